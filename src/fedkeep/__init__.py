@@ -1,0 +1,33 @@
+"""fedkeep: personalised federated learning. Name the parameters that are private; the rest is federated.
+
+    run = fedkeep.simulate(model, fedkeep.methods.furl("user"), data, rounds=100, cohort=10)
+    run.evaluate("test")
+"""
+
+__version__ = "0.1.0"
+
+from fedkeep import data, methods, models, nn
+from fedkeep.core import errors
+from fedkeep.core.optim import adam, sgd
+from fedkeep.data import FederatedData
+from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.methods import Method, Phase
+from fedkeep.split import Split, check_split
+
+__all__ = [
+    "FederatedData",
+    "Method",
+    "Phase",
+    "Run",
+    "Split",
+    "__version__",
+    "adam",
+    "check_split",
+    "data",
+    "errors",
+    "methods",
+    "models",
+    "nn",
+    "sgd",
+    "simulate",
+]

@@ -1,0 +1,1 @@
+"""Records, arithmetic on parameters, random streams and errors: the floor that everything stands on."""

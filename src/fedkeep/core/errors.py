@@ -1,0 +1,61 @@
+"""Every error that fedkeep raises on purpose.
+
+    FedkeepError
+    ├── ConfigError      a setting, a configuration file or a call is wrong
+    ├── DataError        a data file or a data set is missing, malformed or out of range
+    ├── SplitError       a split into federated and private parameters is unsound
+    ├── MethodError      a method and a model don't fit each other
+    ├── RunError         a run directory is missing, damaged, in use or from another configuration
+    ├── StoreError       private state cannot be read or written
+    ├── UploadError      an upload was refused: names, shapes or values are wrong
+    └── NonFiniteError   a loss, gradient or parameter became NaN or infinite
+
+A message says what was wanted, what was got, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedkeepError(Exception):
+    """The root of all errors that fedkeep raises on purpose; the command line turns it into exit code 2."""
+
+
+class ConfigError(FedkeepError):
+    """A setting, a configuration file or a call is wrong."""
+
+
+class DataError(FedkeepError):
+    """A data file or a data set is missing, malformed or out of range."""
+
+
+class SplitError(FedkeepError):
+    """A split into federated and private parameters is unsound."""
+
+
+class MethodError(FedkeepError):
+    """A method and a model don't fit each other."""
+
+
+class RunError(FedkeepError):
+    """A run directory is missing, damaged, in use or from another configuration."""
+
+
+class StoreError(FedkeepError):
+    """Private state cannot be read or written."""
+
+
+class UploadError(FedkeepError):
+    """An upload was refused: its names, shapes or values are wrong."""
+
+
+class NonFiniteError(FedkeepError):
+    """A loss, gradient or parameter became NaN or infinite."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the choice nearest to ``word``, or an empty string."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

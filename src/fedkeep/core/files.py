@@ -1,0 +1,64 @@
+"""Files that are either whole or absent: written beside their place, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedkeep.core.errors import RunError
+from fedkeep.core.params import Params
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a crash at any instant leaves the old file or the new one.
+
+    Raises:
+        RunError: the disk is full or the folder can't be written; the old file is as it was.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(
+            f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the last finished round is kept. "
+            f"Free some space or check the rights, then resume."
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as one safetensors file, whole or not at all."""
+    write_whole(path, save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
+
+
+def read_tensors(path: Path) -> Params:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"Cannot read {path}: {error}. The file is missing or damaged; restore it from a copy.") from error

@@ -1,0 +1,132 @@
+"""A module used functionally: ``net(params, batch)`` instead of ``module(x)``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError, did_you_mean
+from fedkeep.core.params import Batch, Params, clone
+
+
+class _Caller(nn.Module):
+    """Lets ``functional_call`` reach methods other than ``forward``."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, method: str, arguments: dict[str, Any]) -> Any:
+        return getattr(self.module, method)(**arguments)
+
+
+class Net:
+    """A module as a pure function of its parameters and of a batch.
+
+    The parameter names of the module's ``forward`` are column names of the data: a model with
+    ``forward(self, text, text_length)`` is given the columns ``text`` and ``text_length`` of each batch.
+
+    Args:
+        module: the model. Its own values are the initial ones; they are never changed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._caller = _Caller(module)
+        self._arguments: dict[str, tuple[dict[str, bool], bool]] = {}
+
+    def initial(self) -> Params:
+        """Return a copy of the module's parameters and buffers, by name."""
+        return clone(dict(self.module.state_dict(keep_vars=True)))
+
+    def trainable(self) -> set[str]:
+        """Return the names of the parameters that require gradients (buffers don't)."""
+        return {name for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def train(self, mode: bool = True) -> None:
+        """Switch dropout and batch statistics on (training) or off (evaluation)."""
+        self._caller.train(mode)
+
+    def __call__(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return the module's output for a batch, computed with ``params``.
+
+        Args:
+            params: values by name; a name that is absent keeps the module's own value.
+            batch: columns by name, first axis examples.
+
+        Raises:
+            MethodError: ``forward`` wants a column that the batch lacks.
+        """
+        return self.call("forward", params, batch)
+
+    def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
+        """Return what another method of the module returns, e.g. ``features``, computed with ``params``."""
+        if not callable(getattr(self.module, method, None)):
+            raise MethodError(
+                f"{type(self.module).__name__} has no method {method!r}, which this training method needs. "
+                f"Give the model `{method}(self, <columns>)`, e.g. the layer before its last as `features`."
+            )
+        wanted, rest = self._wanted(method)
+        arguments = {name: batch[name] for name in wanted if name in batch}
+        for name, required in wanted.items():
+            if required and name not in batch:
+                raise MethodError(
+                    f"{type(self.module).__name__}.{method} wants the column {name!r}; the data have "
+                    f"{sorted(batch)}.{did_you_mean(name, batch)} Name the argument as the column."
+                )
+        if rest:
+            arguments = dict(batch)
+        prefixed = {f"module.{name}": value for name, value in params.items()}
+        return torch.func.functional_call(self._caller, prefixed, (method, arguments))
+
+    def _wanted(self, method: str) -> tuple[dict[str, bool], bool]:
+        if method not in self._arguments:
+            parameters = inspect.signature(getattr(self.module, method)).parameters.values()
+            kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            names = {p.name: p.default is p.empty for p in parameters if p.kind in kinds}
+            rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+            self._arguments[method] = (names, rest)
+        return self._arguments[method]
+
+
+class PooledNet(Net):
+    """A net whose private parameters are tables with a row per client: centralised training.
+
+    Every example is computed with its own client's row, found by the batch's column ``client``. A module that
+    names its private parameters in ``per_example`` is given the gathered rows at once, shape
+    (examples, *shape); any other module is mapped over the examples one by one (``torch.func.vmap``).
+
+    Args:
+        module: the model.
+        private: the names of the private parameters, whose values in ``params`` are (clients, *shape).
+    """
+
+    def __init__(self, module: nn.Module, private: frozenset[str]) -> None:
+        super().__init__(module)
+        self.private = private
+        self.gathers = private <= set(getattr(module, "per_example", ()))
+
+    def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
+        if not self.private:
+            return super().call(method, params, batch)
+        client = batch["client"]
+        rows = {name: gather(params[name], client) for name in self.private}
+        shared = {name: value for name, value in params.items() if name not in self.private}
+        if self.gathers:
+            return super().call(method, shared | rows, batch)
+
+        def one(own: Params, example: Batch) -> Any:
+            single = {name: value.unsqueeze(0) for name, value in example.items()}
+            return super(PooledNet, self).call(method, shared | own, single).squeeze(0)
+
+        return torch.func.vmap(one, randomness="different")(rows, dict(batch))
+
+
+def gather(table: Tensor, index: Tensor) -> Tensor:
+    """Return the rows ``table[index]``, shape (len(index), *shape), with a cheap dense gradient."""
+    flat = nn.functional.embedding(index, table.reshape(table.shape[0], -1))
+    return flat.reshape(index.shape[0], *table.shape[1:])

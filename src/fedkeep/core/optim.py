@@ -1,0 +1,203 @@
+"""Optimisers as values: an ``init``/``update`` pair on parameters, equal to ``torch.optim`` step by step.
+
+One implementation serves the local step of a client, centralised training and the server (FedOpt).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.params import Params
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """SGD, Adam or AdamW with a learning rate per name pattern.
+
+    Attributes:
+        kind: ``sgd``, ``adam`` or ``adamw``.
+        learning_rate: the rate of every parameter that no pattern names.
+        rates: (pattern, rate) pairs; the first pattern that matches a parameter's name gives its rate.
+        momentum: SGD's momentum (no dampening, not Nesterov).
+        weight_decay: L2 penalty (SGD, Adam) or decoupled decay (AdamW).
+        betas, eps: Adam's constants.
+        schedule: the rates' course over the run's rounds: ``constant``, ``linear`` or ``cosine`` to zero.
+    """
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: float = 0.1
+    rates: tuple[tuple[str, float], ...] = ()
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} must be a number of at least 0; got {value!r}.")
+        for pattern, rate in self.rates:
+            if not (math.isfinite(rate) and rate >= 0):
+                raise ConfigError(f"The learning rate of {pattern!r} must be at least 0; got {rate!r}.")
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise ConfigError(f"schedule must be 'constant', 'linear' or 'cosine'; got {self.schedule!r}.")
+
+    def rate(self, name: str) -> float:
+        """Return the learning rate of the parameter of this name."""
+        return next((r for pattern, r in self.rates if fnmatchcase(name, pattern)), self.learning_rate)
+
+    def check_patterns(self, names: list[str]) -> None:
+        """Raise ConfigError if a pattern of ``rates`` matches none of ``names``."""
+        for pattern, _ in self.rates:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                hint = did_you_mean(pattern, names)
+                raise ConfigError(f"The learning rate pattern {pattern!r} matches no parameter; they are {names}.{hint}")
+
+    def scale(self, progress: float) -> float:
+        """Return the schedule's factor at ``progress``, the finished part of the run in [0, 1)."""
+        if self.schedule == "linear":
+            return 1.0 - progress
+        if self.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        return 1.0
+
+    def init(self) -> OptimizerState:
+        """Return the state before the first step."""
+        return OptimizerState()
+
+    @torch.no_grad()
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState, scale: float = 1.0
+    ) -> None:
+        """Take one step: change ``params`` and ``state`` in place.
+
+        Args:
+            params: values by name; names without a gradient stay as they are.
+            grads: gradients by name.
+            state: what ``init`` returned, after the steps so far.
+            scale: a factor on every rate (the schedule's).
+        """
+        groups: dict[float, list[str]] = {}
+        for name in grads:
+            groups.setdefault(self.rate(name), []).append(name)
+        state.step += 1
+        for rate, names in groups.items():
+            values, slopes = [params[n] for n in names], [grads[n] for n in names]
+            if self.kind == "sgd":
+                self._sgd(names, values, slopes, state, rate * scale)
+            else:
+                self._adam(names, values, slopes, state, rate * scale)
+
+    def _sgd(
+        self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
+    ) -> None:
+        if self.weight_decay:
+            slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
+        if self.momentum:
+            old = [n for n in names if n in state.first]
+            if old:
+                torch._foreach_mul_([state.first[n] for n in old], self.momentum)
+                torch._foreach_add_([state.first[n] for n in old], [slopes[names.index(n)] for n in old])
+            for name, slope in zip(names, slopes, strict=True):
+                if name not in state.first:
+                    state.first[name] = slope.clone()
+            slopes = [state.first[n] for n in names]
+        torch._foreach_add_(values, slopes, alpha=-rate)
+
+    def _adam(
+        self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
+    ) -> None:
+        b1, b2 = self.betas
+        for name, value in zip(names, values, strict=True):
+            state.first.setdefault(name, torch.zeros_like(value))
+            state.second.setdefault(name, torch.zeros_like(value))
+            state.steps[name] = state.steps.get(name, 0) + 1
+        if self.kind == "adamw" and self.weight_decay:
+            torch._foreach_mul_(values, 1.0 - rate * self.weight_decay)
+        elif self.weight_decay:
+            slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
+        first, second = [state.first[n] for n in names], [state.second[n] for n in names]
+        torch._foreach_lerp_(first, slopes, 1.0 - b1)
+        torch._foreach_mul_(second, b2)
+        torch._foreach_addcmul_(second, slopes, slopes, 1.0 - b2)
+        steps = [state.steps[n] for n in names]
+        roots = torch._foreach_sqrt(second)
+        torch._foreach_div_(roots, [math.sqrt(1.0 - b2**k) for k in steps])
+        torch._foreach_add_(roots, self.eps)
+        torch._foreach_addcdiv_(values, first, roots, [-rate / (1.0 - b1**k) for k in steps])
+
+
+@dataclass
+class OptimizerState:
+    """Moments by parameter name; ``tensors`` and ``from_tensors`` carry it through a safetensors file."""
+
+    step: int = 0
+    first: Params = field(default_factory=dict)
+    second: Params = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+
+    def tensors(self) -> Params:
+        """Return the state as named tensors."""
+        out: Params = {"step": torch.tensor(self.step)}
+        for part in ("first", "second"):
+            out |= {f"{part}/{name}": t for name, t in getattr(self, part).items()}
+        return out | {f"steps/{name}": torch.tensor(k) for name, k in self.steps.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> OptimizerState:
+        """Return the state that ``tensors`` came from."""
+        state = cls(step=int(tensors["step"]))
+        for key, value in tensors.items():
+            part, _, name = key.partition("/")
+            if part == "steps":
+                state.steps[name] = int(value)
+            elif name:
+                getattr(state, part)[name] = value.clone()
+        return state
+
+
+def _pairs(rates: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
+    return tuple((rates or {}).items())
+
+
+def sgd(
+    learning_rate: float = 0.1,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    rates: Mapping[str, float] | None = None,
+    schedule: Schedule = "constant",
+) -> Optimizer:
+    """Return SGD: v ← μv + g + λw, w ← w − ηv. ``rates`` maps name patterns to their own η."""
+    return Optimizer(
+        "sgd", learning_rate, _pairs(rates), momentum=momentum, weight_decay=weight_decay, schedule=schedule
+    )
+
+
+def adam(
+    learning_rate: float = 1e-3,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    rates: Mapping[str, float] | None = None,
+    schedule: Schedule = "constant",
+) -> Optimizer:
+    """Return Adam, or AdamW with ``decoupled=True``. ``rates`` maps name patterns to their own rate."""
+    kind: Literal["adamw", "adam"] = "adamw" if decoupled else "adam"
+    return Optimizer(
+        kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule
+    )

@@ -1,0 +1,95 @@
+"""Arithmetic on parameters: ``dict[str, Tensor]`` keyed by the module's own names, matched by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import NonFiniteError, UploadError
+
+Params = dict[str, Tensor]
+Batch = dict[str, Tensor]
+
+
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    """Return a - b, name by name over b's names."""
+    return {name: a[name] - b[name] for name in b}
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:
+    """Return a + scale · b over a's names; a name that b lacks keeps a's value."""
+    return {name: a[name] + scale * b[name] if name in b else a[name] for name in a}
+
+
+def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Params:
+    """Return Σ wᵢ·treeᵢ / Σ wᵢ (FURL eq. 4), name by name.
+
+    Sums run in the order given and in double precision, so that a mean of many clients loses no digits and
+    depends on nothing but its inputs. Integer tensors (counters) are taken from the first tree, not averaged.
+
+    Raises:
+        UploadError: no tree, or the weights' sum is not positive.
+    """
+    total = float(sum(weights))
+    if not trees or not total > 0:
+        raise UploadError(f"An average needs at least one upload of positive weight; got {len(trees)} of total {total}.")
+    mean: Params = {}
+    for name, first in trees[0].items():
+        if not first.is_floating_point():
+            mean[name] = first.clone()
+            continue
+        exact = torch.float64 if first.device.type != "mps" else first.dtype
+        acc = torch.zeros_like(first, dtype=exact)
+        for tree, weight in zip(trees, weights, strict=True):
+            acc.add_(tree[name].to(exact), alpha=weight / total)
+        mean[name] = acc.to(first.dtype)
+    return mean
+
+
+def l2_norm(tree: Mapping[str, Tensor]) -> Tensor:
+    """Return the L2 norm over all tensors together, a scalar."""
+    norms = torch._foreach_norm([t for t in tree.values() if t.is_floating_point()])
+    return torch.linalg.vector_norm(torch.stack(list(norms))) if norms else torch.zeros(())
+
+
+def nbytes(tree: Mapping[str, Tensor]) -> int:
+    """Return the number of bytes that the tensors' values take."""
+    return sum(t.numel() * t.element_size() for t in tree.values())
+
+
+def clone(tree: Mapping[str, Tensor]) -> Params:
+    """Return a copy that shares no storage and no graph with ``tree``."""
+    return {name: t.detach().clone() for name, t in tree.items()}
+
+
+def to(tree: Mapping[str, Tensor], device: str | torch.device) -> Params:
+    """Return the tensors on ``device``; those already there are not copied."""
+    return {name: t.to(device) for name, t in tree.items()}
+
+
+def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor with a NaN or an infinity, or None."""
+    for name, t in tree.items():
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            return name
+    return None
+
+
+def check_finite(tree: Mapping[str, Tensor], what: str) -> None:
+    """Raise NonFiniteError naming ``what`` and the first tensor that holds a NaN or an infinity."""
+    name = nonfinite(tree)
+    if name is not None:
+        raise NonFiniteError(f"{what}: {name!r} holds a NaN or an infinity. Lower the learning rate or set clip_norm.")
+
+
+def difference_of_names(wanted: Iterable[str], got: Iterable[str]) -> str:
+    """Say which names are missing and which are not known, or return an empty string."""
+    wanted, got = set(wanted), set(got)
+    parts = []
+    if wanted - got:
+        parts.append(f"missing {sorted(wanted - got)}")
+    if got - wanted:
+        parts.append(f"unknown {sorted(got - wanted)}")
+    return ", ".join(parts)

@@ -1,0 +1,78 @@
+"""The contract of an engine, and the cohort's job and result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.data import FederatedData
+from fedkeep.methods import Method
+from fedkeep.split import Upload
+from fedkeep.store import PrivateStore
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run's rounds have in common.
+
+    Attributes:
+        method: the method.
+        net: the model as a function.
+        data: the data set; local training uses its split ``train``.
+        store: private state by client.
+        seed: the run's seed.
+        device: where to compute, e.g. ``cpu`` or ``cuda``.
+        on_nonfinite: a client whose training becomes NaN stops the run (``"stop"``) or sits out the round (``"skip"``).
+        after_step: called now and then inside a round with the finished part of it in (0, 1].
+    """
+
+    method: Method
+    net: Net
+    data: FederatedData
+    store: PrivateStore
+    seed: int
+    device: str = "cpu"
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    after_step: Callable[[float], None] | None = None
+
+
+@dataclass
+class CohortResult:
+    """What a cohort gives back.
+
+    Attributes:
+        clients: the clients that took part and were not refused, in the order of the job.
+        uploads: an upload of each.
+        private: their trained private values, stacked (clients, *shape).
+        losses: their mean training losses.
+        refused: messages about clients that sat out the round.
+    """
+
+    clients: list[int]
+    uploads: list[Upload]
+    private: Params
+    losses: list[float]
+    refused: list[str] = field(default_factory=list)
+
+
+class Engine(Protocol):
+    """Trains a cohort. Every engine gives the same result."""
+
+    name: str
+
+    def run_cohort(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> CohortResult:
+        """Train the clients from ``received`` and their own private values."""
+        ...
+
+
+def train_rows(data: FederatedData, client: int) -> np.ndarray:
+    """Return the row numbers of a client's training examples."""
+    rows = data.rows(client, "train")
+    return np.arange(rows.start, rows.stop)

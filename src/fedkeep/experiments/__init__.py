@@ -1,0 +1,1 @@
+"""Experiments: simulation, run directories, configurations, and the papers' tables and figures."""

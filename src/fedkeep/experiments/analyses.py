@@ -1,0 +1,205 @@
+"""Analyses of finished runs: maps of user vectors, cold start, aggregation time. Written as plain data.
+
+Source: FURL, §5 (Figures 4 and 5, the cost of aggregation) and §6 (users without a vector).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
+from fedkeep.core.params import Params, weighted_mean
+from fedkeep.data import FederatedData
+from fedkeep.engines import judge, tasks_of
+from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
+from fedkeep.experiments.simulate import Run
+from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne
+
+LABELS_SHOWN = 5
+AT_ONCE = 10
+
+
+@dataclass(frozen=True)
+class Trait:
+    """What a user is known by: the most-used label, or the rate of positive labels.
+
+    Attributes:
+        name: for captions.
+        kind: ``categorical`` or ``continuous``.
+        values: one for each client, taken from training examples.
+    """
+
+    name: str
+    kind: str
+    values: list[Any]
+
+
+def user_trait(data: FederatedData) -> Trait:
+    """Return each client's trait: share of positive labels (binary tasks), else the most-used training label."""
+    task = tasks_of(data)[0]
+    labels = np.asarray(data.columns[task.label])
+    binary = task.kind == "binary"
+    names = data.meta.get("label_names")
+    values: list[Any] = []
+    for client in range(len(data)):
+        rows = data.rows(client, "train")
+        own = labels[rows.start : rows.stop]
+        if binary or task.kind == "regression":
+            values.append(float(own.mean()) if len(own) else float("nan"))
+        else:
+            most = int(np.bincount(own).argmax()) if len(own) else -1
+            values.append(names[most] if names and most >= 0 else str(most))
+    if task.kind == "multiclass":
+        return Trait("most-used label", "categorical", values)
+    return Trait("share of positive labels" if binary else "mean label", "continuous", values)
+
+
+def user_vectors(run: Run, clients: Sequence[int]) -> np.ndarray:
+    """Return the clients' private values side by side, float32 (clients, private numbers)."""
+    values = run.private.read(list(clients))
+    parts = [v.flatten(1) for v in values.values() if v.is_floating_point()]
+    if not parts:
+        raise ConfigError(f"The run of {run.method.name!r} has no private parameters, so there is nothing to map.")
+    return torch.cat(parts, 1).numpy()
+
+
+def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: int = 0) -> dict[str, Any]:
+    """Return t-SNE maps of the runs' user vectors side by side, with numbers that say what an eye would.
+
+    Categorical traits: as in FURL's Figure 5, the map shows users whose most-used label is one of the five most
+    frequent such labels; the numbers are taken over these users too. Continuous traits (Figure 4): all users.
+
+    Args:
+        runs: by name, e.g. ``{"Personalized Server": ..., "Personalized FL": ...}``, over the same data.
+        perplexity, seed: of t-SNE.
+
+    Returns:
+        The analysis ``embedding_map`` in the form that reports read.
+    """
+    first = next(iter(runs.values()))
+    trait = user_trait(first.data)
+    chosen = _shown(trait, first.clients)
+    traits = [trait.values[c] for c in chosen]
+    tables = {name: user_vectors(run, chosen) for name, run in runs.items()}
+    panels = []
+    note = ""
+    for name, run in runs.items():
+        placed = tsne(tables[name], perplexity=perplexity, seed=seed)
+        note = placed.note
+        own = _own_metric(run, chosen)
+        panels.append(
+            {
+                "name": name,
+                "numbers": _numbers(tables[name], traits, trait.kind),
+                "points": [
+                    {
+                        "client": str(run.data.ids[c]), "x": float(x), "y": float(y), "trait": t,
+                        "value": own.get(c, (None, 0))[0], "n": run.data.count(c, "train"),
+                    }
+                    for c, t, (x, y) in zip(chosen, traits, placed.points, strict=True)
+                ],
+            }
+        )  # fmt: skip
+    aligned = list(tables.values())
+    return {
+        "title": "User vectors",
+        "note": f"Private user vectors of {len(chosen)} users: {note}.",
+        "trait_name": trait.name,
+        "trait_kind": trait.kind,
+        "value_name": "accuracy",
+        "linear_cka": linear_cka(aligned[0], aligned[1]) if len(aligned) == 2 else None,
+        "panels": panels,
+    }
+
+
+def _shown(trait: Trait, clients: np.ndarray) -> list[int]:
+    if trait.kind == "continuous":
+        return [int(c) for c in clients if np.isfinite(trait.values[c])]
+    values = [trait.values[c] for c in clients]
+    frequent = sorted(set(values), key=lambda v: (-values.count(v), v))[:LABELS_SHOWN]
+    return [int(c) for c in clients if trait.values[c] in frequent]
+
+
+def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float | None]:
+    if kind == "continuous":
+        numbers = {"knn_r2": knn_r2(table, traits)}
+    else:
+        numbers = {
+            "knn_agreement": knn_agreement(table, traits),
+            "chance_agreement": chance_agreement(traits),
+            "silhouette": silhouette(table, traits),
+        }
+    return {name: value if np.isfinite(value) else None for name, value in numbers.items()}
+
+
+def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]]:
+    judged = judge(run.method, run.net, run.server, run.private, run.data, clients, "test", device=run.device)
+    return judged[0].per_client()
+
+
+def cold_start_analysis(run: Run, ks: Sequence[int | None] = DEFAULT_K, progress: bool | None = None) -> dict[str, Any]:
+    """Return the metric of held-out users against their own examples, in the form that reports read."""
+    return cold_start_form(cold_start(run, ks=ks, progress=progress))
+
+
+def cold_start_form(result: ColdStart) -> dict[str, Any]:
+    """Return a cold-start measurement in the form that reports read."""
+    return {
+        "title": "New users",
+        "note": f"{result.clients} users who took no part in federation fit their private parameters on k own examples; "
+        "the federated part is frozen and nothing is uploaded.",
+        "metric": result.metric,
+        "k": ["all" if k is None else k for k in result.k],
+        "mean": list(result.mean),
+        "std": list(result.std),
+        "users": result.clients,
+    }
+
+
+def aggregation_time(
+    server: Params, cohorts: Sequence[int] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000), repeats: int = 5
+) -> dict[str, Any]:
+    """Measure the server's time to average m uploads, for several m; linear in m (FURL, §3.5).
+
+    Args:
+        server: federated parameters; uploads have the same names and shapes.
+        cohorts: the values of m.
+        repeats: measurements of each, of which the median is reported.
+    """
+    generator = torch.Generator().manual_seed(0)
+    uploads = [
+        {n: torch.randn(v.shape, generator=generator) for n, v in server.items() if v.is_floating_point()}
+        for _ in range(AT_ONCE)
+    ]
+    seconds = []
+    for m in cohorts:
+        trees = [uploads[k % AT_ONCE] for k in range(m)]
+        taken = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            weighted_mean(trees, [1.0 + k for k in range(m)])
+            taken.append(time.perf_counter() - began)
+        seconds.append(float(np.median(taken)))
+    return {
+        "title": "Aggregation time",
+        "note": f"Median of {repeats}; uploads of {sum(v.numel() for v in server.values()):,} numbers.",
+        "cohort": list(cohorts),
+        "seconds": seconds,
+    }
+
+
+def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
+    """Write or extend a run folder's ``analyses.json``."""
+    path = folder / "analyses.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write_whole(path, json.dumps({**before, **analyses}, indent=1).encode())
+    return path

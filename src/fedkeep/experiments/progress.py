@@ -1,0 +1,83 @@
+"""Progress of long work: a bar with rate, time left and current metrics on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+
+class Progress(Protocol):
+    """Shows how far a run has come."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, done: float, metrics: Mapping[str, float]) -> None:
+        """Show that ``done`` rounds are finished, and the latest metrics."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, done: float, metrics: Mapping[str, float]) -> None:
+        """Show nothing."""
+
+
+class Bar:
+    """A bar on standard error.
+
+    Args:
+        title: what runs.
+        total: rounds in all.
+        done: rounds finished before (a resumed run).
+    """
+
+    def __init__(self, title: str, total: int, done: float = 0) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Rich
+
+        self._rich: Any = Rich(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._rich.add_task(title, total=total, completed=done, rate="", metrics="")
+        self._began, self._start = time.perf_counter(), done
+
+    def __enter__(self) -> Self:
+        self._rich.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._rich.stop()
+
+    def update(self, done: float, metrics: Mapping[str, float]) -> None:
+        """Show that ``done`` rounds are finished, and the latest metrics."""
+        seconds = time.perf_counter() - self._began
+        rate = f"{(done - self._start) / seconds:.2f} rounds/s" if seconds > 0 else ""
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        self._rich.update(self._task, completed=done, rate=rate, metrics=shown)
+
+
+def make_progress(show: bool | None, title: str, total: int, done: float = 0) -> Progress:
+    """Return a bar if ``show``, or if it is None and standard error is a terminal; else nothing is shown."""
+    wanted = sys.stderr.isatty() if show is None else show
+    return Bar(title, total, done) if wanted else Silent()

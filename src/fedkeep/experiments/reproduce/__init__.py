@@ -1,0 +1,67 @@
+"""Reproductions of the papers' tables and figures: one function each, in the form ``results/NAME.json`` and ``.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.experiments.reproduce import furl
+
+Scale = Literal["quick", "full"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to reproduce with.
+
+    Attributes:
+        data: the folder of real data; None where the reproduction needs none.
+        out: the folder of results.
+        scale: ``quick`` or ``full``.
+        seeds: the seeds to run; None for the reproduction's own.
+        workers: how many runs at a time, each in a process of its own.
+        progress: True or False to force or forbid progress; None: on a terminal.
+    """
+
+    data: Path | None
+    out: Path
+    scale: Scale = "quick"
+    seeds: Sequence[int] | None = None
+    workers: int = 1
+    progress: bool | None = None
+
+
+class Reproduction(Protocol):
+    """Runs what is not yet run, and writes the results; returns the Markdown's path."""
+
+    def __call__(self, request: Request) -> Path: ...
+
+
+REPRODUCTIONS: dict[str, str] = {
+    "furl-table3": "FURL Table 3 and Figures 2-5: four configurations, server and federated, with and without users",
+    "furl-sweep": "the learning-rate sweep behind furl-table3, on the validation examples",
+}
+_FUNCTIONS: dict[str, Reproduction] = {"furl-table3": furl.table3, "furl-sweep": furl.sweep}
+
+
+def reproduce(name: str, request: Request) -> Path:
+    """Run a reproduction; interrupted, it goes on where it stopped when called again.
+
+    Args:
+        name: one of ``REPRODUCTIONS``.
+        request: data, output folder, scale and seeds.
+
+    Returns:
+        The path of the Markdown file with the results.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    function = _FUNCTIONS.get(name)
+    if function is None:
+        hint = did_you_mean(name, REPRODUCTIONS)
+        raise ConfigError(f"There is no reproduction {name!r}; there are {sorted(REPRODUCTIONS)}.{hint}")
+    return function(request)

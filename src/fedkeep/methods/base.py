@@ -1,0 +1,142 @@
+"""The two records that define a method: ``Phase``, one pass of local training, and ``Method``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+Predict = Callable[[Net, Params, Batch], Any]
+
+
+def forward(net: Net, params: Params, batch: Batch) -> Any:
+    """Predict with the model's own ``forward``."""
+    return net(params, batch)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One pass of local training.
+
+    Attributes:
+        loss: the term that is minimised.
+        trains: ``"all"``, ``"federated"``, ``"private"``, or name patterns; everything else is frozen.
+        optimizer: the local optimiser; its state is fresh at every round.
+        epochs: passes over the client's examples.
+        steps: if given, this many mini-batches instead of ``epochs`` passes.
+        batch_size: examples a mini-batch; the last one of a pass may be smaller.
+        clip_norm: if given, gradients are scaled down to this L2 norm over everything the phase trains.
+        examples: ``"opted_in"``: examples whose column ``opted_in`` is true (all, where there is no such column);
+            ``"all"``: every example, allowed only where nothing that is trained leaves the client.
+    """
+
+    loss: Term = field(default_factory=cross_entropy)
+    trains: str | tuple[str, ...] = "all"
+    optimizer: Optimizer = field(default_factory=sgd)
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    clip_norm: float | None = None
+    examples: Literal["opted_in", "all"] = "opted_in"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or (self.steps is not None and self.steps < 0):
+            raise MethodError(f"epochs and steps must be at least 0; got {self.epochs} and {self.steps}.")
+        if self.batch_size < 1:
+            raise MethodError(f"batch_size must be at least 1; got {self.batch_size}.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
+        if self.examples not in ("opted_in", "all"):
+            raise MethodError(f"examples must be 'opted_in' or 'all'; got {self.examples!r}.")
+
+    def trained_names(self, split: Split, names: list[str]) -> list[str]:
+        """Return which of ``names`` (the model's trainable parameters) this phase trains.
+
+        Raises:
+            MethodError: a pattern matches nothing.
+        """
+        if self.trains == "all":
+            return names
+        if self.trains == "private":
+            return [n for n in names if split.is_private(n)]
+        if self.trains == "federated":
+            return [n for n in names if not split.is_private(n)]
+        patterns = (self.trains,) if isinstance(self.trains, str) else self.trains
+        for pattern in patterns:
+            if not any(fnmatchcase(n, pattern) for n in names):
+                raise MethodError(f"trains={pattern!r} matches no trainable parameter; they are {names}.")
+        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method, as a value. The defaults are FedAvg (McMahan et al., 2017).
+
+    Attributes:
+        name: for tables and records.
+        split: which parameters are private.
+        phases: the passes of one round of local training, in order.
+        weighting: ``"examples"`` (FURL eq. 4, c_k / Σc) or ``"uniform"`` (1 / m).
+        private_scale: z of FURL eq. 6: 1 keeps the locally trained private values (eq. 7), ``"fedavg"`` moves them
+            by c_k / Σ_j c_j of their change, as FedAvg on one joint model would.
+        private_init: a new client's private values: a number (FURL: zeros), ``("normal", std)`` drawn from a stream
+            of the client's own, or ``"model"``, the module's initial values.
+        server_optimizer: applied to the mean change as a pseudo-gradient (FedOpt); ``sgd(1.0)`` is plain averaging.
+        adapt: phases that personalise a client after federation; nothing of theirs is uploaded.
+        predict: how the personalised model predicts.
+        predict_shared: how the shared part alone predicts, given default private values; None: it can't.
+        extend: adds the method's own modules to the user's model; None: nothing to add.
+    """
+
+    name: str = "fedavg"
+    split: Split = Split()
+    phases: tuple[Phase, ...] = (Phase(),)
+    weighting: Literal["examples", "uniform"] = "examples"
+    private_scale: Literal[1, "fedavg"] = 1
+    private_init: float | tuple[Literal["normal"], float] | Literal["model"] = "model"
+    server_optimizer: Optimizer = sgd(1.0)
+    adapt: tuple[Phase, ...] = ()
+    predict: Predict = forward
+    predict_shared: Predict | None = forward
+    extend: Callable[[nn.Module], nn.Module] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            raise MethodError(f"Method {self.name!r} has no phase: a round would train nothing.")
+        if self.weighting not in ("examples", "uniform"):
+            raise MethodError(f"weighting must be 'examples' or 'uniform'; got {self.weighting!r}.")
+        if self.private_scale not in (1, "fedavg"):
+            raise MethodError(f"private_scale must be 1 or 'fedavg'; got {self.private_scale!r}.")
+
+    def check(self, module: nn.Module) -> None:
+        """Check the method against a module: the split, the phases' patterns, and that no upload uses opt-out examples.
+
+        Raises:
+            SplitError, MethodError, ConfigError: with what doesn't fit.
+        """
+        self.split.check(module)
+        names = [n for n, p in module.named_parameters() if p.requires_grad]
+        for phase in self.phases:
+            trained = phase.trained_names(self.split, names)
+            phase.optimizer.check_patterns(names)
+            leaves = [n for n in trained if not self.split.is_private(n)]
+            if phase.examples == "all" and leaves:
+                raise MethodError(
+                    f"A phase of {self.name!r} trains the federated {leaves[0]!r} on all examples, so opted-out "
+                    f"examples would influence what leaves the client. Use examples='opted_in', or train private "
+                    f"parameters alone."
+                )
+
+    def but(self, **changes: Any) -> Method:
+        """Return this method with some fields changed, e.g. ``furl().but(name="mine", weighting="uniform")``."""
+        return replace(self, **changes)

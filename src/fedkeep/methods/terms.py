@@ -1,0 +1,173 @@
+"""Terms: the summands of a loss, pure functions ``(net, params, batch, received) -> scalar``.
+
+Terms add and scale: ``cross_entropy() + 0.01 * l2_penalty("user")``. A term is weighted per example by the batch's
+column ``weight`` where there is one, so that padding (weight 0) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+
+
+@dataclass(frozen=True)
+class Term:
+    """A summand of a loss; subclasses are frozen values with ``__call__``."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar.
+
+        Args:
+            net: the model as a function.
+            params: all parameters of this client, as they are now.
+            batch: columns by name, first axis examples.
+            received: the federated parameters as the server sent them; no gradient flows into them.
+        """
+        raise TypeError(f"{type(self).__name__} is no term: it lacks __call__.")
+
+    def __add__(self, other: Term) -> Term:
+        return Sum((self, other))
+
+    def __rmul__(self, factor: float) -> Term:
+        return Scaled(float(factor), self)
+
+
+@dataclass(frozen=True)
+class Sum(Term):
+    """The sum of two or more terms."""
+
+    terms: tuple[Term, ...] = ()
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        values = [term(net, params, batch, received) for term in self.terms]
+        return torch.stack(values).sum()
+
+
+@dataclass(frozen=True)
+class Scaled(Term):
+    """A term times a constant."""
+
+    factor: float = 1.0
+    term: Term = Term()
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        return self.factor * self.term(net, params, batch, received)
+
+
+def example_mean(values: Tensor, weight: Tensor | None, keep: Tensor | None = None) -> Tensor:
+    """Return the weighted mean of per-example values, shape (examples,); 0 where no weight is left.
+
+    ``keep`` marks the examples that count at all, e.g. those with a label for this task.
+    """
+    if weight is None and keep is None:
+        return values.mean()
+    w = torch.ones_like(values) if weight is None else weight.to(values.dtype)
+    if keep is not None:
+        w = w * keep
+        values = torch.where(keep, values, 0.0)
+    return (w * values).sum() / w.sum().clamp_min(torch.finfo(values.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Term):
+    """−log softmax(net(batch))[label], the mean over examples (KTEPS eq. 5).
+
+    Attributes:
+        label: the column that holds the class, 0-based; negative: this example has no label for this task.
+        task: the key of the output, for a model that returns a dict of logits (one per task).
+    """
+
+    label: str = "label"
+    task: str | None = None
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        logits = output_of(net(params, batch), self.task)
+        label = batch[self.label]
+        if self.task is None:
+            values = nn.functional.cross_entropy(logits, label, reduction="none")
+            return example_mean(values, batch.get("weight"))
+        keep = label >= 0
+        values = nn.functional.cross_entropy(logits, label.clamp_min(0), reduction="none")
+        return example_mean(values, batch.get("weight"), keep)
+
+
+@dataclass(frozen=True)
+class SquaredError(Term):
+    """(net(batch) − label)², the mean over examples.
+
+    Attributes:
+        label: the column that holds the target, a float.
+        task: the key of the output, for a model that returns a dict.
+    """
+
+    label: str = "label"
+    task: str | None = None
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        out = output_of(net(params, batch), self.task)
+        label = batch[self.label].to(out.dtype)
+        keep = None if self.task is None else ~torch.isnan(label)
+        return example_mean((out - label.nan_to_num()) ** 2 if keep is not None else (out - label) ** 2, batch.get("weight"), keep)
+
+
+@dataclass(frozen=True)
+class L2Penalty(Term):
+    """½ Σ ‖w‖² over the client's own parameters that a pattern names.
+
+    In split training these are one user's own values, which FURL's equation 1 allows; a penalty on the matrix of all
+    users' values is what it forbids.
+    """
+
+    pattern: str = "*"
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        chosen = [v for name, v in params.items() if fnmatchcase(name, self.pattern) and v.is_floating_point()]
+        if not chosen:
+            raise MethodError(f"The penalty's pattern {self.pattern!r} matches no parameter; they are {list(params)}.")
+        return 0.5 * torch.stack([(v**2).sum() for v in chosen]).sum()
+
+
+def output_of(output: Any, task: str | None) -> Tensor:
+    """Return the tensor that a model gave for a task (or for its only one)."""
+    if isinstance(output, Mapping):
+        if task not in output:
+            raise MethodError(f"The model returns outputs for {sorted(output)}; the loss asks for task {task!r}.")
+        return output[task]  # type: ignore[no-any-return]
+    return output  # type: ignore[no-any-return]
+
+
+def cross_entropy(label: str = "label", task: str | None = None) -> Term:
+    """Return the cross-entropy of the logits against the column ``label``."""
+    return CrossEntropy(label, task)
+
+
+def squared_error(label: str = "label", task: str | None = None) -> Term:
+    """Return the squared error against the column ``label``."""
+    return SquaredError(label, task)
+
+
+def l2_penalty(pattern: str) -> Term:
+    """Return ½‖·‖² of the client's own parameters that ``pattern`` names."""
+    return L2Penalty(pattern)
+
+
+def multi_task(terms: Mapping[str, Term], weights: Mapping[str, float] | None = None) -> Term:
+    """Return Σ_τ ω_τ L_τ over tasks that share the private user vector (methods after FURL §6).
+
+    Args:
+        terms: a loss per task, e.g. ``{"channel": cross_entropy("channel", task="channel")}``.
+        weights: ω_τ by task; 1 where not given.
+    """
+    unknown = set(weights or {}) - set(terms)
+    if unknown or not terms:
+        raise MethodError(f"Weights are given for {sorted(unknown)}, but the tasks are {sorted(terms)}.")
+    return Sum(tuple(Scaled(float((weights or {}).get(name, 1.0)), term) for name, term in terms.items()))

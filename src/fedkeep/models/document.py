@@ -1,0 +1,83 @@
+"""FURL's document model: characters, a bidirectional LSTM, a private user vector, an MLP.
+
+Source: FURL, §4.1 and Figure 1; layer sizes are not given there, these are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.nn import LSTM, masked_max, masked_mean
+
+
+class DocumentModel(nn.Module):
+    """Character embedding → BiLSTM → text vector; concat(text vector, user vector) → MLP → logits.
+
+    Args:
+        vocabulary: number of character ids; 0 is padding.
+        classes: number of labels.
+        user_dim: length of the user vector ``user`` (private in FURL); 0: no personalisation.
+        embedding_dim: length of a character's embedding.
+        hidden: LSTM units per direction; the text vector has 2 · hidden entries.
+        mlp: hidden units of the MLP, ReLU.
+        pool: the text vector: ``"last"`` (last forward ‖ last backward state), ``"max"`` or ``"mean"`` over
+            characters.
+        dropout: probability of dropping an entry of the MLP's input.
+        user_bias: adds a private vector ``user_bias`` of shape (classes,) to the logits (user-specific weights).
+    """
+
+    per_example = ("user", "user_bias")
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        user_dim: int = 32,
+        *,
+        embedding_dim: int = 32,
+        hidden: int = 64,
+        mlp: int = 128,
+        pool: Literal["last", "max", "mean"] = "last",
+        dropout: float = 0.0,
+        user_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if pool not in ("last", "max", "mean"):
+            raise ConfigError(f"pool must be 'last', 'max' or 'mean'; got {pool!r}.")
+        self.pool = pool
+        self.embedding = nn.Embedding(vocabulary, embedding_dim)
+        self.lstm = LSTM(embedding_dim, hidden, bidirectional=True)
+        if user_dim:
+            self.user = nn.Parameter(torch.zeros(user_dim))
+        if user_bias:
+            self.user_bias = nn.Parameter(torch.zeros(classes))
+        self.mlp = nn.Sequential(
+            nn.Dropout(dropout), nn.Linear(2 * hidden + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes)
+        )
+
+    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
+        """Return logits, shape (B, classes).
+
+        Args:
+            text: (B, L) character ids, padded with 0.
+            text_length: (B,) lengths, at least 1.
+        """
+        return self.head(self.features(text, text_length))
+
+    def features(self, text: Tensor, text_length: Tensor) -> Tensor:
+        """Return text vectors joined with the user's, shape (B, 2 · hidden + user_dim)."""
+        output, last = self.lstm.forward_ids(text, self.embedding.weight, text_length)  # (B, L, 2H), (B, 2H)
+        if self.pool != "last":
+            last = (masked_max if self.pool == "max" else masked_mean)(output, text_length)
+        user: Tensor | None = getattr(self, "user", None)
+        return last if user is None else torch.cat([last, user.expand(len(last), -1)], 1)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return logits for features, shape (B, classes)."""
+        logits: Tensor = self.mlp(features)
+        bias: Tensor | None = getattr(self, "user_bias", None)
+        return logits if bias is None else logits + bias

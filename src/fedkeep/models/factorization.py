@@ -1,0 +1,36 @@
+"""Matrix factorisation: collaborative filtering as an instance of FURL.
+
+A user's row of the factorisation is private, the items' rows are federated (FURL, §3.2 names collaborative filtering
+among the models that satisfy the split constraint).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class MatrixFactorization(nn.Module):
+    """r̂ = mean + user_bias + item_bias[i] + ⟨user, item[i]⟩.
+
+    Args:
+        items: number of items.
+        dim: length of a user's and an item's vector.
+    """
+
+    per_example = ("user", "user_bias")
+
+    def __init__(self, items: int, dim: int = 16) -> None:
+        super().__init__()
+        self.item = nn.Embedding(items, dim)
+        self.item_bias = nn.Embedding(items, 1)
+        self.mean = nn.Parameter(torch.zeros(()))
+        self.user = nn.Parameter(torch.zeros(dim))
+        self.user_bias = nn.Parameter(torch.zeros(1))
+        nn.init.normal_(self.item.weight, std=0.1)
+        nn.init.zeros_(self.item_bias.weight)
+
+    def forward(self, item: Tensor) -> Tensor:
+        """Return predicted ratings, shape (B,), for item ids of shape (B,)."""
+        agreement = (self.item(item) * self.user).sum(-1)
+        return self.mean + self.user_bias.squeeze(-1) + self.item_bias(item).squeeze(-1) + agreement

@@ -1,0 +1,83 @@
+"""The contract of a private store, and the values of a client that was never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.params import Params
+from fedkeep.core.seeds import generator
+
+ClientIndices = Sequence[int]
+
+
+class PrivateStore(Protocol):
+    """Private state by client. Cost grows with the cohort, never with the number of clients.
+
+    Writes are staged and become visible to reads at once; ``prepare`` makes them durable under a round's number
+    without touching committed state, ``apply`` finishes the commit, and ``recover`` brings a store that was killed
+    at any instant to the state after ``round``. ``default`` gives the values of a client that was never seen.
+    """
+
+    default: Default
+
+    def read(self, clients: ClientIndices) -> Params:
+        """Return the clients' values stacked, each (clients, *shape); the default for clients never seen."""
+        ...
+
+    def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
+        """Stage new values, each (clients, *shape)."""
+        ...
+
+    def seen(self, clients: ClientIndices) -> list[bool]:
+        """Tell for each client whether it has values of its own."""
+        ...
+
+    def prepare(self, round: int) -> None:
+        """Make the staged writes durable under this round's number."""
+        ...
+
+    def apply(self) -> None:
+        """Make the prepared writes the committed state."""
+        ...
+
+    def recover(self, round: int) -> None:
+        """Return to the committed state after ``round``; drop everything later."""
+        ...
+
+
+class Default:
+    """The private values of a client that was never seen.
+
+    Args:
+        initial: the module's own private values, by name.
+        rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself).
+        seed: seeds the normal draws; each client has a stream of its own.
+    """
+
+    def __init__(self, initial: Mapping[str, Tensor], rule: Any = "model", seed: int = 0) -> None:
+        self.initial = {name: value.detach().cpu() for name, value in initial.items()}
+        self.seed = seed
+        self.std: float | None = None
+        if isinstance(rule, (tuple, list)) and len(rule) == 2 and rule[0] == "normal":
+            self.std = float(rule[1])
+        elif isinstance(rule, (int, float)):
+            self.initial = {
+                n: torch.full_like(v, rule) if v.is_floating_point() else v for n, v in self.initial.items()
+            }
+        elif rule != "model":
+            raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {rule!r}.")
+
+    def __call__(self, client: int) -> Params:
+        """Return the client's default values, by name."""
+        if self.std is None:
+            return self.initial
+        draw = generator(self.seed, "private_init", str(client))
+        return {
+            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if v.is_floating_point() else v
+            for n, v in self.initial.items()
+        }

@@ -1,0 +1,49 @@
+"""Private state in memory: for runs that keep nothing on disk, and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.params import Params
+from fedkeep.store.base import ClientIndices, Default
+
+
+class MemoryStore:
+    """A dict from client to values.
+
+    Args:
+        default: gives the values of a client that was never seen.
+    """
+
+    def __init__(self, default: Default) -> None:
+        self.default = default
+        self._rows: dict[int, Params] = {}
+
+    def read(self, clients: ClientIndices) -> Params:
+        """Return the clients' values stacked, each (clients, *shape)."""
+        rows = [self._rows.get(int(c)) or self.default(int(c)) for c in clients]
+        return {
+            name: torch.stack([row[name] for row in rows]) if rows else value.new_empty((0, *value.shape))
+            for name, value in self.default.initial.items()
+        }
+
+    def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
+        """Store copies of the clients' values."""
+        for position, client in enumerate(clients):
+            self._rows[int(client)] = {name: params[name][position].detach().cpu().clone() for name in self.default.initial}
+
+    def seen(self, clients: ClientIndices) -> list[bool]:
+        """Tell for each client whether it was ever written."""
+        return [int(c) in self._rows for c in clients]
+
+    def prepare(self, round: int) -> None:
+        """Do nothing: memory has no durable state."""
+
+    def apply(self) -> None:
+        """Do nothing: writes are visible at once."""
+
+    def recover(self, round: int) -> None:
+        """Do nothing: a process that was killed has lost its memory."""
