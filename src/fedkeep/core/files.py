@@ -61,4 +61,6 @@ def read_tensors(path: Path) -> Params:
     try:
         return load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
-        raise RunError(f"Cannot read {path}: {error}. The file is missing or damaged; restore it from a copy.") from error
+        raise RunError(
+            f"Cannot read {path}: {error}. The file is missing or damaged; restore it from a copy."
+        ) from error

@@ -38,14 +38,21 @@ class Net:
         self.module = module
         self._caller = _Caller(module)
         self._arguments: dict[str, tuple[dict[str, bool], bool]] = {}
+        self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+        tensors = module.state_dict(keep_vars=True).values()
+        self._tied = len({id(t) for t in tensors}) < len(tensors)
 
     def initial(self) -> Params:
-        """Return a copy of the module's parameters and buffers, by name."""
-        return clone(dict(self.module.state_dict(keep_vars=True)))
+        """Return a copy of the module's parameters and buffers, by name; tied ones once, under their first name."""
+        first: dict[int, str] = {}
+        tensors = self.module.state_dict(keep_vars=True)
+        return clone(
+            {name: value for name, value in tensors.items() if first.setdefault(id(value), name) == name}
+        )
 
-    def trainable(self) -> set[str]:
-        """Return the names of the parameters that require gradients (buffers don't)."""
-        return {name for name, p in self.module.named_parameters() if p.requires_grad}
+    def trainable(self) -> frozenset[str]:
+        """Return the names of the parameters that required gradients when the net was made (buffers don't)."""
+        return self._trainable
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch statistics on (training) or off (evaluation)."""
@@ -61,7 +68,8 @@ class Net:
         Raises:
             MethodError: ``forward`` wants a column that the batch lacks.
         """
-        return self.call("forward", params, batch)
+        output: Tensor = self.call("forward", params, batch)
+        return output
 
     def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
         """Return what another method of the module returns, e.g. ``features``, computed with ``params``."""
@@ -81,7 +89,7 @@ class Net:
         if rest:
             arguments = dict(batch)
         prefixed = {f"module.{name}": value for name, value in params.items()}
-        return torch.func.functional_call(self._caller, prefixed, (method, arguments))
+        return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=self._tied)
 
     def _wanted(self, method: str) -> tuple[dict[str, bool], bool]:
         if method not in self._arguments:
@@ -111,6 +119,7 @@ class PooledNet(Net):
         self.gathers = private <= set(getattr(module, "per_example", ()))
 
     def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
+        """Return what a method of the module returns, each example computed with its own client's row."""
         if not self.private:
             return super().call(method, params, batch)
         client = batch["client"]

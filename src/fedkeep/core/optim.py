@@ -18,6 +18,7 @@ from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.core.params import Params
 
 Schedule = Literal["constant", "linear", "cosine"]
+KINDS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,14 @@ class Optimizer:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "momentum", "weight_decay"):
+        if self.kind not in KINDS:
+            hint = did_you_mean(str(self.kind), KINDS)
+            raise ConfigError(
+                f"The kind of an optimiser must be 'sgd', 'adam' or 'adamw'; got {self.kind!r}.{hint}"
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas must be in [0, 1); got {self.betas!r}.")
+        for name in ("learning_rate", "momentum", "weight_decay", "eps"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be a number of at least 0; got {value!r}.")
@@ -63,7 +71,9 @@ class Optimizer:
         for pattern, _ in self.rates:
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = did_you_mean(pattern, names)
-                raise ConfigError(f"The learning rate pattern {pattern!r} matches no parameter; they are {names}.{hint}")
+                raise ConfigError(
+                    f"The learning rate pattern {pattern!r} matches no parameter; they are {names}.{hint}"
+                )
 
     def scale(self, progress: float) -> float:
         """Return the schedule's factor at ``progress``, the finished part of the run in [0, 1)."""
@@ -79,7 +89,11 @@ class Optimizer:
 
     @torch.no_grad()
     def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState, scale: float = 1.0
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        state: OptimizerState,
+        scale: float = 1.0,
     ) -> None:
         """Take one step: change ``params`` and ``state`` in place.
 

@@ -18,7 +18,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines.local import float_type, load_batch
 from fedkeep.engines.pooled import WithClient
 from fedkeep.methods import Method
-from fedkeep.methods.terms import output_of
+from fedkeep.methods.terms import check_regression, output_of
 from fedkeep.metrics import auc
 from fedkeep.store import PrivateStore
 
@@ -76,7 +76,11 @@ class Judgement:
 
     def right(self) -> np.ndarray:
         """Return 1.0 where the most probable class is the label, else 0.0."""
-        return self.score if self.task.kind == "multiclass" else ((self.score > 0) == (self.label > 0)).astype(float)
+        return (
+            self.score
+            if self.task.kind == "multiclass"
+            else ((self.score > 0) == (self.label > 0)).astype(float)
+        )
 
     def per_client(self) -> dict[int, tuple[float, int]]:
         """Return by client (accuracy, or RMSE for regression; number of examples)."""
@@ -124,11 +128,15 @@ def judge(
     """
     predict = method.predict_shared if shared else method.predict
     if predict is None:
-        raise MethodError(f"The shared part of {method.name!r} cannot predict alone, so it has no global metric.")
+        raise MethodError(
+            f"The shared part of {method.name!r} cannot predict alone, so it has no global metric."
+        )
     tasks = tasks_of(data)
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in tasks]
     with torch.no_grad():
-        for output, batch, owner in _predictions(predict, net, server, store, data, clients, split, device, shared):
+        for output, batch, owner in _predictions(
+            predict, net, server, store, data, clients, split, device, shared
+        ):
             for number, task in enumerate(tasks):
                 parts[number].append(_reduce(task, output, batch, owner))
     empty = tuple(np.zeros(0) for _ in range(4))
@@ -152,7 +160,7 @@ def _predictions(
         rows = np.concatenate([np.arange(r.start, r.stop) for r in (data.rows(c, split) for c in group)])
         for start in range(0, len(rows), CHUNK):
             chosen = rows[start : start + CHUNK]
-            batch = load_batch(view, chosen, device, kind)  # type: ignore[arg-type]
+            batch = load_batch(view, chosen, device, kind)
             owner = np.asarray(group, np.int64)[batch["client"].cpu().numpy()]
             if pooled.gathers or not values:
                 yield predict(pooled, params, batch), batch, owner
@@ -161,7 +169,13 @@ def _predictions(
 
 
 def _one_by_one(
-    predict: Any, net: Net, server: Mapping[str, Tensor], values: Params, batch: Params, group: list[int], device: str
+    predict: Any,
+    net: Net,
+    server: Mapping[str, Tensor],
+    values: Params,
+    batch: Params,
+    group: list[int],
+    device: str,
 ) -> Iterator[tuple[Any, Params, np.ndarray]]:
     net.train(False)
     for position in torch.unique(batch["client"]).tolist():
@@ -201,6 +215,7 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray) -> tuple[
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
     out, label, client = out[known], label[known], owner[known.cpu().numpy()]
     if task.kind == "regression":
+        check_regression(out, label)
         score = out - label.double()
         loss = score**2
     else:
@@ -210,7 +225,12 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray) -> tuple[
 
 
 def to_records(
-    judgements: Sequence[Judgement], data: FederatedData, round: int, epoch: float, split: str, per_client: bool
+    judgements: Sequence[Judgement],
+    data: FederatedData,
+    round: int,
+    epoch: float,
+    split: str,
+    per_client: bool,
 ) -> list[Record]:
     """Return the records of judgements: the aggregates, and with ``per_client`` a line for each client too."""
     records = []

@@ -6,19 +6,19 @@ over pooled examples all come through ``local_run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import NonFiniteError
+from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params, nonfinite
+from fedkeep.core.params import Batch, Params, clone, nonfinite
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.data import FederatedData
+from fedkeep.engines.vocabulary import Examples, LocalTable, local_tables, narrow, widen
 from fedkeep.methods import Phase
 from fedkeep.split import Split
 
@@ -55,7 +55,7 @@ def local_run(
     phases: Sequence[Phase],
     params: Mapping[str, Tensor],
     received: Params,
-    data: FederatedData,
+    data: Examples,
     rows: np.ndarray,
     draws: Stream,
     *,
@@ -81,17 +81,23 @@ def local_run(
 
     Raises:
         NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
+        MethodError: a phase that trains federated parameters reads private ones that were trained on opted-out
+            examples.
     """
-    current = {name: value.detach().to(device, copy=True) for name, value in params.items()}
-    trainable = [n for n in current if n in net.trainable()]
-    result = LocalResult(current, float("nan"), 0)
+    tables = [] if states else local_tables(net.module, phases, params, data, rows)
+    start = narrow(dict(params), tables)
+    current = {name: value.detach().to(device, copy=True) for name, value in start.items()}
+    run = _LocalRun(
+        net, split, phases, current, received, data, rows, tables, draws, device, progress, after_step
+    )
     net.train()
+    result = LocalResult(current, float("nan"), 0)
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        torch.manual_seed(stream(draws.seed, "noise", draws.client, draws.round))
         for number, phase in enumerate(phases):
+            torch.manual_seed(stream(draws.seed, f"noise/{number}", draws.client, draws.round))
             state = states[number] if states else phase.optimizer.init()
-            names = phase.trained_names(split, trainable)
-            _run_phase(net, phase, names, result, received, data, rows, draws, number, device, progress, state, after_step)
+            loss, steps = run.phase(number, phase, state, result.steps)
+            result.loss, result.steps = (loss if steps else result.loss), result.steps + steps
             result.states.append(state)
     fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
@@ -99,50 +105,92 @@ def local_run(
             f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {result.steps} steps. "
             f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
         )
+    result.params = widen(current, params, tables)
     return result
 
 
-def _run_phase(
-    net: Net,
-    phase: Phase,
-    names: list[str],
-    result: LocalResult,
-    received: Params,
-    data: FederatedData,
-    rows: np.ndarray,
-    draws: Stream,
-    number: int,
-    device: str,
-    progress: float,
-    state: OptimizerState,
-    after_step: Callable[[int], None] | None,
-) -> None:
-    params = result.params
-    kind = float_type(params)
-    leaves = {name: params[name].requires_grad_() for name in names}
-    total = torch.zeros((), device=device)
-    steps = 0
-    scale = phase.optimizer.scale(progress)
-    if leaves:
-        for chosen in batches(data, rows, phase, draws, number):
-            batch = load_batch(data, chosen, device, kind)
-            loss = phase.loss(net, params, batch, received)
-            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            found = {name: g for name, g in zip(names, grads, strict=True) if g is not None}
+@dataclass(frozen=True)
+class _LocalRun:
+    """What the phases of one local run share; ``params`` is changed in place."""
+
+    net: Net
+    split: Split
+    phases: Sequence[Phase]
+    params: Params
+    received: Params
+    data: Examples
+    rows: np.ndarray
+    tables: list[LocalTable]
+    draws: Stream
+    device: str
+    progress: float
+    after_step: Callable[[int], None] | None
+
+    def phase(self, number: int, phase: Phase, state: OptimizerState, done: int) -> tuple[float, int]:
+        """Run one phase; return the mean loss of its mini-batches, and how many there were."""
+        trainable = self.net.trainable()
+        names = phase.trained_names(self.split, [n for n in self.params if n in trainable])
+        if not names:
+            return float("nan"), 0
+        kind = float_type(self.params)
+        buffers = (
+            {n: self.params[n] for n in self.received if n not in trainable}
+            if phase.examples == "all"
+            else {}
+        )
+        buffers = clone(buffers)
+        seen = self._visible(names, trainable)
+        leaves = [self.params[name].requires_grad_() for name in names]
+        total, steps = torch.zeros((), device=self.device), 0
+        scale = phase.optimizer.scale(self.progress)
+        for chosen in batches(self.data, self.rows, phase, self.draws, number):
+            batch = load_batch(self.data, chosen, self.device, kind, self.tables)
+            loss = phase.loss(self.net, seen, batch, self.received)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            grads = {name: g for name, g in zip(names, found, strict=True) if g is not None}
             if phase.clip_norm is not None:
-                clip_(found, phase.clip_norm)
-            phase.optimizer.update(params, found, state, scale)
+                clip_(grads, phase.clip_norm)
+            phase.optimizer.update(self.params, grads, state, scale)
             total += loss.detach()
             steps += 1
-            if after_step is not None:
-                after_step(result.steps + steps)
-    for value in leaves.values():
-        value.requires_grad_(False)
-    result.steps += steps
-    result.loss = float(total) / steps if steps else result.loss
+            if self.after_step is not None:
+                self.after_step(done + steps)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        if seen is not self.params and bool(torch.isnan(total)):
+            raise MethodError(
+                "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
+                "examples too, so these would influence what leaves the client. Train that phase with "
+                "examples='opted_in', or leave those parameters out of the federated phase's loss."
+            )
+        self.params.update(buffers)
+        return float(total) / max(steps, 1), steps
+
+    def _visible(self, names: Sequence[str], trainable: Set[str]) -> Params:
+        """Return the parameters that a phase may see.
+
+        Where there are opted-out examples, a phase that trains federated parameters must not depend on private ones
+        that were trained on them: these are shown as NaN, so that any use of them shows in the loss.
+        """
+        if "opted_in" not in self.data.columns or all(self.split.is_private(n) for n in names):
+            return self.params
+        hidden = tainted(self.phases, self.split, trainable)
+        if not hidden:
+            return self.params
+        return {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in self.params.items()}
 
 
-def batches(data: FederatedData, rows: np.ndarray, phase: Phase, draws: Stream, number: int) -> Iterator[np.ndarray]:
+def tainted(phases: Sequence[Phase], split: Split, trainable: Set[str]) -> set[str]:
+    """Return the private parameters that a phase trains on all examples, opted-out ones included."""
+    names = sorted(trainable)
+    return {
+        n for p in phases if p.examples == "all" for n in p.trained_names(split, names) if split.is_private(n)
+    }
+
+
+def batches(
+    data: Examples, rows: np.ndarray, phase: Phase, draws: Stream, number: int
+) -> Iterator[np.ndarray]:
     """Yield the row numbers of each mini-batch: shuffled passes over the examples that the phase may use."""
     rows = allowed(data, rows, phase.examples)
     if not len(rows):
@@ -158,16 +206,20 @@ def batches(data: FederatedData, rows: np.ndarray, phase: Phase, draws: Stream, 
         yield order[position * phase.batch_size : (position + 1) * phase.batch_size]
 
 
-def allowed(data: FederatedData, rows: np.ndarray, examples: str) -> np.ndarray:
+def allowed(data: Examples, rows: np.ndarray, examples: str) -> np.ndarray:
     """Return the rows that a phase may use: all, or those whose column ``opted_in`` is true."""
     if examples == "all" or "opted_in" not in data.columns:
         return rows
     return rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
 
 
-def load_batch(data: FederatedData, rows: np.ndarray, device: str, kind: torch.dtype) -> Batch:
-    """Return the examples' columns on the device; floats take the model's type."""
+def load_batch(
+    data: Examples, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
+) -> Batch:
+    """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions."""
     batch = data.batch(rows)
+    for table in tables:
+        batch[table.column] = table.local(batch[table.column])
     return {n: v.to(device, kind) if v.is_floating_point() else v.to(device) for n, v in batch.items()}
 
 

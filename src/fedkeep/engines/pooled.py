@@ -32,14 +32,18 @@ class Pooled:
         method, split = job.method, job.method.split
         if method.private_scale != 1:
             raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
+        clients = sorted(clients)  # the optimisers' states of the private tables go by position
         data = WithClient(job.data, clients)
         rows = np.concatenate([train_rows(job.data, c) for c in clients])
         tables = job.store.read(clients)
         net = PooledNet(job.net.module, frozenset(tables))
         steps = sum(
-            p.steps if p.steps is not None else p.epochs * -(-len(rows) // p.batch_size) for p in method.phases
+            p.steps if p.steps is not None else p.epochs * -(-len(rows) // p.batch_size)
+            for p in method.phases
         )
         notify = job.after_step
+        if self.states is None:
+            self.states = [phase.optimizer.init() for phase in method.phases]
         local = local_run(
             net, split, method.phases, split.merge(received, tables), received, data, rows,
             Stream(job.seed, "pooled", round), device=job.device, progress=progress, states=self.states,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,7 +68,7 @@ class Sampler:
     ) -> None:
         self.clients = clients
         self.count = clients if isinstance(clients, int) else len(clients)
-        if not 1 <= cohort:
+        if not cohort >= 1:
             raise ConfigError(f"cohort must be at least 1; got {cohort}.")
         if self.count < 1:
             raise ConfigError("There is no client with training examples to draw a cohort from.")
@@ -106,7 +106,9 @@ def permuted(place: int, count: int, key: int) -> int:
             return place
 
 
-def run_round(job: Job, engine: Engine, server: Server, clients: list[int], progress: float = 0.0) -> RoundReport:
+def run_round(
+    job: Job, engine: Engine, server: Server, clients: list[int], progress: float = 0.0
+) -> RoundReport:
     """Run one round: ``server`` is brought to the next round and the store gets the cohort's private values (staged).
 
     Raises:
@@ -124,7 +126,9 @@ def run_round(job: Job, engine: Engine, server: Server, clients: list[int], prog
     if result.clients:
         job.store.write(result.clients, keep(job, result))
     weights = [u.weight for u in result.uploads]
-    losses = [(loss, w) for loss, w in zip(result.losses, weights, strict=True) if np.isfinite(loss) and w > 0]
+    losses = [
+        (loss, w) for loss, w in zip(result.losses, weights, strict=True) if np.isfinite(loss) and w > 0
+    ]
     total = sum(w for _, w in losses)
     server.round += 1
     return RoundReport(
@@ -146,7 +150,7 @@ def combine(result: CohortResult) -> Params:
 
 def apply(
     method: Method,
-    trainable: set[str],
+    trainable: Set[str],
     received: Mapping[str, Tensor],
     combined: Mapping[str, Tensor],
     state: OptimizerState,
@@ -177,6 +181,8 @@ def keep(job: Job, result: CohortResult) -> Params:
         return result.private
     before = job.store.read(result.clients)
     weights = torch.tensor([u.weight for u in result.uploads], dtype=torch.float64)
+    if not float(weights.sum()) > 0:
+        return before
     z = weights / weights.sum()
     out: Params = {}
     for name, change in subtract(result.private, before).items():

@@ -33,7 +33,9 @@ class Sequential:
                     job.net, split, method.phases, split.merge(received, own), received, job.data, rows,
                     Stream(job.seed, name, round), device=job.device, progress=progress,
                 )  # fmt: skip
-                weight = 1.0 if method.weighting == "uniform" else float(len(allowed(job.data, rows, "opted_in")))
+                weight = (
+                    1.0 if method.weighting == "uniform" else float(len(allowed(job.data, rows, "opted_in")))
+                )
                 upload = split.upload(received, local.params, weight)
                 check_upload(upload, received, name)
             except (NonFiniteError, UploadError) as error:

@@ -68,7 +68,9 @@ def user_vectors(run: Run, clients: Sequence[int]) -> np.ndarray:
     values = run.private.read(list(clients))
     parts = [v.flatten(1) for v in values.values() if v.is_floating_point()]
     if not parts:
-        raise ConfigError(f"The run of {run.method.name!r} has no private parameters, so there is nothing to map.")
+        raise ConfigError(
+            f"The run of {run.method.name!r} has no private parameters, so there is nothing to map."
+        )
     return torch.cat(parts, 1).numpy()
 
 
@@ -146,7 +148,9 @@ def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]
     return judged[0].per_client()
 
 
-def cold_start_analysis(run: Run, ks: Sequence[int | None] = DEFAULT_K, progress: bool | None = None) -> dict[str, Any]:
+def cold_start_analysis(
+    run: Run, ks: Sequence[int | None] = DEFAULT_K, progress: bool | None = None
+) -> dict[str, Any]:
     """Return the metric of held-out users against their own examples, in the form that reports read."""
     return cold_start_form(cold_start(run, ks=ks, progress=progress))
 
@@ -155,7 +159,7 @@ def cold_start_form(result: ColdStart) -> dict[str, Any]:
     """Return a cold-start measurement in the form that reports read."""
     return {
         "title": "New users",
-        "note": f"{result.clients} users who took no part in federation fit their private parameters on k own examples; "
+        "note": f"{result.clients} users outside federation fit their private parameters on k own examples; "
         "the federated part is frozen and nothing is uploaded.",
         "metric": result.metric,
         "k": ["all" if k is None else k for k in result.k],

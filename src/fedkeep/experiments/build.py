@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fedkeep import data as data_room
-from fedkeep import methods, models
+from fedkeep import models
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData, readers
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig, check_options
+from fedkeep.experiments.config import Config, LossConfig, MethodConfig
+from fedkeep.experiments.options import check_options
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.methods import METHODS, Method, Phase, terms
+
+T = TypeVar("T")
 
 READERS: dict[str, Callable[..., FederatedData]] = {
     "zulip_channels": readers.zulip_channels,
@@ -30,8 +34,14 @@ READERS: dict[str, Callable[..., FederatedData]] = {
     "many_user_text": data_room.many_user_text,
     "toy": data_room.toy,
 }
-IN_FOLDER = {"zulip_channels": "folder", "table": "path", "movielens": "path", "saved": "folder"}
-MODELS: dict[str, Callable[..., nn.Module]] = {
+# The argument that holds a reader's place in the folder of data, and the place by default.
+PLACES: dict[str, tuple[str, str | None]] = {
+    "zulip_channels": ("folder", "zulip_channels"),
+    "movielens": ("path", "movielens"),
+    "table": ("path", None),
+    "saved": ("folder", None),
+}
+MODELS: dict[str, type[nn.Module]] = {
     "document": models.DocumentModel,
     "matrix_factorization": models.MatrixFactorization,
     "linear": models.Linear,
@@ -47,7 +57,7 @@ def data_folder(given: Path | None) -> Path | None:
 
 
 def build_data(config: Config, folder: Path | None = None) -> FederatedData:
-    """Read or make the data that a configuration names.
+    """Read or make the data that a configuration names; data that come without a split are split per user.
 
     Args:
         config: the configuration.
@@ -58,25 +68,33 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
     settings = config.data
-    reader = READERS.get(settings.reader)
-    if reader is None:
-        hint = did_you_mean(settings.reader, READERS)
-        raise ConfigError(f"data.reader: there is no reader {settings.reader!r}; the readers are {sorted(READERS)}.{hint}")
+    reader = _named("data.reader", "reader", settings.reader, READERS)
     options = settings.options
-    argument = IN_FOLDER.get(settings.reader)
-    if argument is not None:
-        options[argument] = _locate(settings.reader, options.get(argument, settings.reader), folder)
+    if settings.reader in PLACES:
+        argument, usual = PLACES[settings.reader]
+        place = options.get(argument, usual)
+        if not isinstance(place, str):
+            wanted = "missing" if place is None else f"wanted a path as text; got {place!r}"
+            raise ConfigError(f"data.{argument}: {wanted}. It says where in the folder of data to read.")
+        options[argument] = _located(settings.reader, place, folder)
     if "seed" in inspect.signature(reader).parameters:
         options.setdefault("seed", config.seed)
-    check_options("data", reader, options, set())
-    made = reader(**options)
-    if settings.split is not None:
-        check_options("data.split", FederatedData.split_per_user, settings.split, {"self"})
-        made = made.split_per_user(**{"seed": config.seed, **settings.split})
-    return made
+    made = reader(**check_options("data", reader, options))
+    if settings.split is None and made.bounds is not None:
+        return made
+    split = {"seed": config.seed, **(settings.split or {})}
+    return made.split_per_user(**check_options("data.split", made.split_per_user, split))
 
 
-def _locate(reader: str, named: str, folder: Path | None) -> Path:
+def _named(place: str, what: str, name: str, table: Mapping[str, T]) -> T:
+    if name not in table:
+        raise ConfigError(
+            f"{place}: there is no {what} {name!r}; there are {', '.join(table)}.{did_you_mean(name, table)}"
+        )
+    return table[name]
+
+
+def _located(reader: str, named: str, folder: Path | None) -> Path:
     path = Path(named)
     if path.is_absolute():
         return path
@@ -85,6 +103,12 @@ def _locate(reader: str, named: str, folder: Path | None) -> Path:
             f"The reader {reader!r} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
             f"{named!r} is looked up in it."
         )
+    if not folder.is_dir():
+        raise DataError(
+            f"The folder of data {folder} does not exist. Name another with --data DIR or FEDKEEP_DATA."
+        )
+    if not (folder / path).exists() and folder.name == path.name:
+        return folder  # --data names the data set's own folder
     return folder / path
 
 
@@ -94,17 +118,32 @@ def build_model(config: Config, data: FederatedData) -> nn.Module:
     Raises:
         ConfigError: an unknown kind or option, or a size that the data don't tell.
     """
-    kind = config.model.kind
-    make = MODELS.get(kind)
-    if make is None:
-        raise ConfigError(f"model.kind: there is no model {kind!r}; the models are {sorted(MODELS)}.{did_you_mean(kind, MODELS)}")
-    sizes = sizes_of(data)
+    make = _model_class(config.model.kind)
     wanted = inspect.signature(make).parameters
-    given = {name: value for name, value in sizes.items() if name in wanted}
-    check_options("model", make, {**given, **config.model.options}, set())
+    sizes = {name: value for name, value in sizes_of(data).items() if name in wanted}
+    options = check_options("model", make, {**sizes, **config.model.options})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
-        return make(**{**given, **config.model.options})
+        try:
+            return make(**options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise ConfigError(
+                f"model: {config.model.kind!r} cannot be made of {options}: {reason}."
+            ) from error
+
+
+def _model_class(kind: str) -> type[nn.Module]:
+    if ":" not in kind:
+        return _named("model.kind", "model", kind, MODELS)
+    module, _, name = kind.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.kind: {kind!r} cannot be imported: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"model.kind: {kind!r} is no class of torch.nn.Module.")
+    return found
 
 
 def sizes_of(data: FederatedData) -> dict[str, int]:
@@ -117,7 +156,7 @@ def sizes_of(data: FederatedData) -> dict[str, int]:
         if data.meta.get(name) is not None:
             sizes[name] = int(data.meta[name])
     x = data.columns.get("x")
-    if x is not None and not isinstance(x, data_room.Ragged):
+    if x is not None and not isinstance(x, data_room.Ragged) and x.ndim == 2:
         sizes["features"] = int(x.shape[1])
     return sizes
 
@@ -128,34 +167,38 @@ def build_method(config: MethodConfig) -> Method:
     Raises:
         ConfigError: an unknown kind or option.
     """
-    make = METHODS.get(config.kind)
-    if make is None:
-        hint = did_you_mean(config.kind, METHODS)
-        raise ConfigError(f"method.kind: there is no method {config.kind!r}; the methods are {sorted(METHODS)}.{hint}")
-    options = config.options
-    check_options("method", make, options, {"loss", "optimizer", "server_optimizer", "adapt"})
+    make = _named("method.kind", "method", config.kind, METHODS)
+    tables = {"loss", "optimizer", "server_optimizer", "adapt"}
+    options: dict[str, Any] = check_options("method", make, config.options, tables)
     loss = build_loss(config.loss)
     options |= {"loss": loss, "optimizer": config.optimizer.build()}
     if config.server_optimizer is not None:
         if "server_optimizer" not in inspect.signature(make).parameters:
             raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
         options["server_optimizer"] = config.server_optimizer.build()
-    for name, value in options.items():
-        if isinstance(value, list):
-            options[name] = tuple(value)
     method = make(**options)
-    if config.adapt is not None:
-        a = config.adapt
-        phase = Phase(
-            loss, "private", a.optimizer.build(), a.epochs, batch_size=a.batch_size, clip_norm=a.clip_norm, examples="all"
-        )
-        method = replace(method, adapt=(phase,))
-    return method
+    if config.adapt is None:
+        return method
+    a = config.adapt
+    phase = Phase(
+        loss,
+        "private",
+        a.optimizer.build(),
+        a.epochs,
+        batch_size=a.batch_size,
+        clip_norm=a.clip_norm,
+        examples="all",
+    )
+    return replace(method, adapt=(phase,))
 
 
-def build_loss(config: LossConfig) -> methods.terms.Term:
+def build_loss(config: LossConfig) -> terms.Term:
     """Make the loss that a configuration names."""
-    loss = terms.cross_entropy(config.label) if config.kind == "cross_entropy" else terms.squared_error(config.label)
+    loss = (
+        terms.cross_entropy(config.label)
+        if config.kind == "cross_entropy"
+        else terms.squared_error(config.label)
+    )
     for pattern, factor in config.l2.items():
         loss = loss + factor * terms.l2_penalty(pattern)
     return loss
@@ -179,12 +222,13 @@ def run_config(
         folder: the folder of real data.
         out: the run's folder.
         resume: go on with the run in ``out``.
-        text: the configuration's text, kept in the run's folder.
+        text: the text of a file that gives this configuration, kept in the run's folder; made where None.
         progress: as for ``simulate``.
     """
     data = data if data is not None else build_data(config, folder)
     settings = config.run.model_dump()
     return simulate(
         build_model(config, data), build_method(config.method), data, **settings, seed=config.seed, out=out,
-        resume=resume, name=config.name, config=config.model_dump(), config_text=text, progress=progress,
+        resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),
+        progress=progress,
     )  # fmt: skip

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.core.optim import Optimizer
+from fedkeep.experiments.toml import to_toml
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class _Open(BaseModel):
-    """A table whose further keys are the options of the thing that ``kind`` names; they are checked when it is built."""
+    """A table whose further keys are the options of the thing that it names; they are checked when it is built."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -39,8 +41,8 @@ class OptimizerConfig(_Strict):
     rates: dict[str, Rate] = {}
     momentum: Rate = 0.0
     weight_decay: Rate = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
     def build(self) -> Optimizer:
@@ -49,15 +51,27 @@ class OptimizerConfig(_Strict):
         return Optimizer(**{**fields, "rates": tuple(self.rates.items()), "betas": self.betas})
 
 
+class ServerOptimizerConfig(OptimizerConfig):
+    """The server's optimiser: applied to the mean change as a pseudo-gradient; rate 1 is plain averaging."""
+
+    learning_rate: Rate = 1.0
+
+
 class DataConfig(_Open):
-    """The data: ``reader`` names a reader or generator, further keys are its options."""
+    """The data: ``reader`` names a reader or generator, further keys are its options.
+
+    ``split`` divides each user's examples anew: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``.
+    """
 
     reader: str
     split: dict[str, Any] | None = None
 
 
 class ModelConfig(_Open):
-    """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in."""
+    """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
+
+    ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
+    """
 
     kind: str
 
@@ -85,7 +99,7 @@ class MethodConfig(_Open):
     kind: str
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    server_optimizer: OptimizerConfig | None = None
+    server_optimizer: ServerOptimizerConfig | None = None
     adapt: AdaptConfig | None = None
 
 
@@ -93,7 +107,7 @@ class RunConfig(_Strict):
     """How long and on what: ``rounds`` or ``epochs``, cohort, engine, device."""
 
     rounds: int | None = Field(None, ge=0)
-    epochs: float | None = Field(None, ge=0)
+    epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
     cohort: int = Field(10, ge=1)
     sampling: Literal["shuffled", "independent"] = "shuffled"
     engine: str = "auto"
@@ -102,22 +116,26 @@ class RunConfig(_Strict):
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
 
-
-def _seed(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError("a seed is a whole number")
-    return value
+    @model_validator(mode="after")
+    def _one_length(self) -> RunConfig:
+        if (self.rounds is None) == (self.epochs is None):
+            raise ValueError("give either rounds or epochs")
+        return self
 
 
 class Config(_Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``."""
 
     name: str = ""
-    seed: Annotated[int, BeforeValidator(_seed)] = 0
+    seed: int = 0
     data: DataConfig
     model: ModelConfig
     method: MethodConfig
     run: RunConfig
+
+    def to_toml(self) -> str:
+        """Return a file that gives this configuration again: what was set, overrides included."""
+        return to_toml(self.model_dump(exclude_unset=True))
 
 
 def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple[Config, str]:
@@ -125,10 +143,10 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple
 
     Args:
         path: a TOML file.
-        overrides: dotted keys and TOML values that replace the file's, e.g. ``{"run.epochs": "2"}``.
+        overrides: as for ``parse_config``.
 
     Returns:
-        The checked configuration, and the file's text.
+        The checked configuration, and the text of a file that gives it: the file's own, or with overrides a new one.
 
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
@@ -137,33 +155,63 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"Cannot read the configuration {path}: {reason}. `fedkeep list` names the built-in ones.") from error
-    return parse_config(text, str(path), overrides), text
+        raise ConfigError(
+            f"Cannot read the configuration {path}: {reason}. `fedkeep list` names the built-in ones."
+        ) from error
+    config = parse_config(text, str(path), overrides)
+    return config, config.to_toml() if overrides else text
 
 
-def parse_config(text: str, where: str = "configuration", overrides: Mapping[str, str] | None = None) -> Config:
-    """Check a configuration's text; see ``read_config``."""
+def parse_config(
+    text: str, where: str = "configuration", overrides: Mapping[str, str] | None = None
+) -> Config:
+    """Check a configuration's text.
+
+    Args:
+        text: TOML.
+        where: its name in messages.
+        overrides: dotted keys and values, e.g. ``{"run.epochs": "2"}``; a value that is no TOML is taken as text.
+
+    Raises:
+        ConfigError: as for ``read_config``.
+    """
     try:
         content = tomllib.loads(text)
-        for key, value in (overrides or {}).items():
-            _set(content, key, _toml_value(value))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where} is no valid TOML: {error}.") from error
+    for key, value in (overrides or {}).items():
+        _set(content, key, _toml_value(value))
     try:
         return Config.model_validate(content)
     except ValidationError as error:
         raise ConfigError(f"{where}:\n" + "\n".join(_fault(e) for e in error.errors())) from None
 
 
+def parse_overrides(given: list[str]) -> dict[str, str]:
+    """Return ``["run.epochs=2"]`` as ``{"run.epochs": "2"}``.
+
+    Raises:
+        ConfigError: one of them is not of the form key=value.
+    """
+    overrides = {}
+    for one in given:
+        key, sign, value = one.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f"--set wants key=value, e.g. --set run.epochs=2; got {one!r}.")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return found["value"] if list(found) == ["value"] else text
 
 
 def _set(content: dict[str, Any], key: str, value: Any) -> None:
-    *tables, last = key.split(".")
+    *tables, last = _parts(key)
     for table in tables:
         inner = content.setdefault(table, {})
         if not isinstance(inner, dict):
@@ -172,41 +220,42 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
     content[last] = value
 
 
+def _parts(key: str) -> list[str]:
+    """Return a TOML key's parts: ``method.optimizer.rates."head.*"`` has four."""
+    try:
+        found = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f'--set {key}: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.'
+        ) from error
+    parts: list[str] = []
+    while isinstance(found, dict):
+        (part, found), *rest = found.items()
+        if rest:
+            raise ConfigError(f"--set {key}: wanted one key.")
+        parts.append(part)
+    return parts
+
+
 def _fault(error: Any) -> str:
-    place = ".".join(str(p) for p in error["loc"])
+    place = ".".join(str(p) for p in error["loc"]) or "configuration"
     if error["type"] == "extra_forbidden":
         known = _known(error["loc"][:-1])
         return f"  {place}: unknown key.{did_you_mean(str(error['loc'][-1]), known)} Known here: {', '.join(known)}."
     if error["type"] == "missing":
         return f"  {place}: missing."
-    return f"  {place}: {error['msg']}; got {error.get('input')!r}."
+    if error["type"] == "value_error":
+        return f"  {place}: {error['msg'].removeprefix('Value error, ')}."
+    wanted = error["msg"].replace("Input should be", "wanted").removesuffix(" or instance of Config")
+    return f"  {place}: {wanted}; got {error.get('input')!r}."
 
 
 def _known(location: tuple[Any, ...]) -> list[str]:
     model: Any = Config
     for part in location:
-        field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
-        if field is None:
-            return []
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        field = model.model_fields.get(str(part))
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return list(model.model_fields) if model else []
-
-
-def check_options(what: str, function: Callable[..., Any], options: Mapping[str, Any], given: set[str]) -> None:
-    """Raise ConfigError unless ``options`` are arguments of ``function`` that are not ``given`` elsewhere.
-
-    Args:
-        what: the table's name in messages, e.g. ``data``.
-        function: a reader, a model class or a method's builder.
-        options: the table's further keys.
-        given: arguments that fedkeep fills in itself.
-    """
-    parameters = inspect.signature(function).parameters
-    known = [n for n, p in parameters.items() if n not in given and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"{what}.{key}: unknown key.{did_you_mean(key, known)} Known here: {', '.join(known)}.")
-    needed = [n for n in known if parameters[n].default is inspect.Parameter.empty and n not in options]
-    if needed:
-        raise ConfigError(f"{what}: missing {', '.join(needed)}.")
+        if model is None:
+            return []
+    return list(model.model_fields)

@@ -72,9 +72,13 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
     for phase in method.adapt:
         federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
         if federated:
-            raise MethodError(f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen.")
+            raise MethodError(
+                f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
+            )
     draws = Stream(numpy_seed(run), f"personalize/{source.ids[client]}", len(rows))
-    result = local_run(run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device)
+    result = local_run(
+        run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device
+    )
     return {name: value.cpu() for name, value in split.personal(result.params).items()}
 
 
@@ -105,7 +109,9 @@ def cold_start(
     """
     chosen = [int(c) for c in (run.held_out if clients is None else clients)]
     if not chosen:
-        raise ConfigError("No client was held out of this run. Run with hold_out=0.1, or name clients to measure.")
+        raise ConfigError(
+            "No client was held out of this run. Run with hold_out=0.1, or name clients to measure."
+        )
     if any(k is not None and k < 0 for k in ks):
         raise ConfigError(f"k must be at least 0, or None for all; got {list(ks)}.")
     task = tasks_of(run.data)[0]

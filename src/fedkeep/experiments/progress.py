@@ -59,7 +59,7 @@ class Bar:
             TextColumn("{task.fields[metrics]}"),
             console=Console(stderr=True),
         )
-        self._task = self._rich.add_task(title, total=total, completed=done, rate="", metrics="")
+        self._task = self._rich.add_task(title, total=total, completed=int(done), rate="", metrics="")
         self._began, self._start = time.perf_counter(), done
 
     def __enter__(self) -> Self:

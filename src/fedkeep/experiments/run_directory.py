@@ -33,6 +33,7 @@ from fedkeep.core.records import Record, to_line
 from fedkeep.store import PrivateStore
 
 FORMAT = 1
+COMMITTED = ("round", "server", "server_sha256", "records_bytes", "timings_bytes")
 
 
 class RunDirectory:
@@ -50,7 +51,9 @@ class RunDirectory:
         Raises:
             RunError: the folder exists and is not empty, or can't be written.
         """
-        if folder.exists() and (not folder.is_dir() or any(p.name != "lock" for p in folder.iterdir())):
+        if folder.exists() and (
+            not folder.is_dir() or any(p.name != "lock" and p.suffix != ".part" for p in folder.iterdir())
+        ):
             raise RunError(
                 f"{folder} already exists and is not empty. Resume that run (resume=True, on the command line "
                 f"--resume), or name another folder."
@@ -86,16 +89,34 @@ class RunDirectory:
                 )
         run = cls(folder)
         run._acquire()
-        commit = folder / "commit.json"
-        if commit.exists():
-            run.state = _read_json(commit)
+        try:
+            run.state = run._committed()
+        except RunError:
+            run.close()
+            raise
         return run
+
+    def _committed(self) -> dict[str, Any]:
+        path = self.folder / "commit.json"
+        if path.exists():
+            state = _read_json(path)
+            missing = [key for key in COMMITTED if key not in state]
+            if missing:
+                raise RunError(f"{path} is damaged: it lacks {missing}. Restore the run from a copy.")
+            return state
+        if any(p.name != "server-1.safetensors" for p in self.folder.glob("server-*.safetensors")):
+            raise RunError(
+                f"{path} is missing, but the run has finished rounds. Restore the run from a copy."
+            )
+        return {}
 
     def _acquire(self) -> None:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
-            raise RunError(f"{self.folder} is in use by another process. Wait for it, or name another folder.") from error
+            raise RunError(
+                f"{self.folder} is in use by another process. Wait for it, or name another folder."
+            ) from error
 
     def close(self) -> None:
         """Release the folder."""
@@ -120,9 +141,9 @@ class RunDirectory:
         Raises:
             RunError, StoreError: a file that the commit names is missing or damaged.
         """
+        store.recover(self.round)
         for name in ("records", "timings"):
             self._truncate(self.folder / f"{name}.jsonl", int(self.state.get(f"{name}_bytes", 0)))
-        store.recover(self.round)
         if not self.state:
             return None
         path = self.folder / self.state["server"]
@@ -136,7 +157,9 @@ class RunDirectory:
         if not path.exists() and size == 0:
             return
         if not path.exists() or path.stat().st_size < size:
-            raise RunError(f"{path} is shorter than the {size} bytes that were committed; restore the run from a copy.")
+            raise RunError(
+                f"{path} is shorter than the {size} bytes that were committed; restore the run from a copy."
+            )
         os.truncate(path, size)
 
     def commit(
@@ -197,10 +220,14 @@ def read_info(folder: Path) -> dict[str, Any]:
         RunError: there is no run, it is damaged, or it was written by a later fedkeep.
     """
     if not (folder / "run.json").exists():
-        raise RunError(f"{folder} holds no run: there is no run.json in it. Name the folder that a run wrote.")
+        raise RunError(
+            f"{folder} holds no run: there is no run.json in it. Name the folder that a run wrote."
+        )
     info = _read_json(folder / "run.json")
     if info.get("format") != FORMAT:
-        raise RunError(f"{folder} has the format {info.get('format')!r}; this fedkeep reads format {FORMAT}. Update fedkeep.")
+        raise RunError(
+            f"{folder} has the format {info.get('format')!r}; this fedkeep reads format {FORMAT}. Update fedkeep."
+        )
     return info
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+import operator
 import os
 import platform
 import subprocess
@@ -166,6 +168,9 @@ def simulate(
     Raises:
         FedkeepError: with what was wanted, what was got and what to do.
     """
+    seed, cohort = operator.index(seed), operator.index(cohort)
+    rounds = None if rounds is None else operator.index(rounds)
+    evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, device, sampling, evaluate_every, hold_out,
         on_nonfinite, private, name, config, config_text,
@@ -181,7 +186,8 @@ class _Simulation:
         evaluate_every: int | None, hold_out: float, on_nonfinite: Literal["stop", "skip"],
         private: PrivateStore | None, name: str, config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
-        module = method.extend(model) if method.extend else model
+        module = copy.deepcopy(model)
+        module = method.extend(module) if method.extend else module
         method.check(module)
         check_device(device)
         chosen = "sequential" if engine == "auto" else engine
@@ -197,8 +203,9 @@ class _Simulation:
         self.initial = self.net.initial()
         self.default = Default(method.split.personal(self.initial), method.private_init, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
+        trains = self.clients[data.counts("train")[self.clients] > 0]
         pooled = isinstance(self.engine, Pooled)
-        self.sampler = Sampler(self.clients, len(self.clients) if pooled else cohort, sampling, seed)
+        self.sampler = Sampler(trains, max(1, len(trains)) if pooled else cohort, sampling, seed)
         self.rounds = count_rounds(rounds, epochs, self.sampler.rounds_per_epoch)
         every = self.sampler.rounds_per_epoch if evaluate_every is None else evaluate_every
         if every < 0:
@@ -214,7 +221,7 @@ class _Simulation:
             "hold_out": hold_out,
             "on_nonfinite": on_nonfinite,
             "method": describe(method),
-            "model": {"kind": type(model).__name__, "initial_sha256": digest(self.initial)},
+            "model": {"layers": repr(self.module), "initial_sha256": digest(self.initial)},
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
@@ -225,7 +232,9 @@ class _Simulation:
         best: dict[str, Any] = {}
         if out is not None:
             if self.given_store is not None:
-                raise ConfigError("A run with a folder keeps its private states there: give out or private, not both.")
+                raise ConfigError(
+                    "A run with a folder keeps its private states there: give out or private, not both."
+                )
             self.identity["data"] = self.data.fingerprint()
             directory = self._directory(out, resume)
         elif resume:
@@ -252,7 +261,12 @@ class _Simulation:
                 directory.close()
 
     def _rounds(
-        self, run: Run, server: Server, directory: RunDirectory | None, best: dict[str, Any], show: bool | None
+        self,
+        run: Run,
+        server: Server,
+        directory: RunDirectory | None,
+        best: dict[str, Any],
+        show: bool | None,
     ) -> None:
         shown: dict[str, float] = {}
         with make_progress(show, self.name, self.rounds, server.round) as bar:
@@ -261,18 +275,26 @@ class _Simulation:
                 after_step=lambda part: bar.update(server.round + part, shown),
             )  # fmt: skip
             while server.round < self.rounds:
-                report = run_round(job, self.engine, server, self.sampler(server.round), server.round / self.rounds)
+                report = run_round(
+                    job, self.engine, server, self.sampler(server.round), server.round / self.rounds
+                )
                 run.round, run.server = server.round, server.params
                 records = self._measured(run, report)
                 shown |= {"loss": report.loss}
                 if self.every and (server.round % self.every == 0 or server.round == self.rounds):
                     judged = self._judged(run, best)
                     records += judged
-                    shown |= {f"{r.split} {r.metric}": r.value for r in judged if r.client is None and r.metric in HEADLINE.values()}
+                    shown |= {
+                        f"{r.split} {r.metric}": r.value
+                        for r in judged
+                        if r.client is None and r.metric in HEADLINE.values()
+                    }
                 run.history += records
                 if directory is not None:
                     timings = self._timed(run, report)
-                    directory.commit(server.round, self._state(server), run.private, records, timings, {"best": best})
+                    directory.commit(
+                        server.round, self._state(server), run.private, records, timings, {"best": best}
+                    )
                 else:
                     run.private.apply()
                 bar.update(server.round, shown)
@@ -292,7 +314,10 @@ class _Simulation:
     def _timed(self, run: Run, report: RoundReport) -> list[Record]:
         return [
             Record(run.round, run.epoch, "time", None, metric, value, report.clients)
-            for metric, value in (("seconds", report.seconds), ("aggregate_seconds", report.aggregate_seconds))
+            for metric, value in (
+                ("seconds", report.seconds),
+                ("aggregate_seconds", report.aggregate_seconds),
+            )
         ]
 
     def _judged(self, run: Run, best: dict[str, Any]) -> list[Record]:
@@ -309,7 +334,8 @@ class _Simulation:
             )  # fmt: skip
             lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=False)
             value = next((r.value for r in lines if r.metric == metric), float("nan"))
-            if split == "valid" and (not best or sign * value > sign * best["value"]):
+            known = best.get("value", float("nan"))
+            if split == "valid" and (np.isnan(known) or sign * value > sign * known):
                 best |= {"metric": metric, "value": value, "round": run.round}
                 improved = True
             if split == "test" and improved:
@@ -327,7 +353,9 @@ class _Simulation:
 
     def _restore(self, server: Server, state: Mapping[str, Tensor]) -> None:
         def part(prefix: str) -> Params:
-            return {n.removeprefix(prefix): v.to(self.device) for n, v in state.items() if n.startswith(prefix)}
+            return {
+                n.removeprefix(prefix): v.to(self.device) for n, v in state.items() if n.startswith(prefix)
+            }
 
         server.params = part("params/")
         server.optimizer = OptimizerState.from_tensors(part("optimizer/"))
@@ -382,14 +410,15 @@ class _Simulation:
 
 
 def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of clients in federation (with training examples) and of those held out of it."""
+    """Return the indices of clients in federation and of those held out of it.
+
+    A client without training examples is never drawn, but judged with default private values (FURL, §4.2).
+    """
     from fedkeep.data import hold_out
 
     if not 0 <= fraction < 1:
         raise ConfigError(f"hold_out must be a fraction in [0, 1); got {fraction}.")
-    inside, outside = hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
-    counts = data.counts("train")
-    return inside[counts[inside] > 0], outside
+    return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
 
 
 def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:
@@ -416,7 +445,10 @@ def environment() -> dict[str, Any]:
     try:
         here = Path(fedkeep.__file__).parent
         commit = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=5
+            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         commit = ""

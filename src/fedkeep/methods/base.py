@@ -126,6 +126,18 @@ class Method:
         """
         self.split.check(module)
         names = [n for n, p in module.named_parameters() if p.requires_grad]
+        everything = {
+            n
+            for phase in self.phases
+            if phase.examples == "all"
+            for n in phase.trained_names(self.split, names)
+            if self.split.is_private(n)
+        }
+        federated = [n for n in names if not self.split.is_private(n)]
+        self.server_optimizer.check_patterns(federated)
+        for phase in self.adapt:
+            phase.trained_names(self.split, names)
+            phase.optimizer.check_patterns(names)
         for phase in self.phases:
             trained = phase.trained_names(self.split, names)
             phase.optimizer.check_patterns(names)
@@ -135,6 +147,13 @@ class Method:
                     f"A phase of {self.name!r} trains the federated {leaves[0]!r} on all examples, so opted-out "
                     f"examples would influence what leaves the client. Use examples='opted_in', or train private "
                     f"parameters alone."
+                )
+            both = sorted(everything & set(trained))
+            if leaves and both:
+                raise MethodError(
+                    f"{self.name!r} trains the private {both[0]!r} on all examples in one phase and together with the "
+                    f"federated {leaves[0]!r} in another, so opted-out examples would influence what leaves the "
+                    f"client. Use examples='opted_in' in both."
                 )
 
     def but(self, **changes: Any) -> Method:

@@ -16,13 +16,13 @@ from fedkeep.methods.terms import Term, cross_entropy
 
 def fedavg(
     *,
-    loss: Term = cross_entropy(),  # noqa: B008 - a frozen value
-    optimizer: Optimizer = sgd(0.1),  # noqa: B008
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
     epochs: int = 1,
     batch_size: int = 32,
     clip_norm: float | None = None,
     weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),  # noqa: B008
+    server_optimizer: Optimizer = sgd(1.0),
 ) -> Method:
     """Return FedAvg, or FedOpt (Reddi et al., 2021) with another ``server_optimizer``.
 

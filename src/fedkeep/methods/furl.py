@@ -21,15 +21,15 @@ from fedkeep.split import Split
 def furl(
     private: str | tuple[str, ...] | list[str] = "user",
     *,
-    loss: Term = cross_entropy(),  # noqa: B008 - a frozen value
-    optimizer: Optimizer = sgd(0.1),  # noqa: B008
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
     epochs: int = 1,
     batch_size: int = 32,
     clip_norm: float | None = None,
     weighting: Literal["examples", "uniform"] = "examples",
     private_scale: Literal[1, "fedavg"] = 1,
     private_init: float | tuple[Literal["normal"], float] | Literal["model"] = 0.0,
-    server_optimizer: Optimizer = sgd(1.0),  # noqa: B008
+    server_optimizer: Optimizer = sgd(1.0),
     adapt: Phase | None = None,
 ) -> Method:
     """Return FURL.

@@ -14,8 +14,8 @@ from fedkeep.split import Split
 
 def local(
     *,
-    loss: Term = cross_entropy(),  # noqa: B008 - a frozen value
-    optimizer: Optimizer = sgd(0.1),  # noqa: B008
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
     epochs: int = 1,
     batch_size: int = 32,
     clip_norm: float | None = None,

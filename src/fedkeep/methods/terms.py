@@ -23,6 +23,11 @@ from fedkeep.core.params import Batch, Params
 class Term:
     """A summand of a loss; subclasses are frozen values with ``__call__``."""
 
+    @property
+    def reads_parameters(self) -> bool:
+        """Tell whether the term looks at parameters other than through the model's output."""
+        return True
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar.
 
@@ -47,6 +52,11 @@ class Sum(Term):
 
     terms: tuple[Term, ...] = ()
 
+    @property
+    def reads_parameters(self) -> bool:
+        """True if one of the terms does."""
+        return any(term.reads_parameters for term in self.terms)
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         values = [term(net, params, batch, received) for term in self.terms]
         return torch.stack(values).sum()
@@ -58,6 +68,11 @@ class Scaled(Term):
 
     factor: float = 1.0
     term: Term = Term()
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_parameters
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         return self.factor * self.term(net, params, batch, received)
@@ -89,6 +104,11 @@ class CrossEntropy(Term):
     label: str = "label"
     task: str | None = None
 
+    @property
+    def reads_parameters(self) -> bool:
+        """False: it sees the model's output alone."""
+        return False
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         logits = output_of(net(params, batch), self.task)
         label = batch[self.label]
@@ -112,11 +132,21 @@ class SquaredError(Term):
     label: str = "label"
     task: str | None = None
 
+    @property
+    def reads_parameters(self) -> bool:
+        """False: it sees the model's output alone."""
+        return False
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         out = output_of(net(params, batch), self.task)
         label = batch[self.label].to(out.dtype)
+        check_regression(out, label)
         keep = None if self.task is None else ~torch.isnan(label)
-        return example_mean((out - label.nan_to_num()) ** 2 if keep is not None else (out - label) ** 2, batch.get("weight"), keep)
+        return example_mean(
+            (out - label.nan_to_num()) ** 2 if keep is not None else (out - label) ** 2,
+            batch.get("weight"),
+            keep,
+        )
 
 
 @dataclass(frozen=True)
@@ -130,17 +160,32 @@ class L2Penalty(Term):
     pattern: str = "*"
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
-        chosen = [v for name, v in params.items() if fnmatchcase(name, self.pattern) and v.is_floating_point()]
+        chosen = [
+            v for name, v in params.items() if fnmatchcase(name, self.pattern) and v.is_floating_point()
+        ]
         if not chosen:
-            raise MethodError(f"The penalty's pattern {self.pattern!r} matches no parameter; they are {list(params)}.")
+            raise MethodError(
+                f"The penalty's pattern {self.pattern!r} matches no parameter; they are {list(params)}."
+            )
         return 0.5 * torch.stack([(v**2).sum() for v in chosen]).sum()
+
+
+def check_regression(output: Tensor, label: Tensor) -> None:
+    """Raise MethodError unless the model gave one number per example."""
+    if output.shape != label.shape:
+        raise MethodError(
+            f"Regression wants outputs of shape (B,), one per label; the model gave {tuple(output.shape)} for labels "
+            f"{tuple(label.shape)}. Squeeze the last axis: out.squeeze(-1)."
+        )
 
 
 def output_of(output: Any, task: str | None) -> Tensor:
     """Return the tensor that a model gave for a task (or for its only one)."""
     if isinstance(output, Mapping):
         if task not in output:
-            raise MethodError(f"The model returns outputs for {sorted(output)}; the loss asks for task {task!r}.")
+            raise MethodError(
+                f"The model returns outputs for {sorted(output)}; the loss asks for task {task!r}."
+            )
         return output[task]  # type: ignore[no-any-return]
     return output  # type: ignore[no-any-return]
 

@@ -59,6 +59,10 @@ class DocumentModel(nn.Module):
             nn.Dropout(dropout), nn.Linear(2 * hidden + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes)
         )
 
+    def extra_repr(self) -> str:
+        """Return what the layers don't show."""
+        return f"pool={self.pool}"
+
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return logits, shape (B, classes).
 

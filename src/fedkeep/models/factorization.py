@@ -33,4 +33,5 @@ class MatrixFactorization(nn.Module):
     def forward(self, item: Tensor) -> Tensor:
         """Return predicted ratings, shape (B,), for item ids of shape (B,)."""
         agreement = (self.item(item) * self.user).sum(-1)
-        return self.mean + self.user_bias.squeeze(-1) + self.item_bias(item).squeeze(-1) + agreement
+        rating: Tensor = self.mean + self.user_bias.squeeze(-1) + self.item_bias(item).squeeze(-1) + agreement
+        return rating

@@ -26,7 +26,9 @@ class MultiTaskDocument(nn.Module):
 
     per_example = ("user",)
 
-    def __init__(self, vocabulary: int, tasks: Mapping[str, int], user_dim: int = 32, **options: object) -> None:
+    def __init__(
+        self, vocabulary: int, tasks: Mapping[str, int], user_dim: int = 32, **options: object
+    ) -> None:
         super().__init__()
         if not tasks:
             raise ConfigError("MultiTaskDocument needs at least one task.")

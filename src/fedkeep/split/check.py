@@ -77,13 +77,20 @@ class CheckReport:
             raise SplitError("\n".join(str(v) for v in self.violations))
 
 
-def fedavg_update(w_f: Params, trained: Sequence[Params], private: Params, summaries: Sequence[float]) -> Params:
+def fedavg_update(
+    w_f: Params, trained: Sequence[Params], private: Params, summaries: Sequence[float]
+) -> Params:
     """Return the example-weighted mean of the trained federated parameters (FURL eq. 4)."""
     return weighted_mean(trained, summaries)
 
 
 def keep_trained(
-    user: int, w_f: Params, before: Params, after: Params, trained: Sequence[Params], summaries: Sequence[float]
+    user: int,
+    w_f: Params,
+    before: Params,
+    after: Params,
+    trained: Sequence[Params],
+    summaries: Sequence[float],
 ) -> Params:
     """Return the user's locally trained private values (FURL eq. 7, z = 1)."""
     return {name: table[user] for name, table in after.items()}
@@ -131,7 +138,9 @@ def check_split(
         return CheckReport(table, (), ())
     if joint is None:
         if loss is None:
-            raise SplitError("A probe needs a loss: pass loss=..., e.g. methods.terms.cross_entropy(), or joint=....")
+            raise SplitError(
+                "A probe needs a loss: pass loss=..., e.g. methods.terms.cross_entropy(), or joint=...."
+            )
         joint = joint_from_loss(Net(model), loss)
     probe = _Probe(model, split, batches, joint, seed)
     return CheckReport(table, (*probe.equation_1(), *probe.equation_2(), *probe.equation_3()), (1, 2, 3))
@@ -140,15 +149,18 @@ def check_split(
 class _Probe:
     """Private values for as many users as there are batches, and one local step for each of them."""
 
-    def __init__(self, model: nn.Module, split: Split, batches: Sequence[Batch], joint: Joint, seed: int) -> None:
-        start = Net(model).initial()
+    def __init__(
+        self, model: nn.Module, split: Split, batches: Sequence[Batch], joint: Joint, seed: int
+    ) -> None:
+        start, self.trainable = Net(model).initial(), Net(model).trainable()
         self.joint, self.batches, self.seed = joint, batches, seed
         self.generator = torch.Generator().manual_seed(seed)
         self.w_f = {n: self._floating(v) for n, v in split.federated(start).items()}
         self.w_p = {
-            n: torch.stack([v.double() + 0.1 * self._noise(v) for _ in batches])
+            n: torch.stack(
+                [v.double() + 0.1 * self._noise(v) if v.is_floating_point() else v for _ in batches]
+            )
             for n, v in split.personal(start).items()
-            if v.is_floating_point()
         }
         self.summaries = [float(len(next(iter(b.values())))) for b in batches]
         self.batches = [{k: self._floating(v) for k, v in b.items()} for b in batches]
@@ -160,17 +172,23 @@ class _Probe:
     def _noise(self, value: Tensor) -> Tensor:
         return torch.randn(value.shape, generator=self.generator, dtype=torch.float64)
 
+    def _shaken(self, tree: Params) -> Params:
+        return {n: v + self._noise(v) if v.is_floating_point() else v for n, v in tree.items()}
+
     def gradients(self, user: int) -> tuple[Params, Params]:
         """Return the gradients of one user's loss for the federated parameters and for every user's private ones."""
-        federated = {n: v.clone().requires_grad_(v.is_floating_point()) for n, v in self.w_f.items()}
-        private = {n: v.clone().requires_grad_() for n, v in self.w_p.items()}
+        federated = {n: v.clone().requires_grad_(n in self.trainable) for n, v in self.w_f.items()}
+        private = {n: v.clone().requires_grad_(n in self.trainable) for n, v in self.w_p.items()}
         leaves = {n: v for n, v in {**federated, **private}.items() if v.requires_grad}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed + user)
             loss = self.joint.loss(federated, private, self.batches[user], user)
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        found = {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(leaves.items(), grads, strict=True)}
-        return {n: found[n] for n in federated if n in found}, {n: found[n] for n in private}
+        found = {
+            n: torch.zeros_like(v) if g is None else g
+            for (n, v), g in zip(leaves.items(), grads, strict=True)
+        }
+        return {n: found[n] for n in federated if n in found}, {n: found[n] for n in private if n in found}
 
     def trained(self) -> tuple[list[Params], Params]:
         """Return u_f of every user and the private tables after one local step of each user."""
@@ -192,8 +210,8 @@ class _Probe:
                 if bool((others != 0).any()):
                     other = int(others.argmax())
                     seen = (
-                        f"the loss of user {user} has a gradient of up to {float(others.max()):.3g} for the private values "
-                        f"of user {other}. A penalty must be taken on each user's own values."
+                        f"the loss of user {user} has a gradient of up to {float(others.max()):.3g} for the private "
+                        f"values of user {other}. A penalty must be taken on each user's own values."
                     )
                     found.setdefault(name, Violation(1, name, seen))
         return list(found.values())
@@ -203,7 +221,7 @@ class _Probe:
         u_f, u_p = self.trained()
         update = self.joint.federated_update
         expected = update(clone(self.w_f), u_f, clone(u_p), self.summaries)
-        got = update(clone(self.w_f), u_f, {n: self._noise(v) for n, v in u_p.items()}, self.summaries)
+        got = update(clone(self.w_f), u_f, self._shaken(u_p), self.summaries)
         seen = "the aggregated value changes when private values are replaced by noise."
         return [Violation(2, n, seen) for n in expected if not torch.equal(expected[n], got[n])]
 
@@ -212,7 +230,9 @@ class _Probe:
         u_f, u_p = self.trained()
         found: dict[str, Violation] = {}
         for user in range(len(self.batches)):
-            expected = self.joint.private_update(user, clone(self.w_f), clone(self.w_p), clone(u_p), u_f, self.summaries)
+            expected = self.joint.private_update(
+                user, clone(self.w_f), clone(self.w_p), clone(u_p), u_f, self.summaries
+            )
             for what, arguments in self._perturbed(user, u_f, u_p).items():
                 got = self.joint.private_update(user, *arguments, self.summaries)
                 for name in expected:
@@ -224,16 +244,18 @@ class _Probe:
     def _perturbed(
         self, user: int, u_f: list[Params], u_p: Params
     ) -> Mapping[str, tuple[Params, Params, Params, list[Params]]]:
-        def shaken(tree: Params) -> Params:
-            return {n: v + self._noise(v) if v.is_floating_point() else v for n, v in tree.items()}
-
         def others(tables: Params) -> Params:
-            out = shaken(tables)
+            out = self._shaken(tables)
             for name, table in tables.items():
                 out[name][user] = table[user]
             return out
 
         return {
-            "federated parameters": (shaken(self.w_f), clone(self.w_p), clone(u_p), [shaken(u) for u in u_f]),
+            "federated parameters": (
+                self._shaken(self.w_f),
+                clone(self.w_p),
+                clone(u_p),
+                [self._shaken(u) for u in u_f],
+            ),
             "other users' private values": (clone(self.w_f), others(self.w_p), others(u_p), u_f),
         }

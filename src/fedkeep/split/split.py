@@ -104,7 +104,8 @@ class Split:
         changing = sorted(n for n in floating if self.is_private(n))
         if changing:
             raise SplitError(
-                f"Private buffers {changing} are not persistent, so they cannot be kept. Register them with persistent=True."
+                f"Private buffers {changing} are not persistent, so they cannot be kept. Register them with "
+                f"persistent=True."
             )
 
     def table(self, module: nn.Module) -> list[dict[str, object]]:
@@ -138,7 +139,9 @@ class Upload:
 
     def __post_init__(self) -> None:
         if self._key is not Upload._made_by_split:
-            raise SplitError("An Upload is made by Split.upload alone, so that no private name can leave by accident.")
+            raise SplitError(
+                "An Upload is made by Split.upload alone, so that no private name can leave by accident."
+            )
 
 
 def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:
@@ -152,9 +155,7 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
         for name, start in received.items():
             got = upload.deltas[name]
             if got.shape != start.shape or got.dtype != start.dtype:
-                fault = (
-                    f"{name!r} should be {tuple(start.shape)} {start.dtype}, is {tuple(got.shape)} {got.dtype}"
-                )
+                fault = f"{name!r} should be {tuple(start.shape)} {start.dtype}, is {tuple(got.shape)} {got.dtype}"
                 break
     if not fault and (bad := nonfinite(upload.deltas)) is not None:
         fault = f"{bad!r} holds a NaN or an infinity"

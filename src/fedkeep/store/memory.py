@@ -33,7 +33,9 @@ class MemoryStore:
     def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
         """Store copies of the clients' values."""
         for position, client in enumerate(clients):
-            self._rows[int(client)] = {name: params[name][position].detach().cpu().clone() for name in self.default.initial}
+            self._rows[int(client)] = {
+                name: params[name][position].detach().cpu().clone() for name in self.default.initial
+            }
 
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it was ever written."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,20 +70,30 @@ class TableStore:
                         f"wanted {schema}, found {found}. Use the model and data that it was made with."
                     )
                 if table.stat().st_size != self.clients * self.row_bytes:
-                    raise StoreError(f"The private store's {table} has been truncated; restore it from a copy.")
+                    raise StoreError(
+                        f"The private store's {table} has been truncated; restore it from a copy."
+                    )
             else:
                 with open(table, "wb") as file:
                     file.truncate(self.clients * self.row_bytes)
                 write_whole(path, json.dumps(schema).encode())
-            self._table = np.memmap(table, np.uint8, "r+", shape=(self.clients, self.row_bytes)) if self.clients else (
-                np.zeros((0, self.row_bytes), np.uint8)
-            )
+            self._table = self._map()
         except (OSError, ValueError) as error:
             raise StoreError(f"Cannot open the private store {self.folder}: {error}.") from error
+
+    def _map(self) -> np.ndarray:
+        shape = (self.clients, self.row_bytes)
+        return (
+            np.memmap(self.folder / "table.bin", np.uint8, "r", shape=shape)
+            if self.clients
+            else np.zeros(shape, np.uint8)
+        )
 
     def read(self, clients: ClientIndices) -> Params:
         """Return the clients' values stacked, each (clients, *shape)."""
         index = self._check(clients)
+        if not len(index):
+            return {n: torch.empty((0, *shape), dtype=dtype) for n, _, _, dtype, shape in self._layout}
         rows = np.array(self._table[index])
         if self._staged:
             for position, client in enumerate(index):
@@ -90,9 +101,12 @@ class TableStore:
                     rows[position] = staged
         out: Params = {}
         for name, start, size, dtype, shape in self._layout:
+            if not size:
+                out[name] = torch.empty((len(index), *shape), dtype=dtype)
+                continue
             part = np.ascontiguousarray(rows[:, start : start + size])
             out[name] = torch.from_numpy(part).view(dtype).reshape(len(index), *shape)
-        for position in np.flatnonzero(~self._written(rows)):
+        for position in np.flatnonzero(~self._written(rows)).tolist():
             values = self.default(int(index[position]))
             for name, *_ in self._layout:
                 out[name][position] = values[name]
@@ -101,14 +115,19 @@ class TableStore:
     def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
         """Stage new values, each (clients, *shape)."""
         index = self._check(clients)
+        if not len(index):
+            return
         rows = np.zeros((len(index), self.row_bytes), np.uint8)
         rows[:, 0] = 1
         for name, start, size, dtype, shape in self._layout:
             value = params[name].detach().cpu()
             if value.dtype != dtype or tuple(value.shape) != (len(index), *shape):
                 raise StoreError(
-                    f"Private {name!r} should be {(len(index), *shape)} {dtype}; got {tuple(value.shape)} {value.dtype}."
+                    f"Private {name!r} should be {(len(index), *shape)} {dtype}; got {tuple(value.shape)} "
+                    f"{value.dtype}."
                 )
+            if not size:
+                continue
             flat = value.contiguous().reshape(len(index), -1).view(torch.uint8)
             rows[:, start : start + size] = flat.numpy()
         for position, client in enumerate(index):
@@ -123,18 +142,32 @@ class TableStore:
     def prepare(self, round: int) -> None:
         """Write the staged rows to the journal and flush it to the disk."""
         index = np.fromiter(self._staged, np.int64, len(self._staged))
-        rows = np.stack(list(self._staged.values())) if len(index) else np.zeros((0, self.row_bytes), np.uint8)
+        rows = (
+            np.stack(list(self._staged.values())) if len(index) else np.zeros((0, self.row_bytes), np.uint8)
+        )
         body = index.tobytes() + rows.tobytes()
         head = _JOURNAL.pack(_MAGIC, round, len(index), self.row_bytes, hashlib.sha256(body).digest())
         write_whole(self.folder / "journal", head + body)
 
     def apply(self) -> None:
         """Write the staged rows into the table; the journal stays until the next commit replaces it."""
-        for client, row in self._staged.items():
-            self._table[client] = row
+        if self._staged:
+            path = self.folder / "table.bin"
+            try:  # not through the map: on a full disk that would end the process, not raise
+                with open(path, "r+b") as file:
+                    for client in sorted(self._staged):
+                        file.seek(client * self.row_bytes)
+                        file.write(self._staged[client].tobytes())
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise StoreError(
+                    f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the journal holds the last "
+                    f"round. Free some space or check the rights, then resume."
+                ) from error
+            if os.name == "nt":
+                self._table = self._map()
         self._staged = {}
-        if isinstance(self._table, np.memmap):
-            self._table.flush()
 
     def recover(self, round: int) -> None:
         """Repeat the journal's rows if they belong to ``round``; drop what was never committed.
@@ -146,7 +179,9 @@ class TableStore:
         path = self.folder / "journal"
         if not path.exists():
             if round > 0:
-                raise StoreError(f"The private store {self.folder} lacks its journal of round {round}; restore it.")
+                raise StoreError(
+                    f"The private store {self.folder} lacks its journal of round {round}; restore it."
+                )
             return
         content = path.read_bytes()
         if len(content) < _JOURNAL.size:
@@ -156,7 +191,7 @@ class TableStore:
         whole = magic == _MAGIC and row_bytes == self.row_bytes and len(body) == count * (8 + row_bytes)
         if not whole or hashlib.sha256(body).digest() != digest:
             raise StoreError(f"The private store's journal {path} is damaged; restore it from a copy.")
-        if found < round:
+        if not round <= found <= round + 1:
             raise StoreError(
                 f"The private store {self.folder} stands at round {found}, the run at round {round}; "
                 f"restore both from the same copy."
@@ -169,10 +204,13 @@ class TableStore:
 
     @staticmethod
     def _written(rows: np.ndarray) -> np.ndarray:
-        return rows[:, 0] != 0
+        written: np.ndarray = rows[:, 0] != 0
+        return written
 
     def _check(self, clients: ClientIndices) -> np.ndarray:
         index = np.asarray(clients, np.int64).reshape(-1)
         if len(index) and (index.min() < 0 or index.max() >= self.clients):
-            raise StoreError(f"Client indices must be in 0 .. {self.clients - 1}; got {int(index.min())} .. {int(index.max())}.")
+            raise StoreError(
+                f"Client indices must be in 0 .. {self.clients - 1}; got {int(index.min())} .. {int(index.max())}."
+            )
         return index

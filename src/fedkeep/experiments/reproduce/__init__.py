@@ -37,7 +37,9 @@ class Request:
 class Reproduction(Protocol):
     """Runs what is not yet run, and writes the results; returns the Markdown's path."""
 
-    def __call__(self, request: Request) -> Path: ...
+    def __call__(self, request: Request) -> Path:
+        """Run it."""
+        ...
 
 
 REPRODUCTIONS: dict[str, str] = {

@@ -110,7 +110,11 @@ def table3(request: Request) -> Path:
                     scale=request.scale, commit=commit,
                 )
             )  # fmt: skip
-            notes += [f"- {scene.name}, {configuration.name}, seed {s}: {o.fault}" for s, o in own.items() if o.fault]
+            notes += [
+                f"- {scene.name}, {configuration.name}, seed {s}: {o.fault}"
+                for s, o in own.items()
+                if o.fault
+            ]
         figures += _figures(scene, specs, outcomes, figures_folder, plots)
         rows += _references(scene, specs, request.scale, commit, Row)
     finished = [p for p in sorted(runs.iterdir()) if not (p / "fault.txt").exists()]
@@ -127,7 +131,13 @@ def _specs(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], 
         raise DataError(
             f"The scene {scene.name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
         )
-    seeds = tuple(request.seeds) if request.seeds is not None else scene.seeds if request.scale == "full" else (0,)
+    seeds = (
+        tuple(request.seeds)
+        if request.seeds is not None
+        else scene.seeds
+        if request.scale == "full"
+        else (0,)
+    )
     overrides = scene.quick if request.scale == "quick" else scene.full
     return {
         (row.name, seed): JobSpec(
@@ -142,7 +152,11 @@ def _specs(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], 
 
 
 def _figures(
-    scene: Scene, specs: Mapping[tuple[str, int], JobSpec], outcomes: Mapping[tuple[str, int], Outcome], folder: Path, plots: Any
+    scene: Scene,
+    specs: Mapping[tuple[str, int], JobSpec],
+    outcomes: Mapping[tuple[str, int], Outcome],
+    folder: Path,
+    plots: Any,
 ) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     seed = next(iter(specs))[1]
@@ -159,7 +173,10 @@ def _figures(
         title=f"{scene.name}, validation examples",
     )  # fmt: skip
     made = [bars, curves]
-    pair = [("Personalized Server", "personalized-server"), ("Personalized FL, best recipe", "personalized-fl")]
+    pair = [
+        ("Personalized Server", "personalized-server"),
+        ("Personalized FL, best recipe", "personalized-fl"),
+    ]
     if all(not outcomes[name, seed].fault for name, _ in pair):
         loaded = {name: jobs.load_job(specs[name, seed]) for name, _ in pair}
         made += _maps(loaded, specs, seed, folder, tag, plots)
@@ -169,7 +186,12 @@ def _figures(
 
 
 def _maps(
-    loaded: Mapping[str, Run], specs: Mapping[tuple[str, int], JobSpec], seed: int, folder: Path, tag: str, plots: Any
+    loaded: Mapping[str, Run],
+    specs: Mapping[tuple[str, int], JobSpec],
+    seed: int,
+    folder: Path,
+    tag: str,
+    plots: Any,
 ) -> list[Path]:
     analysis = embedding_map(loaded)
     federated = specs["Personalized FL, best recipe", seed].folder
@@ -182,10 +204,17 @@ def _maps(
 
 
 def _users(
-    specs: Mapping[tuple[str, int], JobSpec], seed: int, names: Sequence[str], folder: Path, tag: str, plots: Any
+    specs: Mapping[tuple[str, int], JobSpec],
+    seed: int,
+    names: Sequence[str],
+    folder: Path,
+    tag: str,
+    plots: Any,
 ) -> list[Path]:
     path = folder / f"{tag}-users.png"
-    plots.client_distribution({n: jobs.per_client(specs[n, seed].folder) for n in names}, path, metric="accuracy")
+    plots.client_distribution(
+        {n: jobs.per_client(specs[n, seed].folder) for n in names}, path, metric="accuracy"
+    )
     return [path]
 
 
@@ -215,12 +244,25 @@ def _references(
     (_, seed), spec = next(iter(specs.items()))
     loaded = jobs.load_job(spec).data
     if loaded.meta.get("best") is not None:
+        known = (("(best possible, user known)", "best"), ("(best possible, no user)", "best_global"))
         return [
-            row(scene.name, "(best possible, user known)", "auc", float(loaded.meta["best"]), None, (seed,), None, scale, commit),
-            row(scene.name, "(best possible, no user)", "auc", float(loaded.meta["best_global"]), None, (seed,), None, scale, commit),
-        ]  # fmt: skip
+            row(scene.name, name, "auc", float(loaded.meta[key]), None, (seed,), None, scale, commit)
+            for name, key in known
+        ]
     value = most_frequent_label(loaded)
-    return [row(scene.name, "(each user's most frequent label)", "accuracy", value, None, (seed,), None, scale, commit)]
+    return [
+        row(
+            scene.name,
+            "(each user's most frequent label)",
+            "accuracy",
+            value,
+            None,
+            (seed,),
+            None,
+            scale,
+            commit,
+        )
+    ]
 
 
 def _preamble(faults: Sequence[str]) -> str:
@@ -229,9 +271,9 @@ Four configurations of one document model, each by one configuration file: with 
 centrally or federated. Test values are taken at the epoch that is best on the validation examples.
 
 **The data differ from the paper's.** The paper's Sticker is proprietary: a generated, unbalanced binary text task with
-known best possible AUC stands in its place. The paper's Subreddit comes from archive dumps: `zulip_channels` (624 users,
-163 channels of six chat communities) stands in its place. So the published numbers show what the paper found, not a
-target for the same data; compare differences between rows.
+known best possible AUC stands in its place. The paper's Subreddit comes from archive dumps: `zulip_channels`
+(624 users, 163 channels of six chat communities) stands in its place. So the published numbers show what the paper
+found, not a target for the same data; compare differences between rows.
 
 "Paper's recipe" is plain FedAvg of SGD clients, 10 users a round, one local epoch. "Best recipe" is ours; the
 configuration files say how it differs. Learning rates were swept for each configuration (`furl-sweep`).
@@ -268,7 +310,8 @@ def sweep(request: Request) -> Path:
                     )
                 )  # fmt: skip
     _, markdown = write_results(
-        request.out, f"furl-sweep{'' if request.scale == 'full' else '-quick'}", rows, title="FURL: learning rates swept",
+        request.out, f"furl-sweep{'' if request.scale == 'full' else '-quick'}", rows,
+        title="FURL: learning rates swept",
         preamble="Best epoch's metric on the validation examples, for each local learning rate. A run that broke down "
         "(its loss became NaN) has no value.",
     )  # fmt: skip

@@ -75,9 +75,11 @@ def run_jobs(jobs: Sequence[JobSpec], workers: int = 1, progress: bool | None = 
         return
     threads = max(1, torch.get_num_threads() // workers)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        for number, job in enumerate(pool.map(_quiet, todo), start=1):
-            _say(f"{number} of {len(todo)} runs finished: {job}")
+    with ProcessPoolExecutor(
+        workers, context, initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
+        for number, name in enumerate(pool.map(_quiet, todo), start=1):
+            _say(f"{number} of {len(todo)} runs finished: {name}")
 
 
 def _quiet(job: JobSpec) -> str:
@@ -86,7 +88,8 @@ def _quiet(job: JobSpec) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def run_job(job: JobSpec, progress: bool | None = None) -> Run | None:
@@ -131,7 +134,9 @@ def outcome(folder: Path) -> Outcome:
     valid = [r for r in aggregates if r.split == "valid" and not math.isnan(r.value)]
     if (fault := folder / "fault.txt").exists():
         curve = tuple((r.epoch, r.value) for r in valid)
-        return Outcome(metric, math.nan, math.nan, math.nan, math.nan, curve, fault.read_text(encoding="utf-8").strip())
+        return Outcome(
+            metric, math.nan, math.nan, math.nan, math.nan, curve, fault.read_text(encoding="utf-8").strip()
+        )
     if not valid:
         raise RunError(f"{folder} holds no evaluation on 'valid'; run it with evaluate_every above 0.")
     best = max(valid, key=lambda r: (r.value, -r.round))

@@ -12,7 +12,9 @@ def most_frequent_label(data: FederatedData, split: str = "test") -> float:
     labels = np.asarray(data.columns["label"])
     right = total = 0
     for client in range(len(data)):
-        train, judged = (labels[r.start : r.stop] for r in (data.rows(client, "train"), data.rows(client, split)))
+        train, judged = (
+            labels[r.start : r.stop] for r in (data.rows(client, "train"), data.rows(client, split))
+        )
         if len(train):
             right += int((judged == np.bincount(train).argmax()).sum())
             total += len(judged)

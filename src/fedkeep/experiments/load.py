@@ -1,0 +1,111 @@
+"""From a run's folder back to a ``Run``: configuration, data, model, method, server state and private states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedkeep.core.describe import differences
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.net import Net
+from fedkeep.core.params import difference_of_names, to
+from fedkeep.core.records import read_records
+from fedkeep.data import FederatedData
+from fedkeep.engines import Sampler
+from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.experiments.config import Config, read_config
+from fedkeep.experiments.run_directory import RunDirectory, read_info
+from fedkeep.experiments.simulate import Run, check_device, take_part
+from fedkeep.store import Default, TableStore
+
+
+def run_folder_config(folder: Path) -> tuple[Config, str]:
+    """Return the configuration that a run's folder keeps, and its text.
+
+    Raises:
+        RunError: there is no run, it was made without a configuration, or its ``config.toml`` was changed.
+    """
+    info = read_info(folder)
+    path = folder / "config.toml"
+    if not path.exists():
+        raise RunError(
+            f"{folder} keeps no config.toml: it was not made from a configuration, so its model is not known here. "
+            f"Call fedkeep.simulate with the same model, out=... and resume=True instead."
+        )
+    try:
+        config, text = read_config(path)
+        before = Config.model_validate(info.get("config"), strict=False)
+    except (ConfigError, ValueError) as error:
+        raise RunError(f"{folder} is damaged: {error}") from error
+    lines = differences(config.model_dump(mode="json"), before.model_dump(mode="json"))
+    if lines:
+        shown = "\n  ".join(lines[:8])
+        raise RunError(
+            f"{path} was changed after the run was made:\n  {shown}\nRestore it, or start another run."
+        )
+    return config, text
+
+
+def load_run(
+    folder: Path, *, data_folder: Path | None = None, data: FederatedData | None = None, device: str = "cpu"
+) -> Run:
+    """Return the run of a folder as it stood after its last committed round.
+
+    Args:
+        folder: the run's folder.
+        data_folder: the folder of real data; a run does not keep where its data were.
+        data: the data, where they are read already.
+        device: where to compute.
+
+    Raises:
+        RunError: there is no run, it is damaged or in use, or the data differ from those it was made with.
+        ConfigError, DataError: as for ``build_data``.
+    """
+    config, _ = run_folder_config(folder)
+    check_device(device)
+    data = data if data is not None else build_data(config, data_folder)
+    info = read_info(folder)
+    lines = differences(data.fingerprint(), info.get("data", {}).get("fingerprint"))
+    if lines:
+        shown = "\n  ".join(lines[:4])
+        raise RunError(
+            f"The data differ from those that {folder} was made with:\n  {shown}\nName the same with --data DIR."
+        )
+    method = build_method(config.method)
+    model = build_model(config, data)
+    module = method.extend(model) if method.extend else model
+    method.check(module)
+    net = Net(module.to(device))
+    initial = net.initial()
+    default = Default(method.split.personal(initial), method.private_init, config.seed)
+    clients, held_out = take_part(data, config.run.hold_out, config.seed)
+    pooled = bool(info.get("pooled"))
+    sampler = Sampler(
+        clients, len(clients) if pooled else config.run.cohort, config.run.sampling, config.seed
+    )
+    server = to(method.split.federated(initial), device)
+    directory = _opened(folder)
+    try:
+        store = TableStore(folder / "private", default, len(data))
+        state = directory.recover(store)
+    finally:
+        directory.close()
+    if state is not None:
+        found = {n.removeprefix("params/"): v.to(device) for n, v in state.items() if n.startswith("params/")}
+        if fault := difference_of_names(server, found):
+            raise RunError(f"{folder} is damaged: its server state does not fit its configuration: {fault}.")
+        server = found
+    records = folder / "records.jsonl"
+    history = list(read_records(records)) if records.exists() else []
+    return Run(
+        net, method, data, server, store, str(info.get("engine")), sampler.rounds_per_epoch, clients, held_out,
+        history, directory.round, folder, device,
+    )  # fmt: skip
+
+
+def _opened(folder: Path) -> RunDirectory:
+    try:
+        return RunDirectory.open(folder)
+    except OSError as error:
+        raise RunError(
+            f"Cannot open {folder}: {error.strerror or error}. A run must be writable to be loaded."
+        ) from error

@@ -1,0 +1,69 @@
+"""Options of a configuration against the signature of the function that they are meant for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+
+
+def check_options(
+    what: str, function: Callable[..., Any], options: Mapping[str, Any], given: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return ``options`` as arguments of ``function``: names known, none missing, types as annotated.
+
+    A list stands for a tuple where the function wants one.
+
+    Args:
+        what: the table's name in messages, e.g. ``data``.
+        function: a reader, a model class or a method's builder.
+        options: the table's further keys.
+        given: arguments that fedkeep fills in itself.
+
+    Raises:
+        ConfigError: names the key, what was wanted and what was got.
+    """
+    parameters = inspect.signature(function).parameters
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [n for n, p in parameters.items() if n not in given and p.kind in kinds]
+    hints = _hints(function)
+    checked = {}
+    for key, value in options.items():
+        if key not in known:
+            shown = f" Known here: {', '.join(known)}." if known else " It takes no options."
+            raise ConfigError(f"{what}.{key}: unknown key.{did_you_mean(key, known)}{shown}")
+        checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
+    needed = [n for n in known if parameters[n].default is inspect.Parameter.empty and n not in options]
+    if needed:
+        raise ConfigError(f"{what}: missing {', '.join(needed)}.")
+    return checked
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function.__init__ if isinstance(function, type) else function)
+    except NameError:  # a module's own annotation that can't be resolved: its options go unchecked
+        return {}
+
+
+def _fitted(place: str, wanted: Any, value: Any) -> Any:
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(
+            wanted, config=ConfigDict(strict=True, arbitrary_types_allowed=True)
+        )
+    except Exception:  # noqa: BLE001 - an annotation that pydantic doesn't know (a stranger's module)
+        return value
+    first: ValidationError | None = None
+    for form in (value, tuple(value)) if isinstance(value, list) else (value,):
+        try:
+            return adapter.validate_python(form)
+        except ValidationError as error:
+            first = first or error
+    shown = (
+        getattr(wanted, "__name__", None) if isinstance(wanted, type) else str(wanted).replace("typing.", "")
+    )
+    raise ConfigError(f"{place}: wanted {shown}; got {value!r}.") from first

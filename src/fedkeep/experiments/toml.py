@@ -1,0 +1,60 @@
+"""Plain data as TOML; the standard library reads TOML and doesn't write it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def to_toml(content: Mapping[str, Any]) -> str:
+    """Return nested mappings of text, numbers, truth values, dates and lists as TOML; a key whose value is None is left out.
+
+    Raises:
+        TypeError: a value of another type.
+    """
+    lines: list[str] = []
+    _table(content, (), lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _table(content: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    plain = {k: v for k, v in content.items() if v is not None and not isinstance(v, Mapping)}
+    tables = {k: v for k, v in content.items() if isinstance(v, Mapping)}
+    if path and (plain or not tables):
+        lines += ["", f"[{'.'.join(map(_key, path))}]"]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    for key, value in tables.items():
+        _table(value, (*path, key), lines)
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(text: str) -> str:
+    # JSON escapes are TOML escapes, but TOML also wants DEL escaped and knows no surrogate pairs.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+    raise TypeError(f"TOML holds text, numbers, truth values, lists and tables; got {type(value).__name__}.")

@@ -1,0 +1,67 @@
+"""A bag of words with a private user vector: a light text encoder in the place of the document model's BiLSTM."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class BagOfWords(nn.Module):
+    """Word embeddings summed and divided by √length → concat(text vector, user vector) → MLP → logits.
+
+    Args:
+        vocabulary: number of word ids; 0 is padding.
+        classes: number of labels.
+        user_dim: length of the user vector ``user`` (private in FURL); 0: no personalisation.
+        embedding_dim: length of a word's embedding and of the text vector.
+        mlp: hidden units of the MLP, ReLU.
+        user_bias: adds a private vector ``user_bias`` of shape (classes,) to the logits (user-specific weights).
+    """
+
+    per_example = ("user", "user_bias")
+    lookup: ClassVar = {"embedding.weight": "text"}
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        user_dim: int = 32,
+        *,
+        embedding_dim: int = 64,
+        mlp: int = 128,
+        user_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(vocabulary, embedding_dim, mode="sum")
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        if user_dim:
+            self.user = nn.Parameter(torch.zeros(user_dim))
+        if user_bias:
+            self.user_bias = nn.Parameter(torch.zeros(classes))
+        self.mlp = nn.Sequential(nn.Linear(embedding_dim + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes))
+
+    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
+        """Return logits, shape (B, classes).
+
+        Args:
+            text: (B, L) word ids, padded with 0.
+            text_length: (B,) lengths, at least 1.
+        """
+        return self.head(self.features(text, text_length))
+
+    def features(self, text: Tensor, text_length: Tensor) -> Tensor:
+        """Return text vectors joined with the user's, shape (B, embedding_dim + user_dim)."""
+        weight = self.embedding.weight
+        inside = torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)  # (B, L)
+        vector = self.embedding(text, per_sample_weights=inside.to(weight.dtype))
+        vector = vector / text_length.to(weight.dtype).sqrt().unsqueeze(1)
+        user: Tensor | None = getattr(self, "user", None)
+        return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return logits for features, shape (B, classes)."""
+        logits: Tensor = self.mlp(features)
+        bias: Tensor | None = getattr(self, "user_bias", None)
+        return logits if bias is None else logits + bias

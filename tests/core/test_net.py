@@ -1,0 +1,202 @@
+"""A module used functionally, one model or a row per example."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net, PooledNet, gather
+from fedkeep.core.params import Params
+from tests.tiny import Logits, Noisy
+
+BATCH = {"x": torch.randn(4, 3, generator=torch.Generator().manual_seed(3)), "label": torch.tensor([0, 1, 2, 0])}
+
+
+class Two(nn.Module):
+    """Wants two columns, one of them optional."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, text: Tensor, bonus: Tensor | None = None) -> Tensor:
+        return self.w * text + (0 if bonus is None else bonus)
+
+    def features(self, text: Tensor) -> Tensor:
+        return self.w + text
+
+
+class Any_(nn.Module):
+    """Takes whatever columns there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, **columns: Tensor) -> Tensor:
+        return self.w * sum(columns[name].double().sum() for name in sorted(columns))
+
+
+def test_the_output_is_computed_with_the_values_given() -> None:
+    model = Logits()
+    own = {n: torch.randn_like(v) for n, v in Net(model).initial().items()}
+    expected = BATCH["x"] @ own["linear.weight"].T + own["linear.bias"] + own["user"]
+    torch.testing.assert_close(Net(model)(own, BATCH), expected)
+
+
+def test_columns_are_found_by_name() -> None:
+    net = Net(Two())
+    batch = {"label": torch.tensor([1]), "bonus": torch.tensor([10.0]), "text": torch.tensor([3.0])}
+    assert net(net.initial(), batch).item() == 16.0
+    assert net(net.initial(), {"text": torch.tensor([3.0])}).item() == 6.0
+
+
+def test_a_missing_column_is_named_with_a_suggestion() -> None:
+    net = Net(Two())
+    with pytest.raises(MethodError) as error:
+        net(net.initial(), {"txt": torch.zeros(1), "label": torch.zeros(1)})
+    assert str(error.value) == (
+        "Two.forward wants the column 'text'; the data have ['label', 'txt']. Did you mean 'txt'? "
+        "Name the argument as the column."
+    )
+
+
+def test_a_forward_that_takes_any_columns_gets_all() -> None:
+    net = Net(Any_())
+    assert net(net.initial(), {"a": torch.tensor([1.0]), "b": torch.tensor([2, 3])}).item() == 6.0
+
+
+def test_other_methods_of_the_module_are_reached() -> None:
+    net = Net(Two())
+    assert net.call("features", {"w": torch.tensor(5.0)}, {"text": torch.tensor([1.0])}).item() == 6.0
+    with pytest.raises(MethodError) as error:
+        net.call("embed", {}, {})
+    assert str(error.value) == (
+        "Two has no method 'embed', which this training method needs. "
+        "Give the model `embed(self, <columns>)`, e.g. the layer before its last as `features`."
+    )
+
+
+def test_the_modules_own_values_never_change() -> None:
+    model = Noisy()
+    before = copy.deepcopy(model.state_dict())
+    net = Net(model)
+    net.train()
+    values = net.initial()
+    net(values, BATCH).sum().backward() if values["user"].requires_grad_() is not None else None
+    values["linear.weight"].add_(1)
+    after = model.state_dict()
+    assert all(torch.equal(before[n], after[n]) for n in before)
+    assert int(values["norm.num_batches_tracked"]) == 1  # statistics move in the values given, in place
+    assert not torch.equal(values["norm.running_mean"], before["norm.running_mean"])
+
+
+def test_initial_values_are_a_copy_without_a_graph() -> None:
+    model = Logits()
+    first = Net(model).initial()
+    assert list(first) == list(model.state_dict())
+    assert not any(v.requires_grad for v in first.values())
+    first["user"] += 1
+    assert torch.equal(Net(model).initial()["user"], model.user)
+
+
+def test_only_parameters_that_want_gradients_are_trainable() -> None:
+    model = Noisy()
+    model.linear.bias.requires_grad_(False)
+    assert Net(model).trainable() == {"norm.weight", "norm.bias", "linear.weight", "user"}
+
+
+def test_training_mode_is_switched() -> None:
+    model = Noisy(dropout=0.5)
+    net = Net(model)
+    net.train(False)
+    values = net.initial()
+    assert torch.equal(net(values, BATCH), net(values, BATCH))
+    assert int(values["norm.num_batches_tracked"]) == 0
+    net.train()
+    assert not torch.equal(net(values, BATCH), net(values, BATCH))
+
+
+def test_tied_weights_within_a_half_work() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x))
+            return out
+
+    model = Tied()
+    net = Net(model)
+    values = {n: v.requires_grad_() for n, v in net.initial().items()}
+    torch.testing.assert_close(net(values, BATCH), model(BATCH["x"]))
+    (slope,) = torch.autograd.grad(net(values, BATCH).sum(), [values["first.weight"]])
+    model(BATCH["x"]).sum().backward()
+    torch.testing.assert_close(slope, model.first.weight.grad)
+
+
+CLIENT = torch.tensor([2, 0, 2, 1])
+
+
+def tables(model: nn.Module) -> Params:
+    values = Net(model).initial()
+    draw = torch.Generator().manual_seed(5)
+    values["user"] = torch.randn((3, *values["user"].shape), generator=draw)
+    return values
+
+
+def one_by_one(model: nn.Module, values: Params) -> Tensor:
+    rows = []
+    for position, client in enumerate(CLIENT.tolist()):
+        own = {**values, "user": values["user"][client]}
+        rows.append(Net(model)(own, {"x": BATCH["x"][position : position + 1]})[0])
+    return torch.stack(rows)
+
+
+class Mapped(Logits):
+    """Says nothing of rows per example, so it is mapped."""
+
+    per_example = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) + self.user.reshape(3)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Logits, Mapped])
+def test_a_row_per_example_equals_each_example_alone(kind: type[Logits]) -> None:
+    model = kind()
+    net = PooledNet(model, frozenset({"user"}))
+    assert net.gathers == (kind is Logits)
+    values = tables(model)
+    torch.testing.assert_close(net(values, {**BATCH, "client": CLIENT}), one_by_one(model, values))
+
+
+@pytest.mark.parametrize("kind", [Logits, Mapped])
+def test_gradients_reach_only_the_rows_of_the_own_clients(kind: type[Logits]) -> None:
+    model = kind()
+    values = tables(model)
+    values["user"].requires_grad_()
+    out = PooledNet(model, frozenset({"user"}))(values, {**BATCH, "client": torch.tensor([2, 0, 2, 2])})
+    (slope,) = torch.autograd.grad((out * torch.arange(1.0, 13.0).reshape(4, 3)).sum(), [values["user"]])
+    assert slope[1].tolist() == [0, 0, 0]
+    assert slope[0].tolist() == [4, 5, 6]
+    assert slope[2].tolist() == [1 + 7 + 10, 2 + 8 + 11, 3 + 9 + 12]
+
+
+def test_without_private_names_pooled_is_plain() -> None:
+    model = Logits()
+    net = PooledNet(model, frozenset())
+    torch.testing.assert_close(net(net.initial(), BATCH), Net(model)(net.initial(), BATCH))
+
+
+def test_gather() -> None:
+    table = torch.arange(12.0).reshape(3, 2, 2)
+    assert torch.equal(gather(table, torch.tensor([2, 0])), table[[2, 0]])
+    assert gather(torch.arange(3.0), torch.tensor([1])).shape == (1,)

@@ -1,0 +1,146 @@
+"""The optimisers equal torch.optim step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.optim import Optimizer, OptimizerState, adam, sgd
+
+SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "user": (), "b": (2, 2, 2)}
+STEPS = 20
+
+
+def start() -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in SHAPES.items()}
+
+
+def slopes() -> list[dict[str, Tensor]]:
+    draw = torch.Generator().manual_seed(2)
+    return [{n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in SHAPES.items()} for _ in range(STEPS)]
+
+
+def follow(ours: Optimizer, theirs: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+    mine, state = start(), ours.init()
+    leaves = {n: v.clone().requires_grad_() for n, v in start().items()}
+    reference = theirs([{"params": [v], "lr": ours.rate(n)} for n, v in leaves.items()])
+    for grads in slopes():
+        ours.update(mine, {n: g.clone() for n, g in grads.items()}, state)
+        for name, value in leaves.items():
+            value.grad = grads[name].clone()
+        reference.step()
+        for name, value in leaves.items():
+            torch.testing.assert_close(mine[name], value.detach(), rtol=0, atol=1e-12)
+
+
+RATES = {"a.*": 0.03, "user": 0.5, "a.bias": 9.0}
+
+
+@pytest.mark.parametrize("rates", [None, RATES], ids=["one rate", "rates"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_sgd_is_torch_sgd(momentum: float, decay: float, rates: dict[str, float] | None) -> None:
+    ours = sgd(0.1, momentum=momentum, weight_decay=decay, rates=rates)
+    follow(ours, lambda groups: torch.optim.SGD(groups, momentum=momentum, weight_decay=decay))
+
+
+@pytest.mark.parametrize("rates", [None, RATES], ids=["one rate", "rates"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("decoupled", "reference"), [(False, torch.optim.Adam), (True, torch.optim.AdamW)])
+def test_adam_is_torch_adam(
+    decoupled: bool, reference: type[torch.optim.Optimizer], decay: float, rates: dict[str, float] | None
+) -> None:
+    constants: dict[str, Any] = {"betas": (0.8, 0.99), "eps": 1e-5, "weight_decay": decay}
+    ours = adam(0.01, decoupled=decoupled, rates=rates, **constants)
+    assert ours.kind == ("adamw" if decoupled else "adam")
+    follow(ours, lambda groups: reference(groups, **constants))
+
+
+def test_the_first_pattern_that_matches_gives_the_rate() -> None:
+    ours = sgd(0.1, rates=RATES)
+    assert [ours.rate(n) for n in SHAPES] == [0.03, 0.03, 0.5, 0.1]
+
+
+@pytest.mark.parametrize("ours", [sgd(0.1, momentum=0.9), adam(0.01)], ids=["sgd", "adam"])
+def test_a_parameter_without_a_gradient_stays_and_starts_fresh_later(ours: Optimizer) -> None:
+    params, state = start(), ours.init()
+    all_slopes = slopes()
+    kept = params["b"].clone()
+    for grads in all_slopes[:3]:
+        ours.update(params, {n: g for n, g in grads.items() if n != "b"}, state)
+    assert torch.equal(params["b"], kept)
+    ours.update(params, all_slopes[3], state)
+    alone, other = {"b": kept.clone()}, ours.init()
+    ours.update(alone, {"b": all_slopes[3]["b"]}, other)
+    assert torch.equal(params["b"], alone["b"])
+
+
+@pytest.mark.parametrize("ours", [sgd(0.1, momentum=0.9), adam(0.01), adam(0.01, decoupled=True, weight_decay=0.1)])
+def test_a_state_saved_and_restored_goes_on_as_if_never_stopped(ours: Optimizer) -> None:
+    whole, state = start(), ours.init()
+    for grads in slopes():
+        ours.update(whole, grads, state)
+    halved, first = start(), ours.init()
+    for grads in slopes()[:7]:
+        ours.update(halved, grads, first)
+    second = OptimizerState.from_tensors(first.tensors())
+    ours.update({n: v.clone() for n, v in halved.items()}, slopes()[0], first)  # the copy owns its tensors
+    for grads in slopes()[7:]:
+        ours.update(halved, grads, second)
+    assert second.step == STEPS
+    assert all(torch.equal(halved[n], whole[n]) for n in SHAPES)
+
+
+def test_the_gradients_given_are_not_changed() -> None:
+    grads = slopes()[0]
+    before = {n: g.clone() for n, g in grads.items()}
+    ours, state, params = sgd(0.1, momentum=0.9, weight_decay=0.1), OptimizerState(), start()
+    for _ in range(3):
+        ours.update(params, grads, state)
+    assert all(torch.equal(grads[n], before[n]) for n in SHAPES)
+
+
+def test_schedules() -> None:
+    assert [sgd(schedule="constant").scale(p) for p in (0.0, 0.5, 0.9)] == [1.0, 1.0, 1.0]
+    assert [sgd(schedule="linear").scale(p) for p in (0.0, 0.25, 0.75)] == [1.0, 0.75, 0.25]
+    cosine = [adam(schedule="cosine").scale(p) for p in (0.0, 1 / 3, 0.5, 1.0)]
+    assert cosine == pytest.approx([1.0, 0.75, 0.5, 0.0], abs=1e-15)
+
+
+def test_the_schedule_scales_every_rate() -> None:
+    params = {"a": torch.ones((), dtype=torch.float64), "b": torch.ones((), dtype=torch.float64)}
+    ours = sgd(0.1, rates={"b": 0.4})
+    ours.update(params, {n: torch.ones((), dtype=torch.float64) for n in params}, ours.init(), 0.5)
+    assert (float(params["a"]), float(params["b"])) == (pytest.approx(0.95), pytest.approx(0.8))
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError) as error:
+        sgd(rates={"usr": 0.5}).check_patterns(["linear.weight", "user"])
+    assert str(error.value) == (
+        "The learning rate pattern 'usr' matches no parameter; they are ['linear.weight', 'user']. Did you mean 'user'?"
+    )
+    sgd(rates={"linear.*": 0.5, "user": 1.0}).check_patterns(["linear.weight", "user"])
+
+
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
+def test_numbers_out_of_range_are_refused(bad: float) -> None:
+    for name in ("learning_rate", "momentum", "weight_decay"):
+        with pytest.raises(ConfigError, match=f"^{name} must be a number of at least 0; got {bad}"):
+            Optimizer(**{name: bad})
+    with pytest.raises(ConfigError, match=f"^The learning rate of 'user' must be at least 0; got {bad}"):
+        sgd(rates={"user": bad})
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(ConfigError, match="^schedule must be 'constant', 'linear' or 'cosine'; got 'step'"):
+        sgd(schedule="step")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rmsprop"):
+        Optimizer("rmsprop")  # type: ignore[arg-type]

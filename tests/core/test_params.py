@@ -1,0 +1,91 @@
+"""Arithmetic on parameters, by numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.core import params as p
+from fedkeep.core.errors import NonFiniteError, UploadError
+
+
+def tree(*values: float) -> dict[str, Tensor]:
+    return {"w": torch.tensor(values)}
+
+
+def test_weighted_mean_by_hand() -> None:
+    mean = p.weighted_mean([tree(1.0, 0.0), tree(4.0, -2.0), tree(10.0, 8.0)], [1, 2, 3])
+    assert mean["w"].tolist() == pytest.approx([(1 + 8 + 30) / 6, (0 - 4 + 24) / 6])
+    assert mean["w"].dtype == torch.float32
+
+
+def test_weighted_mean_takes_counters_from_one_tree() -> None:
+    trees = [{"w": torch.tensor(float(k)), "n": torch.tensor(k)} for k in (3, 5)]
+    mean = p.weighted_mean(trees, [1, 3])
+    assert mean["n"].dtype == torch.int64
+    assert (float(mean["w"]), int(mean["n"])) == (4.5, 3)
+    mean["n"] += 1
+    assert int(trees[0]["n"]) == 3
+
+
+def test_weighted_mean_matches_names_not_positions() -> None:
+    mean = p.weighted_mean([{"a": torch.ones(1), "b": torch.zeros(1)}, {"b": torch.zeros(1), "a": torch.ones(1)}], [1, 1])
+    assert (float(mean["a"]), float(mean["b"])) == (1.0, 0.0)
+
+
+def test_weighted_mean_sums_in_double_precision() -> None:
+    trees = [tree(1.0)] + [tree(2.0**-24)] * 1024  # in single precision each addition after the first is lost
+    total = float(p.weighted_mean(trees, [1.0] * 1025)["w"]) * 1025
+    assert total == pytest.approx(1 + 1024 * 2.0**-24, rel=1e-7)
+
+
+@pytest.mark.parametrize(("trees", "weights"), [([], []), ([tree(1.0)], [0.0]), ([tree(1.0)], [float("nan")])])
+def test_weighted_mean_of_nothing(trees: list[dict[str, Tensor]], weights: list[float]) -> None:
+    with pytest.raises(UploadError) as error:
+        p.weighted_mean(trees, weights)
+    total = float(sum(weights))
+    assert str(error.value) == f"An average needs at least one upload of positive weight; got {len(trees)} of total {total}."
+
+
+def test_a_weight_of_zero_counts_nothing() -> None:
+    assert float(p.weighted_mean([tree(7.0), tree(2.0)], [0, 4])["w"]) == 2.0
+
+
+def test_add_and_subtract_by_name() -> None:
+    a, b = {"x": torch.tensor(3.0), "y": torch.tensor(1.0)}, {"x": torch.tensor(2.0)}
+    assert {n: float(v) for n, v in p.subtract(a, b).items()} == {"x": 1.0}
+    assert {n: float(v) for n, v in p.add(a, b, 0.5).items()} == {"x": 4.0, "y": 1.0}
+
+
+def test_norm_is_taken_over_all_tensors_together() -> None:
+    assert float(p.l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]]), "n": torch.tensor(9)})) == 5.0
+    assert float(p.l2_norm({"n": torch.tensor(9)})) == 0.0
+
+
+def test_bytes() -> None:
+    assert p.nbytes({"a": torch.zeros(3, 2), "b": torch.zeros(5, dtype=torch.int64), "c": torch.zeros(())}) == 24 + 40 + 4
+
+
+def test_a_clone_shares_nothing() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    copy = p.clone({"a": leaf})
+    copy["a"] += 1
+    assert not copy["a"].requires_grad
+    assert leaf.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finiteness_names_the_tensor(bad: float) -> None:
+    good: dict[str, Tensor] = {"n": torch.tensor(1), "a": torch.ones(3)}
+    p.check_finite(good, "The update")
+    with pytest.raises(NonFiniteError) as error:
+        p.check_finite({**good, "b": torch.tensor([0.0, bad])}, "The update")
+    assert str(error.value) == (
+        "The update: 'b' holds a NaN or an infinity. Lower the learning rate or set clip_norm."
+    )
+
+
+def test_difference_of_names() -> None:
+    assert p.difference_of_names(["a", "b"], ["b", "a"]) == ""
+    assert p.difference_of_names(["b", "a"], ["c"]) == "missing ['a', 'b'], unknown ['c']"

@@ -1,0 +1,173 @@
+"""Methods are values: their defaults, their reductions, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedkeep import Method, Phase, Split, adam, methods, sgd
+from fedkeep.core.errors import ConfigError, MethodError, SplitError
+from fedkeep.methods import METHODS, fedavg, furl, local, terms
+from fedkeep.methods.base import forward
+from tests.tiny import Logits
+
+NAMES = ["user", "linear.weight", "linear.bias"]
+
+
+def test_fedavg_is_the_default_of_every_field() -> None:
+    assert fedavg() == Method()
+    assert Method() == Method(
+        "fedavg", Split(), (Phase(terms.cross_entropy(), "all", sgd(0.1), 1, None, 32, None, "opted_in"),), "examples", 1,
+        "model", sgd(1.0), (), forward, forward, None,
+    )  # fmt: skip
+
+
+def test_furl_is_fedavg_but_for_the_split() -> None:
+    given = furl("user")
+    assert given == Method(
+        "furl", Split("user"), private_init=0.0, adapt=(Phase(trains="private", epochs=10, examples="all"),)
+    )
+    assert given.private_scale == 1
+    assert given.but(name="fedavg", split=Split(), private_init="model", adapt=()) == fedavg()
+
+
+def test_local_keeps_everything() -> None:
+    phase = Phase(examples="all")
+    assert local() == Method("local", Split("*"), (phase,), adapt=(phase,), predict_shared=None)
+
+
+@pytest.mark.parametrize("build", [fedavg, furl, local])
+def test_every_option_reaches_the_phase(build: Callable[..., Method]) -> None:
+    loss, optimizer = terms.squared_error(), adam(0.5)
+    method = build(loss=loss, optimizer=optimizer, epochs=3, batch_size=7, clip_norm=2.0)
+    (phase,) = method.phases
+    assert (phase.loss, phase.trains, phase.optimizer) == (loss, "all", optimizer)
+    assert (phase.epochs, phase.steps, phase.batch_size, phase.clip_norm) == (3, None, 7, 2.0)
+
+
+def test_furl_options() -> None:
+    adapt = Phase(trains="private", steps=4)
+    given = furl(
+        ["user", "linear.bias"], weighting="uniform", private_scale="fedavg", private_init=("normal", 0.1),
+        server_optimizer=sgd(1.0, momentum=0.9), adapt=adapt,
+    )  # fmt: skip
+    assert (given.split, given.weighting, given.private_scale) == (Split(["user", "linear.bias"]), "uniform", "fedavg")
+    assert (given.private_init, given.server_optimizer, given.adapt) == (("normal", 0.1), sgd(1.0, momentum=0.9), (adapt,))
+    assert fedavg(weighting="uniform", server_optimizer=adam(0.1)).server_optimizer == adam(0.1)
+    with pytest.raises(MethodError) as error:
+        furl([])
+    assert str(error.value) == "FURL needs at least one private pattern; with none it is methods.fedavg()."
+
+
+def test_the_table_names_every_method() -> None:
+    assert METHODS == {"fedavg": fedavg, "furl": furl, "local": local}
+    for name, build in METHODS.items():
+        assert build().name == name
+        assert getattr(methods, name) is build
+
+
+def test_methods_are_frozen_and_hashable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        furl().name = "mine"  # type: ignore[misc]
+    assert len({furl(), furl(), fedavg()}) == 2
+    with pytest.raises(TypeError, match="wieghting"):
+        furl().but(wieghting="uniform")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": -1}, "epochs and steps must be at least 0; got -1 and None."),
+        ({"steps": -2}, "epochs and steps must be at least 0; got 1 and -2."),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0."),
+        ({"clip_norm": 0.0}, "clip_norm must be positive, or None for no clipping; got 0.0."),
+        ({"clip_norm": float("nan")}, "clip_norm must be positive, or None for no clipping; got nan."),
+        ({"examples": "opted"}, "examples must be 'opted_in' or 'all'; got 'opted'."),
+    ],
+)
+def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MethodError) as error:
+        Phase(**options)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"phases": ()}, "Method 'fedavg' has no phase: a round would train nothing."),
+        ({"weighting": "size"}, "weighting must be 'examples' or 'uniform'; got 'size'."),
+        ({"private_scale": 2}, "private_scale must be 1 or 'fedavg'; got 2."),
+    ],
+)
+def test_a_method_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MethodError) as error:
+        Method(**options)
+    assert str(error.value) == message
+
+
+def test_what_a_phase_trains() -> None:
+    split = Split("user")
+    assert Phase().trained_names(split, NAMES) == NAMES
+    assert Phase(trains="private").trained_names(split, NAMES) == ["user"]
+    assert Phase(trains="federated").trained_names(split, NAMES) == ["linear.weight", "linear.bias"]
+    assert Phase(trains="linear.*").trained_names(split, NAMES) == ["linear.weight", "linear.bias"]
+    assert Phase(trains=("*.bias", "user")).trained_names(split, NAMES) == ["user", "linear.bias"]
+    with pytest.raises(MethodError) as error:
+        Phase(trains=("user", "haed.*")).trained_names(split, NAMES)
+    assert str(error.value) == f"trains='haed.*' matches no trainable parameter; they are {NAMES}."
+
+
+def test_opted_out_examples_may_not_train_what_leaves() -> None:
+    with pytest.raises(MethodError) as error:
+        furl().but(phases=(Phase(examples="all"),)).check(Logits())
+    assert str(error.value) == (
+        "A phase of 'furl' trains the federated 'linear.weight' on all examples, so opted-out examples would "
+        "influence what leaves the client. Use examples='opted_in', or train private parameters alone."
+    )
+    with pytest.raises(MethodError, match="trains the federated 'linear.bias' on all examples"):
+        furl().but(phases=(Phase(trains=("linear.bias",), examples="all"),)).check(Logits())
+    with pytest.raises(MethodError) as error:
+        furl().but(phases=(Phase(), Phase(trains="private", examples="all"))).check(Logits())
+    assert str(error.value) == (
+        "'furl' trains the private 'user' on all examples in one phase and together with the federated "
+        "'linear.weight' in another, so opted-out examples would influence what leaves the client. "
+        "Use examples='opted_in' in both."
+    )
+    furl().but(phases=(Phase(trains="federated"),)).check(Logits())
+    local().check(Logits())
+
+
+def test_check_refuses_patterns_that_match_nothing() -> None:
+    with pytest.raises(SplitError, match="^Split pattern 'usr' matches no parameter of Logits"):
+        furl("usr").check(Logits())
+    with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
+        furl(optimizer=sgd(0.1, rates={"usr": 1.0})).check(Logits())
+    with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
+        furl(server_optimizer=sgd(1.0, rates={"usr": 1.0})).check(Logits())
+    with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
+        furl(adapt=Phase(trains="private", optimizer=sgd(0.1, rates={"usr": 1.0}))).check(Logits())
+    with pytest.raises(MethodError, match="^trains='usr' matches no trainable parameter"):
+        furl(adapt=Phase(trains="usr")).check(Logits())
+    furl(optimizer=sgd(0.1, rates={"user": 1.0})).check(Logits())
+
+
+def test_a_frozen_parameter_is_not_trained() -> None:
+    model = Logits()
+    model.linear.requires_grad_(False)
+    assert Phase().trained_names(Split("user"), [n for n, p in model.named_parameters() if p.requires_grad]) == ["user"]
+    with pytest.raises(MethodError, match="matches no trainable parameter"):
+        furl().but(phases=(Phase(trains="linear.*"),)).check(model)
+
+
+def test_forward_is_the_models_own() -> None:
+    from fedkeep.core.net import Net
+
+    net = Net(Logits())
+    batch = {"x": torch.ones(2, 3)}
+    assert torch.equal(forward(net, net.initial(), batch), net(net.initial(), batch))
+    assert isinstance(net.module, nn.Module)

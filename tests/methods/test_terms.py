@@ -1,0 +1,205 @@
+"""Terms, by numbers worked out by hand; every term moves a gradient; padding changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods import terms
+from fedkeep.methods.terms import Term
+from tests.tiny import Logits
+
+
+class Given(nn.Module):
+    """Returns its column ``x`` times its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x
+
+
+class Tasks(nn.Module):
+    """Two tasks, one output each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"topic": self.user * x, "stars": self.user * x[:, 0]}
+
+
+def value(term: Term, batch: Batch, module: nn.Module | None = None) -> float:
+    net = Net(module or Given())
+    return float(term(net, net.initial(), batch, {}))
+
+
+LOGITS = torch.tensor([[math.log(1), math.log(3)], [math.log(4), math.log(1)], [0.0, 0.0]], dtype=torch.float64)
+LABELS = torch.tensor([1, 1, 0])
+LOSSES = [math.log(4 / 3), math.log(5), math.log(2)]  # softmax: 3/4, 1/5, 1/2
+
+
+def test_cross_entropy_by_hand() -> None:
+    assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS}) == pytest.approx(sum(LOSSES) / 3, abs=1e-15)
+
+
+def test_cross_entropy_takes_the_column_named() -> None:
+    batch = {"x": LOGITS, "topic": LABELS, "label": 1 - LABELS}
+    assert value(terms.cross_entropy("topic"), batch) == pytest.approx(sum(LOSSES) / 3, abs=1e-15)
+
+
+def test_examples_are_weighted() -> None:
+    weight = torch.tensor([1.0, 0.0, 3.0])
+    expected = (LOSSES[0] + 3 * LOSSES[2]) / 4
+    assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS, "weight": weight}) == pytest.approx(expected, abs=1e-15)
+
+
+def test_squared_error_by_hand() -> None:
+    batch = {"x": torch.tensor([1.0, 2.0, 5.0]).double(), "label": torch.tensor([0.0, 4.0, 4.0])}
+    assert value(terms.squared_error(), batch) == (1 + 4 + 1) / 3
+    assert value(terms.squared_error(), {**batch, "weight": torch.tensor([1.0, 2.0, 0.0])}) == (1 + 8) / 3
+    assert value(terms.squared_error(), {**batch, "label": torch.tensor([0, 4, 4])}) == 2.0
+
+
+def test_squared_error_does_not_broadcast() -> None:
+    """(B, 1) against (B,) would silently compare every output with every label."""
+    batch = {"x": torch.tensor([[1.0], [2.0], [5.0]]).double(), "label": torch.tensor([1.0, 2.0, 5.0])}
+    try:
+        assert value(terms.squared_error(), batch) == 0.0
+    except MethodError as error:
+        assert "(3, 1)" in str(error)  # noqa: PT017
+
+
+def test_l2_penalty_by_hand() -> None:
+    net = Net(Given())
+    params = {"user": torch.tensor([1.0, -2.0]), "head.w": torch.tensor([[3.0]]), "n": torch.tensor(7)}
+    assert float(terms.l2_penalty("user")(net, params, {}, {})) == 2.5  # half of 1 + 4; the norm itself is 2.236
+    assert float(terms.l2_penalty("*")(net, params, {}, {})) == 7.0
+    with pytest.raises(MethodError) as error:
+        terms.l2_penalty("usr")(net, params, {}, {})
+    assert str(error.value) == "The penalty's pattern 'usr' matches no parameter; they are ['user', 'head.w', 'n']."
+
+
+def test_terms_add_and_scale() -> None:
+    batch = {"x": LOGITS, "label": LABELS}
+    term = terms.cross_entropy() + 0.5 * terms.l2_penalty("w") + 2 * terms.cross_entropy()
+    assert value(term, batch) == pytest.approx(3 * sum(LOSSES) / 3 + 0.25, abs=1e-14)
+    assert term == terms.cross_entropy() + 0.5 * terms.l2_penalty("w") + 2 * terms.cross_entropy()
+    with pytest.raises(TypeError, match="Term is no term: it lacks __call__"):
+        value(Term(), batch)
+
+
+MULTI = {
+    "x": LOGITS,
+    "topic": torch.tensor([1, -1, 0]),
+    "stars": torch.tensor([1.0, float("nan"), 2.0], dtype=torch.float64),
+}
+
+
+def test_multi_task_by_hand() -> None:
+    loss = terms.multi_task(
+        {"topic": terms.cross_entropy("topic", "topic"), "stars": terms.squared_error("stars", "stars")}, {"stars": 0.5}
+    )
+    topic = (LOSSES[0] + LOSSES[2]) / 2  # the example without a label is left out of the mean
+    stars = ((0 - 1) ** 2 + (0 - 2) ** 2) / 2
+    assert value(loss, MULTI, Tasks()) == pytest.approx(topic + 0.5 * stars, abs=1e-14)
+
+
+def test_a_task_that_nobody_labelled_is_zero_and_pulls_nothing() -> None:
+    batch = {**MULTI, "topic": torch.tensor([-1, -1, -1]), "stars": torch.full((3,), float("nan")).double()}
+    loss = terms.multi_task(
+        {"topic": terms.cross_entropy("topic", "topic"), "stars": terms.squared_error("stars", "stars")}
+    )
+    net = Net(Tasks())
+    params = {n: v.requires_grad_() for n, v in net.initial().items()}
+    result = loss(net, params, batch, {})
+    (slope,) = torch.autograd.grad(result, [params["user"]])
+    assert (result.item(), slope.item()) == (0.0, 0.0)
+
+
+def test_examples_without_a_label_pull_nothing() -> None:
+    loss = terms.squared_error("stars", "stars")
+    net = Net(Tasks())
+    slopes = []
+    for rows in (slice(None), [0, 2]):
+        params = {n: v.requires_grad_() for n, v in net.initial().items()}
+        batch = {n: v[rows] for n, v in MULTI.items()}
+        slopes.append(float(torch.autograd.grad(loss(net, params, batch, {}), [params["user"]])[0]))
+    assert math.isfinite(slopes[0])
+    assert slopes[0] == pytest.approx(slopes[1], abs=1e-15)
+
+
+def test_tasks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(MethodError) as error:
+        terms.multi_task({"topic": terms.cross_entropy()}, {"stars": 1.0})
+    assert str(error.value) == "Weights are given for ['stars'], but the tasks are ['topic']."
+    with pytest.raises(MethodError, match="but the tasks are"):
+        terms.multi_task({})
+    with pytest.raises(MethodError) as error:
+        value(terms.cross_entropy("topic", "topics"), MULTI, Tasks())
+    assert str(error.value) == "The model returns outputs for ['stars', 'topic']; the loss asks for task 'topics'."
+
+
+ALL = {
+    "cross_entropy": terms.cross_entropy(),
+    "l2_penalty": terms.l2_penalty("user"),
+    "sum": 0.1 * terms.cross_entropy() + terms.l2_penalty("*"),
+    "scaled": 0.01 * terms.l2_penalty("linear.*"),
+}
+
+
+def slopes_of(term: Term, batch: Batch) -> Params:
+    net = Net(Logits().double())
+    params = {n: (v + 0.3).requires_grad_() for n, v in net.initial().items()}  # away from what was received
+    found = torch.autograd.grad(term(net, params, batch, net.initial()), list(params.values()), allow_unused=True)
+    return {n: torch.zeros_like(params[n]) if g is None else g for n, g in zip(params, found, strict=True)}
+
+
+def example(rows: int = 5) -> Batch:
+    draw = torch.Generator().manual_seed(0)
+    return {
+        "x": torch.randn(rows, 3, generator=draw, dtype=torch.float64),
+        "label": torch.randint(0, 3, (rows,), generator=draw),
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_term_moves_a_gradient_that_scales_with_it(name: str) -> None:
+    once, thrice = slopes_of(ALL[name], example()), slopes_of(3 * ALL[name], example())
+    assert any(float(v.abs().max()) > 0 for v in once.values())
+    for parameter in once:
+        torch.testing.assert_close(thrice[parameter], 3 * once[parameter])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_content_of_padding_changes_no_bit(name: str) -> None:
+    weight = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
+    batch = {**example(), "weight": weight}
+    other = {**batch, "x": torch.where(weight[:, None] > 0, batch["x"], 1e6), "label": batch["label"].clone()}
+    other["label"][weight == 0] = 2
+    one, two = slopes_of(ALL[name], batch), slopes_of(ALL[name], other)
+    assert all(torch.equal(one[n], two[n]) for n in one)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_padding_equals_leaving_examples_out(name: str) -> None:
+    batch = example()
+    padded = {n: torch.cat([v, torch.zeros_like(v[:3])]) for n, v in batch.items()}
+    padded["weight"] = torch.tensor([1.0] * 5 + [0.0] * 3)
+    one, two = slopes_of(ALL[name], batch), slopes_of(ALL[name], padded)
+    for n in one:
+        torch.testing.assert_close(one[n], two[n], rtol=1e-14, atol=1e-15)
+
+
+def test_a_batch_of_padding_alone_pulls_nothing() -> None:
+    batch = {**example(), "weight": torch.zeros(5)}
+    assert all(float(v.abs().max()) == 0 for v in slopes_of(terms.cross_entropy(), batch).values())

@@ -1,0 +1,222 @@
+"""The split divides and merges, and only it lets anything leave a client."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedkeep import Split
+from fedkeep.core.errors import SplitError, UploadError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.engines import Sequential
+from fedkeep.methods import furl
+from fedkeep.split.split import Upload, check_upload
+from tests.tiny import Logits, Noisy, classes, job
+
+NAMES = ["user", "linear.weight", "linear.bias"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "private"),
+    [
+        ((), []),
+        ("user", ["user"]),
+        (["user"], ["user"]),
+        (("linear.*",), ["linear.weight", "linear.bias"]),
+        (("*",), NAMES),
+        (("USER", "*.bias"), ["linear.bias"]),
+        (("use",), []),
+        (("user*", "user"), ["user"]),
+    ],
+)
+def test_the_halves_are_disjoint_and_complete(patterns: Any, private: list[str]) -> None:
+    split = Split(patterns)
+    params = Net(Logits()).initial()
+    own, federated = split.personal(params), split.federated(params)
+    assert list(own) == private == split.private_names(NAMES)
+    assert [n for n in NAMES if n not in private] == list(federated)
+    merged = split.merge(federated, own)
+    assert merged.keys() == params.keys()
+    assert all(merged[n] is params[n] for n in NAMES)
+
+
+def test_a_split_is_a_value() -> None:
+    assert Split("user") == Split(["user"]) == Split(("user",))
+    assert hash(Split("user")) == hash(Split(["user"]))
+
+
+def test_a_name_in_the_wrong_half_is_refused() -> None:
+    split, params = Split("user"), Net(Logits()).initial()
+    with pytest.raises(SplitError) as error:
+        split.merge(params, {"linear.bias": params["linear.bias"]})
+    assert str(error.value) == "These names stand in the wrong half of the split: ['user', 'linear.bias']."
+
+
+def test_a_pattern_without_match_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(SplitError) as error:
+        Split(["user", "linaer.weight"]).check(Logits())
+    assert str(error.value) == (
+        "Split pattern 'linaer.weight' matches no parameter of Logits. Did you mean 'linear.weight'?"
+    )
+    with pytest.raises(SplitError) as error:
+        Split("zzz").check(Logits())
+    assert str(error.value) == (
+        "Split pattern 'zzz' matches no parameter of Logits. "
+        "Its parameters are ['user', 'linear.weight', 'linear.bias']."
+    )
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.head.weight = self.body.weight
+
+
+def test_storage_tied_across_the_halves_is_refused() -> None:
+    with pytest.raises(SplitError) as error:
+        Split("head.*").check(Tied())
+    assert str(error.value) == (
+        "Private 'head.weight' and federated 'body.weight' of Tied share one storage (tied weights), so the private "
+        "values would leave with the federated ones. Untie them, or put both in the same half."
+    )
+    Split("head.bias").check(Tied())
+    Split("*").check(Tied())
+    Split().check(Tied())
+
+
+def test_a_private_view_of_a_federated_tensor_is_tied() -> None:
+    class View(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole = nn.Parameter(torch.zeros(4))
+            self.user = nn.Parameter(self.whole.data[2:])
+
+    with pytest.raises(SplitError, match="^Private 'user' and federated 'whole' of View share one storage"):
+        Split("user").check(View())
+
+
+def test_the_table_places_every_parameter_and_buffer() -> None:
+    table = Split(["user", "norm.running_*"]).table(Noisy())
+    assert [(r["name"], r["half"], r["kind"], r["shape"], r["bytes"]) for r in table] == [
+        ("user", "private", "parameter", [3], 12),
+        ("norm.weight", "federated", "parameter", [3], 12),
+        ("norm.bias", "federated", "parameter", [3], 12),
+        ("norm.running_mean", "private", "buffer", [3], 12),
+        ("norm.running_var", "private", "buffer", [3], 12),
+        ("norm.num_batches_tracked", "federated", "buffer", [], 8),
+        ("linear.weight", "federated", "parameter", [3, 3], 36),
+        ("linear.bias", "federated", "parameter", [3], 12),
+    ]
+
+
+def test_an_upload_holds_the_change_of_the_federated_half() -> None:
+    start = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
+    trained = {"w": torch.tensor([1.5, 0.0]).requires_grad_(), "n": torch.tensor(7), "user": torch.tensor(9.0)}
+    upload = Split("user").upload(start, trained, 4.0)
+    assert {n: v.tolist() for n, v in upload.deltas.items()} == {"w": [0.5, -2.0], "n": 7}
+    assert not upload.deltas["w"].requires_grad
+    assert upload.weight == 4.0
+    trained["n"] += 1
+    assert int(upload.deltas["n"]) == 7
+
+
+def test_a_private_name_does_not_leave_even_if_the_server_asks_for_it() -> None:
+    params = Net(Logits()).initial()
+    assert "user" not in Split("user").upload(params, params, 1.0).deltas
+
+
+def test_only_the_split_makes_an_upload() -> None:
+    for key in (None, object()):
+        with pytest.raises(SplitError) as error:
+            Upload({"user": torch.zeros(1)}, 1.0, key)
+        assert str(error.value) == (
+            "An Upload is made by Split.upload alone, so that no private name can leave by accident."
+        )
+
+
+def canary(shape: torch.Size, number: int) -> Tensor:
+    """Return floats of a bit pattern that no training gives: 0x7A… with a counter in the mantissa, about 1e35."""
+    count = max(1, shape.numel())
+    return (torch.arange(count, dtype=torch.int32) + 0x7A5A0000 + 4096 * number).view(torch.float32).reshape(shape)
+
+
+def found(canaries: Params, content: bytes) -> list[str]:
+    return [n for n, v in canaries.items() for i in v.reshape(-1) if i.numpy().tobytes() in content]
+
+
+@pytest.mark.parametrize("private", ["user", ("user", "linear.bias"), ("user", "norm.running_*"), "*"])
+def test_no_canary_is_found_in_the_bytes_that_leave(private: Any) -> None:
+    """Private tensors hold canaries before training and others after it; neither are in the serialised upload."""
+    split, params = Split(private), Net(Noisy()).initial()
+    received = split.federated(params)
+    names = list(split.personal(params))
+    planted = {n: canary(params[n].shape, k) for k, n in enumerate(names) if params[n].is_floating_point()}
+    trained = {n: v + 0.5 if v.is_floating_point() else v + 1 for n, v in params.items()} | planted
+    assert planted
+    content = save(split.upload(received, trained, 3.0).deltas)
+    assert found(planted, content) == []
+    assert not any(n.encode() in content for n in names)
+    assert len(set(found(planted, save(planted)))) == len(planted)  # the search does find them where they are
+
+
+def test_no_canary_is_found_in_the_uploads_of_a_round() -> None:
+    """The same through the local run: neither the values before training nor those after it leave."""
+    method = furl("user", batch_size=4).but(private_init="model")
+    model = Logits()
+    with torch.no_grad():
+        model.user.copy_(torch.tensor([0.7390851, -1.3247180, 0.5671433]))
+    work = job(model, method, classes(kind="f4"))
+    planted = {"user": model.user.detach().clone()}
+    result = Sequential().run_cohort(work, method.split.federated(work.net.initial()), [0, 1, 2], 0, 0.0)
+    trained = {f"user-{k}": v for k, v in enumerate(result.private["user"])}
+    for upload in result.uploads:
+        content = save(upload.deltas)
+        assert list(upload.deltas) == ["linear.weight", "linear.bias"]
+        assert found(planted | trained, content) == []
+
+
+RECEIVED = {"a": torch.zeros(2), "b": torch.zeros(3)}
+
+
+def upload(deltas: Params, weight: float = 1.0) -> Upload:
+    return dataclasses.replace(Split().upload({}, {}, weight), deltas=deltas)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "weight", "fault"),
+    [
+        ({"a": torch.zeros(2)}, 1.0, "missing ['b']"),
+        ({"a": torch.zeros(2), "b": torch.zeros(3), "user": torch.zeros(1)}, 1.0, "unknown ['user']"),
+        (
+            {"a": torch.zeros(2), "b": torch.zeros(3, 1)},
+            1.0,
+            "'b' should be (3,) torch.float32, is (3, 1) torch.float32",
+        ),
+        (
+            {"a": torch.zeros(2), "b": torch.zeros(3).double()},
+            1.0,
+            "'b' should be (3,) torch.float32, is (3,) torch.float64",
+        ),
+        ({"a": torch.zeros(2), "b": torch.tensor([0, float("nan"), 0])}, 1.0, "'b' holds a NaN or an infinity"),
+        ({"a": torch.tensor([0, -float("inf")]), "b": torch.zeros(3)}, 1.0, "'a' holds a NaN or an infinity"),
+        (dict(RECEIVED), -1.0, "its weight is -1.0"),
+        (dict(RECEIVED), float("nan"), "its weight is nan"),
+        (dict(RECEIVED), float("inf"), "its weight is inf"),
+    ],
+)
+def test_a_faulty_upload_is_refused_with_its_client_named(deltas: Params, weight: float, fault: str) -> None:
+    with pytest.raises(UploadError) as error:
+        check_upload(upload(deltas, weight), RECEIVED, "ann")
+    assert str(error.value) == f"The upload of client 'ann' was refused: {fault}."
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 274.0])
+def test_a_good_upload_passes(weight: float) -> None:
+    check_upload(upload(dict(RECEIVED), weight), RECEIVED, "ann")

@@ -1,0 +1,178 @@
+"""Tiny data sets and models for the tests, and a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Method, Split
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.data import Ragged
+from fedkeep.engines import Job
+from fedkeep.store import Default, MemoryStore
+
+
+def parts(train: int, valid: int = 0, test: int = 0) -> list[str]:
+    """Return the split names of one client's rows."""
+    return ["train"] * train + ["valid"] * valid + ["test"] * test
+
+
+def classes(
+    counts: Sequence[int] = (5, 9, 3, 7, 4, 6),
+    *,
+    features: int = 3,
+    labels: int = 3,
+    valid: int = 2,
+    test: int = 3,
+    seed: int = 0,
+    opted_in: bool = False,
+    ids: Sequence[str] | None = None,
+    kind: str = "f8",
+) -> FederatedData:
+    """Return clients with ``counts`` training examples each and labels that depend on features and client."""
+    rng = np.random.default_rng(seed)
+    names = list(ids) if ids is not None else [f"user-{c}" for c in range(len(counts))]
+    owner, split = [], []
+    for name, count in zip(names, counts, strict=True):
+        rows = parts(count, valid, test)
+        owner += [name] * len(rows)
+        split += rows
+    x = rng.standard_normal((len(owner), features)).astype(kind)
+    own = np.array([names.index(name) for name in owner])
+    label = (x.argmax(1) + own) % labels
+    columns: dict[str, Any] = {"x": x, "label": label}
+    if opted_in:
+        columns["opted_in"] = rng.random(len(owner)) < 0.6
+    return FederatedData.from_columns(owner, columns, split, meta={"task": "multiclass", "classes": labels})
+
+
+def texts(
+    counts: Sequence[int] = (4, 6, 3, 5), *, vocabulary: int = 12, labels: int = 3, valid: int = 1, test: int = 2,
+    seed: int = 0,
+) -> FederatedData:  # fmt: skip
+    """Return clients with short texts of different lengths."""
+    rng = np.random.default_rng(seed)
+    owner, split = [], []
+    for client, count in enumerate(counts):
+        rows = parts(count, valid, test)
+        owner += [f"user-{client}"] * len(rows)
+        split += rows
+    length = rng.integers(1, 9, len(owner))
+    offsets = np.concatenate([[0], np.cumsum(length)])
+    ids = rng.integers(1, vocabulary, int(offsets[-1]))
+    columns: dict[str, Any] = {"text": Ragged(ids, offsets), "label": rng.integers(0, labels, len(owner))}
+    return FederatedData.from_columns(owner, columns, split, meta={"task": "multiclass", "classes": labels})
+
+
+class Logits(nn.Module):
+    """logits = W x + b + user, with values that are not zero."""
+
+    per_example = ("user",)
+
+    def __init__(self, features: int = 3, labels: int = 3, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.linear = nn.Linear(features, labels)
+            self.user = nn.Parameter(0.1 * torch.randn(labels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) + self.user
+        return out
+
+
+class Scalar(nn.Module):
+    """ŷ = w·x: one federated number."""
+
+    def __init__(self, w: float = 0.0) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x[:, 0]
+
+
+class Noisy(nn.Module):
+    """Batch statistics, dropout, and a private vector."""
+
+    per_example = ("user",)
+
+    def __init__(self, features: int = 3, labels: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.norm = nn.BatchNorm1d(features)
+            self.drop = nn.Dropout(dropout)
+            self.linear = nn.Linear(features, labels)
+            self.user = nn.Parameter(torch.zeros(labels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.drop(self.norm(x))) + self.user
+        return out
+
+
+def pairs(rows: dict[str, list[tuple[float, float]]], test: int = 0) -> FederatedData:
+    """Return a regression data set of (x, y) pairs by client; the last ``test`` pairs of each are its test examples."""
+    owner = [c for c, xy in rows.items() for _ in xy]
+    split = [s for xy in rows.values() for s in parts(len(xy) - test, 0, test)]
+    x = np.array([[x] for xy in rows.values() for x, _ in xy], "f8")
+    y = np.array([y for xy in rows.values() for _, y in xy], "f8")
+    return FederatedData.from_columns(owner, {"x": x, "label": y}, split, meta={"task": "regression"})
+
+
+def job(model: nn.Module, method: Method, data: FederatedData, seed: int = 0, **options: Any) -> Job:
+    """Return a job with a store in memory."""
+    net = Net(model)
+    store = MemoryStore(Default(method.split.personal(net.initial()), method.private_init, seed))
+    return Job(method, net, data, store, seed, **options)
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Tell whether two sets of tensors have the same names and bits."""
+    return a.keys() == b.keys() and all(bits(a[n]) == bits(b[n]) for n in a)
+
+
+def bits(value: Tensor) -> bytes:
+    """Return a tensor's bytes."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def everyone(store: Any, clients: int) -> Params:
+    """Return the private values of all clients."""
+    stacked: Params = store.read(range(clients))
+    return stacked
+
+
+def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """Return the bytes of every file below a folder, by relative path."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in but
+    }
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, call: str = "fsync") -> None:
+    """Let every flush (or rename) fail as on a full disk."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+
+
+def private_split() -> Split:
+    """Return the split of the tiny models: ``user`` is private."""
+    return Split("user")
+
+
+Array = NDArray[Any]
