@@ -1,0 +1,1 @@
+"""Benchmarks: each asserts a claim, and writes its numbers to ``results/``."""

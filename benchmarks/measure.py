@@ -15,7 +15,9 @@ import torch
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
-def interleaved(contenders: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
+def interleaved(
+    contenders: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 1
+) -> dict[str, list[float]]:
     """Return seconds of each contender, turn by turn; the order is reversed at every other turn."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-warm_up, turns):

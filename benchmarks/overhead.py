@@ -49,8 +49,18 @@ def main() -> None:
         {name: lambda c=c: subprocess.run([sys.executable, "-c", c], check=True) for name, c in code.items()}, 9
     )  # fmt: skip
     overhead, importing = ratio(seconds, "fedkeep", "plain"), ratio(imports, "fedkeep", "torch")
-    write("overhead", {"w1_round_over_plain": overhead, "import_over_torch": importing, "cohort": cohort, "turns": options.turns})
-    assert overhead["median"] <= 1.05, f"a round costs {overhead['median']:.3f} of the plain loop; claimed 1.05"
+    write(
+        "overhead",
+        {
+            "w1_round_over_plain": overhead,
+            "import_over_torch": importing,
+            "cohort": cohort,
+            "turns": options.turns,
+        },
+    )
+    assert overhead["median"] <= 1.05, (
+        f"a round costs {overhead['median']:.3f} of the plain loop; claimed 1.05"
+    )
     assert importing["median"] <= 1.15, f"import costs {importing['median']:.3f} of torch's; claimed 1.15"
 
 

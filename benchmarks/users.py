@@ -37,7 +37,9 @@ def one(users: int, rounds: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    x = np.broadcast_to(rng.integers(0, 100, LENGTH), (users * TEXTS, LENGTH))  # one text: no gigabytes of texts
+    x = np.broadcast_to(
+        rng.integers(0, 100, LENGTH), (users * TEXTS, LENGTH)
+    )  # one text: no gigabytes of texts
     label = np.broadcast_to(np.int64(3), users * TEXTS)
     method = methods.furl("user", optimizer=sgd(0.1), batch_size=16)
     torch.manual_seed(0)
@@ -45,9 +47,15 @@ def one(users: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         offsets, bounds = mapped_index(Path(folder), users)
         data = FederatedData({"x": x, "label": label}, offsets, RangeIds(users), bounds, check=False)
-        store = TableStore(Path(folder) / "private", Default(method.split.personal(net.initial()), 0.0), users)
+        store = TableStore(
+            Path(folder) / "private", Default(method.split.personal(net.initial()), 0.0), users
+        )
         server = Server(method.split.federated(net.initial()))
-        job, sampler, engine = Job(method, net, data, store, seed=0), Sampler(users, 10, "shuffled", 0), Sequential()
+        job, sampler, engine = (
+            Job(method, net, data, store, seed=0),
+            Sampler(users, 10, "shuffled", 0),
+            Sequential(),
+        )
 
         def step() -> None:
             run_round(job, engine, server, sampler(server.round))
@@ -74,7 +82,7 @@ def mapped_index(folder: Path, users: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def anonymous_mb() -> float:
-    """Return the process's memory that no file backs (Linux), in MB: what rounds allocate, not what the system caches."""
+    """Return the process's memory that no file backs (Linux), in MB: what rounds allocate, not the system's cache."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
@@ -92,8 +100,18 @@ def main() -> None:
     found: dict[int, list[dict[str, float]]] = {1_000: [], 1_000_000: []}
     for turn in range(options.turns):
         for users in sorted(found, reverse=bool(turn % 2)):
-            command = [sys.executable, "-m", "benchmarks.users", "--one", str(users), "--rounds", str(options.rounds)]
-            found[users].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.users",
+                "--one",
+                str(users),
+                "--rounds",
+                str(options.rounds),
+            ]
+            found[users].append(
+                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            )
     pairs = list(zip(found[1_000], found[1_000_000], strict=True))
     times = [b["seconds"] / a["seconds"] for a, b in pairs]
     memory = [b["memory_mb"] / a["memory_mb"] for a, b in pairs]
@@ -104,7 +122,9 @@ def main() -> None:
     }
     write("users", result)
     assert 0.9 <= result["time_ratio"]["median"] <= 1.1, f"time ratio {result['time_ratio']['median']:.3f}"
-    assert 0.9 <= result["memory_ratio"]["median"] <= 1.1, f"memory ratio {result['memory_ratio']['median']:.3f}"
+    assert 0.9 <= result["memory_ratio"]["median"] <= 1.1, (
+        f"memory ratio {result['memory_ratio']['median']:.3f}"
+    )
 
 
 if __name__ == "__main__":

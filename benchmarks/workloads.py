@@ -38,7 +38,12 @@ def w1_data(users: int = 200, texts: int = 96, length: int = 64, seed: int = 0) 
 
 
 def plain_round(
-    model: nn.Module, private: dict[int, Tensor], data: FederatedData, clients: list[int], rate: float = 0.1, batch: int = 16
+    model: nn.Module,
+    private: dict[int, Tensor],
+    data: FederatedData,
+    clients: list[int],
+    rate: float = 0.1,
+    batch: int = 16,
 ) -> None:
     """One round as a researcher writes it: load weights, mini-batch loop, backward, step, weighted average."""
     start = {n: v.clone() for n, v in model.state_dict().items() if n != "user"}

@@ -1,7 +1,7 @@
 """fedkeep: personalised federated learning. Name the parameters that are private; the rest is federated.
 
-    run = fedkeep.simulate(model, fedkeep.methods.furl("user"), data, rounds=100, cohort=10)
-    run.evaluate("test")
+run = fedkeep.simulate(model, fedkeep.methods.furl("user"), data, rounds=100, cohort=10)
+run.evaluate("test")
 """
 
 __version__ = "0.1.0"

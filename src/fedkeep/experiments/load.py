@@ -10,7 +10,6 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import difference_of_names, to
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
-from fedkeep.engines import Sampler
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, read_config
 from fedkeep.experiments.run_directory import RunDirectory, read_info
@@ -78,10 +77,6 @@ def load_run(
     initial = net.initial()
     default = Default(method.split.personal(initial), method.private_init, config.seed)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
-    pooled = bool(info.get("pooled"))
-    sampler = Sampler(
-        clients, len(clients) if pooled else config.run.cohort, config.run.sampling, config.seed
-    )
     server = to(method.split.federated(initial), device)
     directory = _opened(folder)
     try:
@@ -97,7 +92,7 @@ def load_run(
     records = folder / "records.jsonl"
     history = list(read_records(records)) if records.exists() else []
     return Run(
-        net, method, data, server, store, str(info.get("engine")), sampler.rounds_per_epoch, clients, held_out,
+        net, method, data, server, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
         history, directory.round, folder, device,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(content: Mapping[str, Any]) -> str:
-    """Return nested mappings of text, numbers, truth values, dates and lists as TOML; a key whose value is None is left out.
+    """Return nested mappings of text, numbers, truth values, dates and lists as TOML; None is left out with its key.
 
     Raises:
         TypeError: a value of another type.

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.experiments.reproduce import furl
 
-Scale = Literal["quick", "full"]
+Scale = Literal["quick", "medium", "full"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Request:
     Attributes:
         data: the folder of real data; None where the reproduction needs none.
         out: the folder of results.
-        scale: ``quick`` or ``full``.
+        scale: ``quick`` (minutes), ``medium`` (about an hour) or ``full`` (as long as in the paper).
         seeds: the seeds to run; None for the reproduction's own.
         workers: how many runs at a time, each in a process of its own.
         progress: True or False to force or forbid progress; None: on a terminal.

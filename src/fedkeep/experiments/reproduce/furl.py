@@ -25,7 +25,6 @@ class Configuration:
     name: str
     config: str
     published: float | None = None
-    best_recipe: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class Scene:
         stands_for: the paper's data set in whose place it is used.
         needs_data: reads real data.
         rows: the configurations, in the paper's order.
-        quick, full: overrides of every configuration at these scales.
-        seeds: the seeds of the full scale.
+        quick, medium: overrides of every configuration at these scales; the full scale has none.
+        seeds: the seeds of the full scale; the others have one.
     """
 
     name: str
@@ -46,19 +45,19 @@ class Scene:
     needs_data: bool
     rows: tuple[Configuration, ...]
     quick: Mapping[str, str]
-    full: Mapping[str, str]
-    seeds: tuple[int, ...]
+    medium: Mapping[str, str]
+    seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _rows(folder: str, published: Sequence[float]) -> tuple[Configuration, ...]:
+def _rows(folder: str, published: Sequence[float | None] = (None,) * 4) -> tuple[Configuration, ...]:
     gs, ps, gf, pf = published
     return (
         Configuration("Global Server", f"{folder}/global-server", gs),
         Configuration("Personalized Server", f"{folder}/personalized-server", ps),
         Configuration("Global FL, paper's recipe", f"{folder}/global-fl-paper", gf),
         Configuration("Personalized FL, paper's recipe", f"{folder}/personalized-fl-paper", pf),
-        Configuration("Global FL, best recipe", f"{folder}/global-fl", gf, best_recipe=True),
-        Configuration("Personalized FL, best recipe", f"{folder}/personalized-fl", pf, best_recipe=True),
+        Configuration("Global FL, best recipe", f"{folder}/global-fl", gf),
+        Configuration("Personalized FL, best recipe", f"{folder}/personalized-fl", pf),
     )
 
 
@@ -68,9 +67,16 @@ SCENES = (
         "Subreddit",
         True,
         _rows("furl", (0.2893, 0.6613, 0.1190, 0.6241)),
-        {"run.epochs": "4", "data.limit_users": "120", "data.max_length": "64"},
-        {},
-        (0,),
+        {"run.epochs": "3", "data.limit_users": "80", "data.max_length": "64"},
+        {"run.epochs": "16", "data.max_length": "80"},
+    ),
+    Scene(
+        "zulip_channels, bag of words",
+        "Subreddit-words",
+        True,
+        _rows("furl-words"),
+        {"run.epochs": "4", "data.limit_users": "80"},
+        {"run.epochs": "20"},
     ),
     Scene(
         "sticker-like (generated)",
@@ -78,8 +84,7 @@ SCENES = (
         False,
         _rows("furl-sticker", (0.5775, 0.6560, 0.5724, 0.6563)),
         {"run.epochs": "6", "data.users": "150"},
-        {},
-        (0, 1, 2),
+        {"run.epochs": "20"},
     ),
 )
 RATES = (0.03, 0.1, 0.3, 1.0)
@@ -91,7 +96,7 @@ def table3(request: Request) -> Path:
     from fedkeep.report.results import Row, over_seeds, write_results
 
     runs = request.out / "runs" / f"furl-table3-{request.scale}"
-    figures_folder = request.out / "furl-table3"
+    figures_folder = request.out / _result_name("furl-table3", request.scale)
     rows: list[Row] = []
     figures: list[Path] = []
     notes: list[str] = []
@@ -120,7 +125,7 @@ def table3(request: Request) -> Path:
     finished = [p for p in sorted(runs.iterdir()) if not (p / "fault.txt").exists()]
     page.write_report(finished, figures_folder / "page", title="FURL, Table 3")
     _, markdown = write_results(
-        request.out, f"furl-table3{'' if request.scale == 'full' else '-quick'}", rows,
+        request.out, _result_name("furl-table3", request.scale), rows,
         title="FURL, Table 3 and Figures 2-5", preamble=_preamble(notes), figures=figures,
     )  # fmt: skip
     return markdown
@@ -138,7 +143,7 @@ def _specs(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], 
         if request.scale == "full"
         else (0,)
     )
-    overrides = scene.quick if request.scale == "quick" else scene.full
+    overrides = {"quick": scene.quick, "medium": scene.medium, "full": {}}[request.scale]
     return {
         (row.name, seed): JobSpec(
             row.config,
@@ -265,6 +270,11 @@ def _references(
     ]
 
 
+def _result_name(name: str, scale: str) -> str:
+    """Return the results' name: a quick run doesn't replace a longer one's."""
+    return f"{name}-quick" if scale == "quick" else name
+
+
 def _preamble(faults: Sequence[str]) -> str:
     text = """
 Four configurations of one document model, each by one configuration file: with and without a user vector, trained
@@ -310,7 +320,7 @@ def sweep(request: Request) -> Path:
                     )
                 )  # fmt: skip
     _, markdown = write_results(
-        request.out, f"furl-sweep{'' if request.scale == 'full' else '-quick'}", rows,
+        request.out, _result_name("furl-sweep", request.scale), rows,
         title="FURL: learning rates swept",
         preamble="Best epoch's metric on the validation examples, for each local learning rate. A run that broke down "
         "(its loss became NaN) has no value.",

@@ -1,0 +1,82 @@
+# make demo    train FURL on generated text and show what it is worth
+# make test    the fast test suite
+# make check   lint, formatting, types, import contracts
+# make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
+# make bench   the benchmarks, each of which asserts its claim
+# make format  format the code and mend what the linter can mend
+# make clean   remove what these targets made, the virtual environment included
+#
+# The first call makes the virtual environment .venv and installs into it; later calls install again only after
+# pyproject.toml or setup.py has changed. Arguments of the command or of pytest: make demo ARGS="--out runs/mine",
+# make test ARGS="-k split". Arguments of `pip install torch`, e.g. another index: TORCH_ARGS.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The first interpreter of at least 3.11 that starts.
+PYTHON ?= $(or $(shell for p in python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done),python3.11)
+VENV ?= .venv
+TORCH := 2.13.0
+TORCH_ARGS ?=
+ARGS ?=
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp)
+
+# A process of the tests computes on one core each, so that workers don't get into each other's way.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test check slow bench format install clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(VENV)/torch-$(TORCH).stamp:
+	@test -x $(BIN)/python || { echo "Making the virtual environment $(VENV) with $(PYTHON) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing torch $(TORCH) ..."
+	@$(PIP) $(TORCH_ARGS) torch==$(TORCH)
+	@touch $@
+
+$(VENV)/run.stamp: $(VENV)/torch-$(TORCH).stamp $(SOURCES)
+	@echo "Installing fedkeep ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/torch-$(TORCH).stamp $(SOURCES)
+	@echo "Installing fedkeep and what its tests need ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/run.stamp $@
+
+install: $(VENV)/run.stamp
+
+demo: $(VENV)/run.stamp
+	@$(BIN)/fedkeep demo $(ARGS)
+
+test: $(VENV)/dev.stamp
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+slow: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+bench: $(VENV)/run.stamp
+	@failed=; for file in $$(grep -l __main__ benchmarks/*.py); do \
+		name=$$(basename $$file .py); echo "$$name ..."; \
+		$(BIN)/python -m benchmarks.$$name $(ARGS) || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+check: $(VENV)/dev.stamp
+	@echo "ruff ..." && $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "mypy ..." && $(BIN)/mypy
+	@echo "import contracts ..." && $(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache \
+		.hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

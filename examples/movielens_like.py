@@ -1,0 +1,59 @@
+"""Matrix factorisation: a user's row stays with the user, the films' rows are federated.
+
+Ratings are generated and written in the format of MovieLens 100K (``u.data``). Give the folder of the real set to run
+on it: python examples/movielens_like.py ml-100k
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedkeep
+from fedkeep.data.readers import movielens
+from fedkeep.methods import terms
+from fedkeep.models import MatrixFactorization
+
+
+def write_ratings(folder: Path, users: int = 100, films: int = 60, each: int = 30) -> None:
+    draw = np.random.default_rng(0)
+    taste, kind = draw.standard_normal((users, 3)), draw.standard_normal((films, 3))
+    lines = []
+    for user in range(users):
+        for film in draw.choice(films, each, replace=False):
+            score = 3.3 + 0.6 * taste[user] @ kind[film] + 0.3 * draw.standard_normal()
+            rating = int(np.clip(np.rint(score), 1, 5))
+            lines.append(f"{user + 1}\t{film + 1}\t{rating}\t{draw.integers(874_724_710, 893_286_638)}")
+    (folder / "u.data").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(folder: Path | None = None, epochs: int = 40) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as temporary:
+        if folder is None:
+            folder = Path(temporary)
+            write_ratings(folder)
+        data = movielens(folder).split_per_user(seed=0)
+    torch.manual_seed(0)
+    model = MatrixFactorization(items=data.meta["items"], dim=8)
+    with torch.no_grad():
+        model.mean.fill_(3.5)
+    loss = terms.squared_error() + 0.02 * terms.l2_penalty("user")
+    method = fedkeep.methods.furl(
+        "user*",
+        loss=loss,
+        optimizer=fedkeep.sgd(0.1, rates={"item*": 1.0}),
+        private_init=("normal", 0.1),
+        batch_size=8,
+    )
+    run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, evaluate_every=0)
+    own, shared = run.evaluate("test")["rmse"], run.evaluate("test", shared=True)["rmse"]
+    print(f"{data}\nRMSE on test: {own:.3f} with the users' own rows, {shared:.3f} without them")
+    return {"own": own, "shared": shared}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -1,0 +1,53 @@
+"""The native build; all else is declared in pyproject.toml.
+
+Without a C++ compiler the installation goes on and fedkeep runs the same layers in pure PyTorch.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+SOURCE = Path("src", "fedkeep", "kernels", "recurrent.cpp")
+
+
+def _builder():
+    spec = importlib.util.spec_from_file_location(
+        "fedkeep_kernels_build", Path(__file__).parent / SOURCE.with_name("build.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class BuildNative(build_ext):
+    """Builds the library with our own command: it is loaded through ctypes and knows neither Python nor PyTorch."""
+
+    def get_ext_filename(self, name):
+        """The name that fedkeep.kernels looks for."""
+        return str(Path(*name.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext):
+        """Builds the library, or says why not."""
+        builder = _builder()
+        try:
+            builder.build(Path(self.get_ext_fullpath(ext.name)))
+        except (builder.BuildError, OSError) as error:
+            print(f"warning: fedkeep's native kernels were not built: {error}", file=sys.stderr)
+
+
+class PlatformWheel(bdist_wheel):
+    """The library belongs to a platform, but to no version of Python."""
+
+    def get_tag(self):
+        """The tag in the wheel's name."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("fedkeep.kernels._recurrent", [str(SOURCE)], optional=True)],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,102 @@
+"""The application: its commands, and what becomes of errors.
+
+Exit codes: 0 done · 1 ``check`` found a violation · 2 wrong use, settings, data or run folder · 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+import fedkeep
+from fedkeep.cli.check import check
+from fedkeep.cli.demo import demo
+from fedkeep.cli.evaluate import evaluate
+from fedkeep.cli.listing import list_all
+from fedkeep.cli.output import complain
+from fedkeep.cli.personalize import personalize
+from fedkeep.cli.report import report
+from fedkeep.cli.reproduce import reproduce
+from fedkeep.cli.run import run
+from fedkeep.core.errors import FedkeepError
+
+
+class Commands(TyperGroup):
+    """Turns errors that fedkeep raises on purpose into a message and an exit code; others keep their traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except FedkeepError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            complain(f"Error: {error}")
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as stop:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            complain("Stopped.")
+            raise typer.Exit(130) from stop
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which they were added."""
+        return list(self.commands)
+
+
+app = typer.Typer(
+    name="fedkeep",
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Personalised federated learning: name the parameters that are private; the rest is federated.",
+    epilog="Start with: fedkeep demo",
+    suggest_commands=False,  # click suggests too
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedkeep {fedkeep.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error came from (a traceback).")
+    ] = False,
+) -> None:
+    """Personalised federated learning: name the parameters that are private; the rest is federated."""
+
+
+def _add(function: Any, example: str, name: str | None = None) -> None:
+    app.command(name or function.__name__, epilog=f"Example: {example}")(function)
+
+
+_add(demo, "fedkeep demo")
+_add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
+_add(check, "fedkeep check demo/personalized-fl")
+_add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
+_add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
+_add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
+_add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
+_add(list_all, "fedkeep list", "list")
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a character that the terminal lacks must not stop a run
+            stream.reconfigure(errors="replace")
+    app()

@@ -1,0 +1,86 @@
+"""``fedkeep check``: is a configuration's split sound?"""
+
+from __future__ import annotations
+
+import typer
+
+from fedkeep.cli.output import complain, say, show_table
+from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_folder, find_config
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch
+from fedkeep.data import FederatedData
+from fedkeep.engines.local import float_type, load_batch
+from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.methods import Method
+from fedkeep.report.wording import size
+from fedkeep.split import CheckReport, check_split
+from fedkeep.split.check import EQUATIONS
+
+USERS, EXAMPLES = 3, 8
+
+
+def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
+    """Print what is private and what is federated, and probe FURL's three constraints on a few real users.
+
+    CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
+    """
+    found = find_config(config, overrides)
+    examples = build_data(found.config, data_folder(data))
+    method = build_method(found.config.method)
+    model = build_model(found.config, examples)
+    module = method.extend(model) if method.extend else model
+    method.check(module)
+    batches = first_batches(examples, Net(module))
+    reports = [
+        check_split(module, method.split, batches, loss=p.loss, seed=found.config.seed) for p in method.phases
+    ]
+    pooled = found.config.run.engine == "pooled"
+    show_split(
+        found.config.name or found.label, method, reports[0], None if pooled else found.config.run.cohort
+    )
+    violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
+    for line in violations:
+        complain(line)
+    if violations:
+        raise typer.Exit(1)
+    for number in dict.fromkeys(n for report in reports for n in report.probed):
+        say(f"✓ equation ({number}) holds: {EQUATIONS[number]}")
+    if not reports[0].probed:
+        why = "nothing is private" if not method.split.private else "fewer than two users have training examples"
+        say(f"✓ patterns match, nothing is tied across the halves. No equation was probed: {why}.")
+
+
+def first_batches(data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES) -> list[Batch]:
+    """Return a small batch of training examples of each of the first users that have any."""
+    kind = float_type(net.initial())
+    batches = []
+    for client in range(len(data)):
+        rows = data.rows(client, "train")
+        if len(rows):
+            batches.append(load_batch(data, list(rows[:examples]), "cpu", kind))  # type: ignore[arg-type]
+        if len(batches) == users:
+            break
+    return batches
+
+
+def show_split(name: str, method: Method, report: CheckReport, cohort: int | None) -> None:
+    """Print the split's table with shapes and bytes, and the traffic of a round."""
+    rows = []
+    total = {"federated": 0, "private": 0}
+    for row in report.table:
+        nbytes = int(str(row["bytes"]))
+        total[str(row["half"])] += nbytes
+        shape = " × ".join(str(n) for n in row["shape"]) or "scalar"  # type: ignore[attr-defined]
+        rows.append([str(row["name"]), str(row["half"]), str(row["kind"]), shape, size(nbytes)])
+    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in total.items()]
+    if cohort is None:
+        note = "Centralised training: all users' data and private values are in one place; nothing is sent."
+    else:
+        one = total["federated"]
+        note = (
+            f"A round sends {size(one)} down and {size(one)} up for each user ({cohort} users: {size(cohort * one)} "
+            f"each way). The {size(total['private'])} of private values never leave a user's device."
+        )
+    show_table(
+        f"{name}: the split of {method.name}", ["Parameter", "Half", "Kind", "Shape", "Bytes"], rows, 3, note
+    )

@@ -1,0 +1,50 @@
+"""``fedkeep evaluate``: judge a finished run again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import metrics_table, show_table
+from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument, data_folder
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data import SPLITS
+from fedkeep.engines import judge
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.simulate import Run
+from fedkeep.report.wording import metric_name, number
+
+
+def evaluate(
+    run: RunArgument,
+    split: Annotated[str, typer.Option("--split", help="train, valid or test.")] = "test",
+    per_client: Annotated[bool, typer.Option("--per-client", help="Show every user too.")] = False,
+    data: DataOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Judge every user's own model after the run's last round. RUN is the folder that fedkeep run wrote."""
+    if split not in SPLITS:
+        raise DataError(
+            f"--split wants one of {', '.join(SPLITS)}; got {split!r}.{did_you_mean(split, SPLITS)}"
+        )
+    loaded = load_run(run, data_folder=data_folder(data), device=device)
+    metrics = loaded.evaluate(split)
+    if not metrics:
+        raise DataError(f"The users of {run} have no {split} examples, so there is nothing to judge.")
+    metrics_table(f"{run}: after round {loaded.round}", {split: metrics})
+    if per_client:
+        show_clients(loaded, split)
+
+
+def show_clients(run: Run, split: str) -> None:
+    """Print a table with a row for every user."""
+    for judged in judge(
+        run.method, run.net, run.server, run.private, run.data, run.clients.tolist(), split, device=run.device
+    ):
+        metric = judged.task.metric("rmse" if judged.task.kind == "regression" else "accuracy")
+        rows = [
+            [str(run.data.ids[client]), f"{count:,}", number(value, metric)]
+            for client, (value, count) in judged.per_client().items()
+        ]
+        show_table(f"Users, on {split}", ["User", "Examples", metric_name(metric)], rows)

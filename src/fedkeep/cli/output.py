@@ -1,0 +1,71 @@
+"""What the commands print: tables on standard output, complaints on standard error."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedkeep.report.wording import metric_name, number
+
+WIDE = 160
+
+
+def console(stderr: bool = False) -> Console:
+    """Return a console that fits its terminal; in a pipe or a file, lines are as long as they need to be."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = shutil.get_terminal_size().columns if stream.isatty() else WIDE
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def say(text: str) -> None:
+    """Print a line on standard output as it is, whatever brackets it holds; a path is never broken into lines."""
+    console().print(Text(text), soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a line about progress on standard error, on a terminal only."""
+    if sys.stderr.isatty():
+        console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print an error on standard error, red where colours are shown."""
+    console(stderr=True).print(Text(text, style="bold red"), soft_wrap=True)
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, note: str = ""
+) -> None:
+    """Print a table.
+
+    Args:
+        title: above it.
+        columns: the headings; all empty: no line of headings.
+        rows: cells as text.
+        left: how many columns from the left hold text; the others are aligned right.
+        note: below it.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False, show_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(Text(name), justify="left" if index < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    out = console()
+    out.print(Text(title, style="bold"), soft_wrap=True)
+    out.print(table)
+    if note:
+        out.print(Text(note), soft_wrap=True)
+    out.print()
+
+
+def metrics_table(title: str, columns: Mapping[str, Mapping[str, float]], note: str = "") -> None:
+    """Print a table with a row for every metric and a column for every split."""
+    names = dict.fromkeys(name for metrics in columns.values() for name in metrics)
+    rows = [[metric_name(n), *(number(metrics.get(n), n) for metrics in columns.values())] for n in names]
+    show_table(title, ["", *columns], rows, note=note)

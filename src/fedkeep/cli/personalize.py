@@ -1,0 +1,154 @@
+"""``fedkeep personalize``: fit private parameters of users who took no part in federation."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from fedkeep.cli.output import say, show_table
+from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument, data_folder
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.files import write_tensors
+from fedkeep.core.params import Params
+from fedkeep.engines import tasks_of
+from fedkeep.experiments.analyses import cold_start_form, write_analyses
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.personalize import DEFAULT_K, cold_start, personalize_client
+from fedkeep.experiments.simulate import HEADLINE, Run
+from fedkeep.report.wording import metric_name, number
+
+K = "0,1,2,5,10,20,50,all"
+
+
+def personalize(
+    run: RunArgument,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client", metavar="ID", help="A user; by default all that were held out. May be repeated."
+        ),
+    ] = None,
+    k: Annotated[str, typer.Option("--k", help="Numbers of own examples to fit on.")] = K,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Keep each named user's private values here, fitted on the last k."
+        ),
+    ] = None,
+    data: DataOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Fit only private parameters on k own examples: the federated part is frozen, nothing is uploaded.
+
+    RUN is the folder that fedkeep run wrote. Without --client, all users that it held out of federation are measured.
+    """
+    ks = parse_k(k)
+    if out is not None and not client:
+        raise ConfigError("--out keeps the private values of users named by --client; name at least one.")
+    loaded = load_run(run, data_folder=data_folder(data), device=device)
+    if client:
+        _named(loaded, list(dict.fromkeys(client)), ks, out)
+    else:
+        _held_out(loaded, run, ks)
+
+
+def parse_k(text: str) -> list[int | None]:
+    """Return ``"0,5,all"`` as ``[0, 5, None]``.
+
+    Raises:
+        ConfigError: something else stands there.
+    """
+    ks: list[int | None] = []
+    for word in (w.strip() for w in text.split(",")):
+        if word != "all" and not (word.isascii() and word.isdigit()):
+            raise ConfigError(
+                f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word!r}."
+            )
+        ks.append(None if word == "all" else int(word))
+    return ks
+
+
+def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
+    if not len(run.held_out):
+        raise ConfigError(
+            f"No user was held out of {folder}. Name users with --client ID, or train with --set run.hold_out=0.1."
+        )
+    found = cold_start(run, ks=ks)
+    rows = [
+        [
+            "all" if k is None else str(k),
+            number(mean, found.metric),
+            number(std, found.metric),
+            number(pooled, found.metric),
+        ]
+        for k, mean, std, pooled in zip(found.k, found.mean, found.std, found.pooled, strict=True)
+    ]
+    per_user = "rmse" if found.metric == "rmse" else "accuracy"
+    show_table(
+        f"{found.clients} users held out of federation, on their test examples",
+        [
+            "Own examples",
+            f"{metric_name(per_user)}, mean over users",
+            "Deviation",
+            f"{metric_name(found.metric)}, all examples",
+        ],
+        rows,
+        note="Only private parameters were fitted; nothing was uploaded.",
+    )
+    if tuple(ks) == DEFAULT_K:
+        write_analyses(folder, {"cold_start": cold_start_form(found)})
+        say(f"Kept for the report: fedkeep report {folder}")
+
+
+def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None) -> None:
+    task = tasks_of(run.data)[0]
+    metric = task.metric(HEADLINE[task.kind])
+    for name in clients:
+        run.data.index(name)
+        if out is not None:
+            _check_free(out / state_name(name))
+    rows = []
+    for name in clients:
+        values: Params = {}
+        cells = []
+        for k in ks:
+            values, metrics = personalize_client(run, name, k)
+            cells.append(number(metrics.get(metric), metric))
+        rows.append([name, f"{run.data.count(run.data.index(name), 'train'):,}", *cells])
+        if out is not None:
+            _keep(out / state_name(name), values)
+    heads = ["k = all" if k is None else f"k = {k}" for k in ks]
+    show_table(
+        f"{metric_name(metric)} on the user's test examples after fitting on k of its own",
+        ["User", "Has", *heads],
+        rows,
+        note="Only private parameters were fitted; nothing was uploaded.",
+    )
+    if out is not None:
+        for name in clients:
+            say(f"Private values of {name}: {out / state_name(name)}")
+
+
+def state_name(client: str) -> str:
+    """Return the name of a user's file: a hash, so that no id can name a place elsewhere or clash with another."""
+    return f"{hashlib.sha256(client.encode('utf-8')).hexdigest()[:32]}.safetensors"
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise RunError(
+            f"{path} already exists; it is not overwritten. Move it, or name another folder with --out."
+        )
+
+
+def _keep(path: Path, values: Params) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot make the folder {path.parent}: {error.strerror}.") from error
+    _check_free(path)
+    write_tensors(path, {name: torch.as_tensor(value) for name, value in values.items()})

@@ -1,0 +1,71 @@
+"""``fedkeep reproduce``: a paper's table and figures."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import complain, say
+from fedkeep.cli.settings import DataOption, data_folder
+from fedkeep.core.errors import ConfigError, did_you_mean
+
+
+class Scale(StrEnum):
+    """How much is run."""
+
+    quick = "quick"
+    medium = "medium"
+    full = "full"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; fedkeep list shows them.")],
+    data: DataOption = None,
+    scale: Annotated[Scale, typer.Option("--scale", help="quick takes minutes, medium about an hour, full hours.")] = Scale.quick,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of results.")] = Path(
+        "results"
+    ),
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="Seeds to run, e.g. 0,1,2; by default the reproduction's own."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Runs at a time, each in a process of its own.")
+    ] = 1,
+) -> None:
+    """Run a paper's table and figures, beside the published numbers. Stopped, it goes on when called again."""
+    from fedkeep.experiments.reproduce import REPRODUCTIONS, Request
+    from fedkeep.experiments.reproduce import reproduce as run_reproduction
+
+    if name not in REPRODUCTIONS:
+        names = ", ".join(REPRODUCTIONS)
+        raise ConfigError(
+            f"There is no reproduction {name!r}; there are {names}.{did_you_mean(name, REPRODUCTIONS)}"
+        )
+    request = Request(data_folder(data), out, scale.value, parse_seeds(seeds), workers)
+    try:
+        path = run_reproduction(name, request)
+    except KeyboardInterrupt as stop:
+        complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
+        raise typer.Exit(130) from stop
+    say(f"Results: {path}")
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Return ``"0,1,2"`` as ``[0, 1, 2]``.
+
+    Raises:
+        ConfigError: something else stands there, or a seed twice.
+    """
+    if text is None:
+        return None
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--seeds wants whole numbers between commas, e.g. 0,1,2; got {text!r}.") from error
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds names a seed twice: {text!r}.")
+    return seeds

@@ -1,0 +1,81 @@
+"""``fedkeep run``: train a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import complain, metrics_table, say
+from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, data_folder, find_config
+from fedkeep.engines import tasks_of
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.simulate import HEADLINE, Run
+from fedkeep.experiments.summary import summarize
+from fedkeep.report.wording import lower_is_better, metric_inline, number
+
+
+def run(
+    config: ConfigArgument,
+    data: DataOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The run's folder; by default runs/NAME-SEED.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in its folder; CONFIG may be that folder.")
+    ] = False,
+    overrides: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Replace the configuration's seed.")] = None,
+) -> None:
+    """Train a configuration; every round is saved, so a run that was stopped can go on.
+
+    CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
+    """
+    found = find_config(config, overrides, seed)
+    folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
+    try:
+        finished = run_config(
+            found.config, folder=data_folder(data), out=folder, resume=resume, text=found.text
+        )
+    except KeyboardInterrupt as stop:
+        complain(_stopped(folder, data))
+        raise typer.Exit(130) from stop
+    show_result(finished, found)
+    say(f"Run folder: {folder}")
+
+
+def show_result(run: Run, found: Found) -> None:
+    """Print the metrics at the best epoch."""
+    task = tasks_of(run.data)[0]
+    metric = task.metric(HEADLINE[task.kind])
+    best = summarize(run.history, metric, lower_is_better(metric))
+    name = found.config.name or found.label
+    if best is None:
+        say(
+            f"{name}: {run.round} rounds, nothing was judged (evaluate_every = 0, or no valid and test examples)."
+        )
+        return
+    known = run.data.meta.get("best")
+    note = (
+        f"Best possible {metric_inline(metric)} on test: {number(known, metric)}" if known is not None else ""
+    )
+    title = f"{name}: best of {run.epoch:g} epochs by {metric_inline(metric)} on valid: epoch {best.epoch:g}"
+    metrics_table(title, {"valid": best.valid, "test": best.test}, note)
+
+
+def _stopped(folder: Path, data: Path | None) -> str:
+    try:
+        round = int(json.loads((folder / "commit.json").read_text(encoding="utf-8"))["round"])
+    except (OSError, ValueError, KeyError, TypeError):
+        round = 0
+    if not (folder / "run.json").exists():
+        return "Stopped before the first round. Nothing was written."
+    given = f"--data {_quoted(data)} " if data is not None else ""
+    return f"Stopped after round {round}. Go on with: fedkeep run {_quoted(folder)} {given}--resume"
+
+
+def _quoted(path: Path) -> str:
+    text = path.as_posix()
+    return f'"{text}"' if " " in text else text

@@ -1,0 +1,107 @@
+"""Options that several commands share, and how they find a configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.experiments.build import data_folder
+from fedkeep.experiments.builtin import builtin_names, builtin_text
+from fedkeep.experiments.config import Config, parse_config, parse_overrides, read_config
+from fedkeep.experiments.load import run_folder_config
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="The folder of real data; by default the variable FEDKEEP_DATA."
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where to compute, e.g. cpu or cuda.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, e.g. run.epochs=2. May be repeated."),
+]
+ConfigArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A TOML file, or the name of a built-in configuration (fedkeep list)."
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A configuration as a command found it.
+
+    Attributes:
+        config: checked, with overrides.
+        text: the text of a file that gives it.
+        label: a short name, good for a folder.
+        folder: the run's folder, where the configuration was taken from a run.
+    """
+
+    config: Config
+    text: str
+    label: str
+    folder: Path | None = None
+
+
+def find_config(named: str, overrides: list[str] | None = None, seed: int | None = None) -> Found:
+    """Return the configuration of a file, a run's folder, or a built-in name, with overrides.
+
+    Raises:
+        ConfigError: there is none, or it doesn't fit.
+    """
+    changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
+    path = Path(named)
+    if (path / "run.json").is_file():
+        config, text = run_folder_config(path)
+        if changes:
+            config = parse_config(text, named, changes)
+        return Found(config, config.to_toml() if changes else text, path.name, path)
+    if path.is_file():
+        config, text = read_config(path, changes)
+        return Found(config, text, safe_name(config.name or path.stem))
+    key = named.replace("\\", "/")
+    if key not in builtin_names():
+        raise _missing(named, key)
+    text = builtin_text(key)
+    config = parse_config(text, key, changes)
+    return Found(config, config.to_toml() if changes else text, safe_name(key))
+
+
+def _missing(named: str, key: str) -> ConfigError:
+    names = builtin_names()
+    group = [n for n in names if n.startswith(key.rstrip("/") + "/")]
+    hint = (
+        f" Did you mean one of {', '.join(group)}?"
+        if group
+        else did_you_mean(key.removesuffix(".toml"), names)
+    )
+    return ConfigError(
+        f"There is no configuration {named!r}: no such file, and no built-in one (they are {', '.join(names)}).{hint}"
+    )
+
+
+def safe_name(text: str) -> str:
+    """Return a name that is good for a folder on any system: ``Global FL`` -> ``global-fl``."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
+
+
+__all__ = [
+    "ConfigArgument",
+    "DataOption",
+    "DeviceOption",
+    "Found",
+    "RunArgument",
+    "SetOption",
+    "data_folder",
+    "find_config",
+    "safe_name",
+]

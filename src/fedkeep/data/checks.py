@@ -1,0 +1,163 @@
+"""What a data set must satisfy before anything trains on it. Every failure names the row and its client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.columns import Column, Ragged
+from fedkeep.data.splits import SPLITS
+
+TASKS = ("multiclass", "binary", "regression")
+RESERVED = {
+    "client": "pooled training puts the client's number there",
+    "weight": "engines put the padding's weights there",
+}
+
+
+def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[str, Column]:
+    """Return columns in types that torch can hold; all must have the same number of rows, and at least one.
+
+    Raises:
+        DataError: no column or no row, a name that no argument can have, unequal lengths, text or objects.
+    """
+    if not columns:
+        raise DataError(
+            "Wanted at least one column; got none. Give for example {'x': features, 'label': labels}."
+        )
+    good = {name: _as_column(name, column) for name, column in columns.items()}
+    for name, column in good.items():
+        if isinstance(column, Ragged) and f"{name}_length" in good:
+            raise DataError(
+                f"Column {name + '_length'!r} clashes with the lengths of the ragged column {name!r}. Rename it."
+            )
+    first = next(iter(good))
+    wanted, whose = (len(good[first]), f"column {first!r}") if rows is None else (rows, "the client ids")
+    for name, column in good.items():
+        if len(column) != wanted:
+            raise DataError(f"Wanted {wanted} rows in column {name!r}, as in {whose}; got {len(column)}.")
+    if wanted == 0:
+        raise DataError(
+            "Wanted at least one example; got an empty data set. Check the source and its filters."
+        )
+    return good
+
+
+def _as_column(name: str, column: Column) -> Column:
+    if not name.isidentifier():
+        raise DataError(
+            f"A column's name must be a valid argument name, as a model's forward takes it; got {name!r}."
+        )
+    if name in RESERVED:
+        raise DataError(f"The column name {name!r} is reserved: {RESERVED[name]}. Rename the column.")
+    if isinstance(column, Ragged):
+        return column
+    try:
+        array = np.asarray(column)
+    except ValueError as error:
+        raise DataError(
+            f"Column {name!r} has rows of unequal size. Use Ragged.from_rows for token ids, or pad the rows."
+        ) from error
+    if array.dtype.kind in "OUST":
+        raise DataError(
+            f"Column {name!r} holds {array.dtype} values, but a model takes numbers. Encode text with "
+            f"CharVocabulary or WordVocabulary, map labels to 0..classes-1."
+        )
+    if array.dtype.kind not in "biuf" or array.ndim < 1:
+        raise DataError(
+            f"Column {name!r} must be an array of numbers or booleans; got {array.dtype}, shape {array.shape}."
+        )
+    if name == "label" and array.dtype.kind in "biu":
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.int64)  # torch indexes with int64, and knows little of wide unsigned types
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def as_split(split: ArrayLike, rows: int) -> NDArray[np.int64]:
+    """Return 0, 1 or 2 for "train", "valid" or "test" in each row."""
+    names = np.asarray(split)
+    if names.shape != (rows,):
+        raise DataError(f"Wanted {rows} split names, one per row; got shape {names.shape}.")
+    part = np.full(rows, -1, np.int64)
+    for number, name in enumerate(SPLITS):
+        part[names == name] = number
+    wrong = np.flatnonzero(part < 0)
+    if len(wrong):
+        got = str(names[wrong[0]])
+        raise DataError(
+            f"Row {wrong[0]}: wanted the split 'train', 'valid' or 'test'; got {got!r}.{did_you_mean(got, SPLITS)}"
+        )
+    return part
+
+
+def completed(columns: dict[str, Column], meta: dict[str, Any], clients: int) -> dict[str, Any]:
+    """Return meta with ``task`` and ``classes`` filled in from the labels, and its traits checked.
+
+    Integer labels of a regression become float32.
+    """
+    label = columns.get("label")
+    if isinstance(label, Ragged) or (label is not None and label.ndim != 1):
+        raise DataError(
+            "Wanted one label per example, shape (examples,); got a column with more. Name it otherwise."
+        )
+    if label is not None:
+        whole = label.dtype.kind == "i"
+        if meta.get("task") is None:
+            classes = meta.get("classes") or (int(label.max()) + 1 if whole else 1)
+            meta["task"] = ("binary" if classes <= 2 else "multiclass") if whole else "regression"
+        if meta["task"] not in TASKS:
+            got = str(meta["task"])
+            raise DataError(
+                f"meta['task'] must be one of {', '.join(TASKS)}; got {got!r}.{did_you_mean(got, TASKS)}"
+            )
+        if meta["task"] == "regression":
+            columns["label"] = label if not whole else label.astype(np.float32)
+        elif not whole:
+            raise DataError(
+                f"Wanted integer labels for a {meta['task']} task; got {label.dtype}. Use integers, or say "
+                f"meta['task'] = 'regression'."
+            )
+        if meta.get("classes") is None:
+            at_least = 2 if meta["task"] == "binary" else 1
+            meta["classes"] = max(at_least, int(label.max()) + 1) if meta["task"] != "regression" else 1
+    for name, values in (meta.get("traits") or {}).items():
+        if len(values) != clients:
+            raise DataError(f"Wanted {clients} values of trait {name!r}, one per client; got {len(values)}.")
+    return meta
+
+
+def check_columns(columns: Mapping[str, Column], owner: Callable[[int], str]) -> None:
+    """Raise DataError at the first NaN or infinity of a float column."""
+    for name, column in columns.items():
+        if isinstance(column, Ragged) or column.dtype.kind != "f":
+            continue
+        wrong = np.flatnonzero(~np.isfinite(column).reshape(len(column), -1).all(axis=1))
+        if len(wrong):
+            row = int(wrong[0])
+            value = column[row].ravel()[~np.isfinite(column[row].ravel())][0]
+            raise DataError(
+                f"Column {name!r} holds {value} in row {row} (client {owner(row)!r}) and in {len(wrong) - 1} more "
+                f"rows. Drop these rows or fill in a number."
+            )
+
+
+def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: Callable[[int], str]) -> None:
+    """Raise DataError at the first label that is not one of the task's classes."""
+    label = columns.get("label")
+    if label is None or isinstance(label, Ragged) or meta["task"] == "regression":
+        return
+    classes = int(meta["classes"])
+    wrong = np.flatnonzero((label < 0) | (label >= classes))
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataError(
+            f"Wanted labels 0 to {classes - 1} ({classes} classes); got {label[row]} in row {row} (client "
+            f"{owner(row)!r}) and {len(wrong) - 1} more out of range. Correct the labels or meta['classes']."
+        )

@@ -1,0 +1,135 @@
+"""A data set on disk: one npy file per array and ``data.json``. Nothing is pickled, everything can be mapped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Column, Ids, PackedIds, Ragged, RangeIds
+
+FORMAT = 1
+Parts = tuple[dict[str, Column], NDArray[np.int64], Ids, NDArray[np.int64] | None, dict[str, Any]]
+
+
+def save(
+    folder: Path,
+    columns: Mapping[str, Column],
+    offsets: NDArray[np.int64],
+    ids: Ids,
+    bounds: NDArray[np.int64] | None,
+    meta: Mapping[str, Any],
+) -> None:
+    """Write a data set into a new folder; it appears whole or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} exists already and isn't an empty folder. Choose another, or remove it.")
+    arrays: dict[str, NDArray[Any]] = {"offsets": offsets}
+    if bounds is not None:
+        arrays["bounds"] = bounds
+    kinds = {}
+    for name, column in columns.items():
+        kinds[name] = "ragged" if isinstance(column, Ragged) else "dense"
+        arrays |= _arrays(f"column.{name}", column)
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "columns": kinds,
+        "split": bounds is not None,
+        "meta": dict(meta),
+    }
+    if isinstance(ids, RangeIds):
+        about["ids"] = {"pattern": ids.pattern, "n": ids.n}
+    else:
+        about["ids"] = "packed"
+        arrays |= _arrays("ids", ids.text) | {"ids.order": ids.order}
+
+    try:
+        written = json.dumps(about, indent=1, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta."
+        ) from error
+    staged = folder.with_name(folder.name + ".partial")
+    try:
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        for name, array in arrays.items():
+            np.save(staged / f"{name}.npy", array, allow_pickle=False)
+        (staged / "data.json").write_text(written, encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        staged.rename(folder)
+    except OSError as error:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise DataError(
+            f"Cannot write {folder}: {error}. Nothing was kept; free space or choose another."
+        ) from error
+
+
+def load(folder: Path, mmap: bool) -> Parts:
+    """Read what :func:`save` wrote."""
+    path = folder / "data.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
+            raise DataError(
+                f"{path} has format {about['format']!r}; this version reads {FORMAT}. Save the data again."
+            )
+        columns: dict[str, Column] = {}
+        for name, kind in about["columns"].items():
+            columns[name] = (
+                _ragged(folder, f"column.{name}", mmap)
+                if kind == "ragged"
+                else _array(folder, f"column.{name}", mmap)
+            )
+        ids: Ids
+        if about["ids"] == "packed":
+            ids = PackedIds(_ragged(folder, "ids", mmap), _array(folder, "ids.order", mmap))
+            if ids.order.shape != (len(ids),):
+                raise ValueError(f"{len(ids)} ids in an order of shape {ids.order.shape}")
+        else:
+            ids = RangeIds(int(about["ids"]["n"]), about["ids"]["pattern"])
+        bounds = _array(folder, "bounds", mmap) if about["split"] else None
+        return columns, _array(folder, "offsets", mmap), ids, bounds, dict(about["meta"])
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} is not a saved data set: {path.name} is missing. Give a folder that FederatedData.save wrote."
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Save the data again."
+        ) from error
+
+
+def _arrays(name: str, column: Column) -> dict[str, NDArray[Any]]:
+    if isinstance(column, Ragged):
+        return {f"{name}.values": column.values, f"{name}.offsets": column.offsets}
+    return {name: column}
+
+
+def _ragged(folder: Path, name: str, mmap: bool) -> Ragged:
+    return Ragged(_array(folder, f"{name}.values", mmap), _array(folder, f"{name}.offsets", mmap))
+
+
+def _array(folder: Path, name: str, mmap: bool) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    try:
+        # asarray turns a memmap into a plain view of it: slicing a memmap object costs ten times as much.
+        return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
+    except FileNotFoundError as error:
+        raise DataError(f"{folder} is incomplete: {path.name} is missing. Save the data again.") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} is damaged: {error}. Save the data again.") from error
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"meta holds a {type(value).__name__}, which JSON cannot hold")

@@ -1,0 +1,375 @@
+"""A data set that belongs to many clients: columns of examples, and where each client's rows lie.
+
+Rows are sorted by client and, inside a client, by split. Client c owns rows ``offsets[c]:offsets[c + 1]``; its
+training rows are ``bounds[c, 0]:bounds[c, 1]``, its validation rows ``bounds[c, 1]:bounds[c, 2]``, its test rows
+``bounds[c, 2]:bounds[c, 3]``. So one client among a million costs two look-ups, and a data set can stay on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.params import Batch
+from fedkeep.data import disk, splits
+from fedkeep.data.best import best_possible
+from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
+from fedkeep.data.columns import (
+    Column,
+    Ragged,
+    RangeIds,
+    Rows,
+    check_id,
+    check_ids,
+    check_offsets,
+    offsets_of,
+)
+
+SPLITS = splits.SPLITS
+
+__all__ = ["SPLITS", "FederatedData", "Ragged", "RangeIds"]
+
+
+class FederatedData:
+    """Examples of many clients, as columns.
+
+    Most callers want :meth:`from_columns`, which sorts; this constructor takes rows already in order.
+
+    Args:
+        columns: by name, a dense array (first axis examples) or a :class:`Ragged` one. Names are the parameter
+            names of a model's ``forward``; ``label`` is the target; a name that begins with an underscore stays
+            out of batches. Ragged columns named ``text`` appear in a batch as ``text`` and ``text_length``.
+        offsets: int64 (clients + 1,), where each client's rows start and the last ends.
+        ids: one string per client, unique, non-empty, without control characters; :class:`RangeIds` is free.
+        bounds: int64 (clients, 4), row numbers where train, valid and test start and test ends; None: not split.
+        meta: what is known of the data: name, task ("multiclass", "binary" or "regression"), classes,
+            vocabulary, label_names, best, source, and traits (name -> one value per client). ``task`` and
+            ``classes`` are inferred from the labels where absent.
+        check: look at every value (NaN, label range). False for data that were checked before.
+
+    Raises:
+        DataError: lengths disagree, a value is NaN or infinite, a label is out of range, an id is not allowed,
+            or there is no row at all.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        offsets: ArrayLike,
+        ids: Sequence[str],
+        bounds: NDArray[np.int64] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        *,
+        check: bool = True,
+    ) -> None:
+        self.columns = as_columns(columns)
+        self.ids = check_ids(ids)
+        self.offsets = np.asarray(offsets, dtype=np.int64)
+        self.bounds = None if bounds is None else np.asarray(bounds, dtype=np.int64)
+        self.examples = len(next(iter(self.columns.values())))
+        if len(self.offsets) != len(self.ids) + 1:
+            raise DataError(
+                f"Wanted {len(self.ids) + 1} offsets for {len(self.ids)} client ids (one more than clients); "
+                f"got {len(self.offsets)}."
+            )
+        check_offsets(self.offsets, self.examples, "the clients' offsets", "examples")
+        self._check_bounds()
+        self.meta: dict[str, Any] = completed(self.columns, dict(meta or {}), len(self.ids))
+        if check:
+            check_columns(self.columns, self._owner)
+            check_labels(self.columns, self.meta, self._owner)
+
+    @classmethod
+    def from_columns(
+        cls,
+        client: ArrayLike,
+        columns: Mapping[str, Column],
+        split: ArrayLike | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> FederatedData:
+        """Sort rows by client, inside a client by split, and otherwise keep their order.
+
+        Args:
+            client: one id per row, strings or integers. Clients are ordered by id (integers by value), so the
+                order of the rows in a file changes nothing; an integer id n becomes the string ``"n"``.
+            columns: by name, one entry per row.
+            split: "train", "valid" or "test" per row; None: not split, see :meth:`split_per_user`.
+            meta: as for the constructor.
+
+        Raises:
+            DataError: as for the constructor; rows are named as they were given.
+        """
+        if isinstance(client, list | tuple):
+            for name in {name for name in client if isinstance(name, str)}:
+                check_id(name)  # before numpy, which drops a NUL at a string's end
+        owners = np.asarray(client)
+        if owners.ndim != 1 or (owners.dtype.kind not in "iuUT" and not _all_strings(owners)):
+            raise DataError(
+                f"Wanted one client id per row, strings or integers; got an array of shape {owners.shape} and "
+                f"type {owners.dtype}."
+            )
+        given = as_columns(columns, rows=len(owners))
+        parts = np.zeros(len(owners), np.int64) if split is None else as_split(split, len(owners))
+        names, number = np.unique(owners, return_inverse=True)
+        completed_meta = completed(given, dict(meta or {}), len(names))
+
+        def owner(row: int) -> str:
+            return str(owners[row])
+
+        check_columns(given, owner)
+        check_labels(given, completed_meta, owner)
+        order = np.lexsort((parts, number))  # by client, then split; lexsort is stable
+        counts = np.bincount(number * 3 + parts, minlength=3 * len(names)).reshape(-1, 3)
+        return cls(
+            take(given, order),
+            offsets_of(counts.sum(axis=1)),
+            [str(name) for name in names.tolist()],
+            None if split is None else splits.bounds_of(counts),
+            completed_meta,
+            check=False,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        name = f"{self.meta['name']!r}, " if self.meta.get("name") else ""
+        return f"FederatedData({name}{len(self):,} clients, {self.examples:,} examples, columns {sorted(self.columns)})"
+
+    def rows(self, client: int, split: str = "all") -> range:
+        """Return the row numbers of a client's split ("train", "valid", "test" or "all").
+
+        Raises:
+            DataError: no such client or split, or the data are not split yet.
+        """
+        if not 0 <= client < len(self.offsets) - 1:
+            raise DataError(f"There is no client {client}: clients are numbered 0 to {len(self) - 1}.")
+        if split == "all":
+            return range(int(self.offsets[client]), int(self.offsets[client + 1]))
+        part, bounds = self._part(split)
+        return range(int(bounds[client, part]), int(bounds[client, part + 1]))
+
+    def count(self, client: int, split: str = "all") -> int:
+        """Return how many examples a client has in a split."""
+        return len(self.rows(client, split))
+
+    def counts(self, split: str = "all") -> NDArray[np.int64]:
+        """Return every client's number of examples in a split, int64 (clients,)."""
+        if split == "all":
+            return np.diff(self.offsets)
+        part, bounds = self._part(split)
+        return bounds[:, part + 1] - bounds[:, part]
+
+    def split_rows(self, split: str, clients: Sequence[int] | Rows | None = None) -> Rows:
+        """Return the row numbers of a split of many clients (default all), client after client, int64."""
+        chosen = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
+        if split == "all":
+            start, length = self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
+        else:
+            part, bounds = self._part(split)
+            start, length = bounds[chosen, part], bounds[chosen, part + 1] - bounds[chosen, part]
+        return np.arange(length.sum()) + np.repeat(start - offsets_of(length)[:-1], length)
+
+    def clients_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the client number of each row, int64."""
+        return np.searchsorted(self.offsets, rows, side="right").astype(np.int64) - 1
+
+    def batch(self, rows: Rows | range | Sequence[int]) -> Batch:
+        """Gather rows into tensors, by column name; a ragged ``text`` also gives ``text_length``.
+
+        Returns:
+            Dense columns (B, ...) in their own type, integer labels as int64; ragged columns int64 (B, longest),
+            padded with 0 behind, and their lengths int64 (B,), at least 1.
+        """
+        chosen = np.asarray(rows, dtype=np.int64)
+        batch: Batch = {}
+        for name, column in self.columns.items():
+            if name.startswith("_"):
+                continue
+            if isinstance(column, Ragged):
+                ids, length = column.padded(chosen)
+                batch[name], batch[f"{name}_length"] = torch.from_numpy(ids), torch.from_numpy(length)
+            else:
+                batch[name] = torch.from_numpy(column[chosen])
+        return batch
+
+    def index(self, client_id: str) -> int:
+        """Return the number of the client of this id.
+
+        Raises:
+            DataError: no client has it; the nearest id is suggested.
+        """
+        position = self.ids.position(client_id)
+        if position < 0:
+            near = did_you_mean(client_id, self.ids) if len(self) <= 10_000 else ""
+            raise DataError(
+                f"No client of these data has the id {client_id!r} ({len(self):,} clients).{near}"
+            )
+        return position
+
+    def select(self, clients: Sequence[int] | Rows) -> FederatedData:
+        """Return the data of these clients alone, in this order; their rows are copied.
+
+        ``meta["traits"]`` keeps the chosen clients' values, and the best possible result is stated anew.
+        """
+        chosen = np.asarray(clients, dtype=np.int64)
+        wrong = chosen[(chosen < 0) | (chosen >= len(self))]
+        if not len(chosen) or len(wrong) or len(np.unique(chosen)) < len(chosen):
+            got = f"client {wrong[0]}" if len(wrong) else "a client twice" if len(chosen) else "none"
+            raise DataError(f"Wanted different clients between 0 and {len(self) - 1}; got {got}.")
+        traits = self.meta.get("traits")
+        meta = self.meta
+        if traits:
+            meta = meta | {"traits": {name: [values[c] for c in chosen] for name, values in traits.items()}}
+        counts = None if self.bounds is None else np.diff(self.bounds, axis=1)[chosen]
+        return FederatedData(
+            take(self.columns, self.split_rows("all", chosen)),
+            offsets_of(np.diff(self.offsets)[chosen]),
+            self.ids
+            if len(chosen) == len(self) and (np.diff(chosen) == 1).all()
+            else [self.ids[c] for c in chosen],
+            None if counts is None else splits.bounds_of(counts),
+            meta,
+            check=False,
+        )._with_best()
+
+    def split_per_user(
+        self, fractions: Sequence[float] = (0.8, 0.1, 0.1), order: str = "random", seed: int = 0
+    ) -> FederatedData:
+        """Return the data with every client's rows divided anew into train, valid and test.
+
+        Of n rows, test gets n·f rounded (a half upwards), at least one if n ≥ 2; valid gets n·f rounded; train
+        gets the rest and at least one. So one example goes to train, two give one train and one test
+        (FURL, §4.2: 0.8/0.1/0.1 per user).
+
+        Args:
+            fractions: of train, valid and test; they sum to 1.
+            order: "random" (a client's division depends on the seed, its id and its rows alone) or
+                "chronological" (by the column ``time``; the earliest rows train).
+            seed: of the random order.
+
+        Raises:
+            DataError: fractions that are no fractions, an unknown order, or no column ``time``.
+        """
+        within = splits.order_within(self.columns, self.offsets, self.ids, order, seed)
+        counts = splits.divide(np.diff(self.offsets), fractions)
+        return FederatedData(
+            take(self.columns, within),
+            self.offsets,
+            self.ids,
+            splits.bounds_of(counts),
+            self.meta,
+            check=False,
+        )._with_best()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return sha256 hashes of every column and of the partition, and the counts: what a run writes down."""
+        partition = hashlib.sha256()
+        for array in (self.offsets, self.bounds):
+            partition.update(b"none" if array is None else np.ascontiguousarray(array).data)
+        for client_id in self.ids:
+            partition.update(client_id.encode("utf-8") + b"\0")
+        return {
+            "columns": {name: _sha256(column) for name, column in sorted(self.columns.items())},
+            "partition": partition.hexdigest(),
+            "clients": len(self),
+            "examples": self._totals(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a table of data sets shows: clients, examples per split and per client, task, classes."""
+        each = self.counts()
+        return {
+            "name": self.meta.get("name"),
+            "task": self.meta.get("task"),
+            "classes": self.meta.get("classes"),
+            "clients": len(self),
+            "examples": self._totals(),
+            "per_client": {"min": int(each.min()), "median": float(np.median(each)), "max": int(each.max())},
+            "best": self.meta.get("best"),
+        }
+
+    def save(self, folder: str | Path) -> None:
+        """Write the data as npy files and a JSON file into a new folder; nothing is pickled.
+
+        Raises:
+            DataError: the folder holds something already, the disk refuses, or meta is more than JSON can hold.
+        """
+        disk.save(Path(folder), self.columns, self.offsets, self.ids, self.bounds, self.meta)
+
+    @classmethod
+    def load(cls, folder: str | Path, mmap: bool = True) -> FederatedData:
+        """Read what :meth:`save` wrote; with ``mmap`` the columns stay on disk until they are touched.
+
+        Raises:
+            DataError: the folder is missing, incomplete or damaged.
+        """
+        columns, offsets, ids, bounds, meta = disk.load(Path(folder), mmap)
+        try:
+            return cls(columns, offsets, ids, bounds, meta, check=False)
+        except DataError as error:
+            raise DataError(f"{folder} is damaged: {error}") from error
+
+    def _part(self, split: str) -> tuple[int, NDArray[np.int64]]:
+        if split not in SPLITS:
+            raise DataError(
+                f"Wanted the split 'train', 'valid', 'test' or 'all'; got {split!r}.{did_you_mean(split, SPLITS)}"
+            )
+        if self.bounds is None:
+            raise DataError(
+                f"Wanted the {split} examples of data that are not split yet. Call data.split_per_user() first."
+            )
+        return SPLITS.index(split), self.bounds
+
+    def _check_bounds(self) -> None:
+        if self.bounds is None:
+            return
+        if self.bounds.shape != (len(self), 4):
+            raise DataError(
+                f"Wanted bounds of shape ({len(self)}, 4), a row per client; got {self.bounds.shape}."
+            )
+        outside = (self.bounds[:, 0] != self.offsets[:-1]) | (self.bounds[:, 3] != self.offsets[1:])
+        wrong = np.flatnonzero(outside | (np.diff(self.bounds, axis=1) < 0).any(axis=1))
+        if len(wrong):
+            first = int(wrong[0])
+            raise DataError(
+                f"Wanted the bounds of client {self.ids[first]!r} to rise from {self.offsets[first]} to "
+                f"{self.offsets[first + 1]}; got {self.bounds[first].tolist()}."
+            )
+
+    def _owner(self, row: int) -> str:
+        return self.ids[int(self.clients_of(np.asarray([row]))[0])]
+
+    def _totals(self) -> dict[str, int]:
+        parts = {} if self.bounds is None else {name: int(self.counts(name).sum()) for name in SPLITS}
+        return parts | {"total": self.examples}
+
+    def _with_best(self) -> FederatedData:
+        if "_best" in self.columns:
+            self.meta |= best_possible(self.columns, self.split_rows("test"), str(self.meta["task"]))
+        return self
+
+
+def take(columns: Mapping[str, Column], rows: Rows) -> dict[str, Column]:
+    """Return these rows of every column."""
+    return {name: c.take(rows) if isinstance(c, Ragged) else c[rows] for name, c in columns.items()}
+
+
+def _all_strings(owners: NDArray[Any]) -> bool:
+    return owners.dtype == object and all(isinstance(owner, str) for owner in owners)
+
+
+def _sha256(column: Column) -> str:
+    arrays = (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""Words as hashed ids: a vocabulary that nobody has to count, so no client's words are revealed to build it."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Ragged, offsets_of
+
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\s\w]|_")
+
+
+class HashedWords:
+    """Ids of lower-cased words, numbers and signs: 1 + CRC-32 modulo (size − 1); 0 is padding.
+
+    Args:
+        size: number of ids, padding included. Words that share an id cannot be told apart.
+    """
+
+    kind = "hashed_words"
+
+    def __init__(self, size: int = 16384) -> None:
+        if size < 2:
+            raise DataError(f"Hashed words need a size of at least 2 (padding and one id); got {size}.")
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
+        known: dict[str, int] = {}
+        rows: list[int] = []
+        lengths = []
+        for text in texts:
+            words = _WORD.findall(text.lower())[:max_length]
+            lengths.append(len(words))
+            for word in words:
+                place = known.get(word)
+                if place is None:
+                    place = known[word] = 1 + zlib.crc32(word.encode("utf-8", "surrogatepass")) % (
+                        self.size - 1
+                    )
+                rows.append(place)
+        kind = np.uint16 if self.size <= 1 << 16 else np.int32
+        return Ragged(np.asarray(rows, dtype=kind), offsets_of(np.asarray(lengths, dtype=np.int64)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description that ``meta["vocabulary"]`` keeps."""
+        return {"kind": self.kind, "size": self.size}

@@ -1,0 +1,94 @@
+"""Data sets of the Hugging Face ``datasets`` library, an extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.readers.tables import Table, from_table
+from fedkeep.data.text import CharVocabulary, WordVocabulary
+
+
+def huggingface(
+    source: Any,
+    *,
+    user: str,
+    text: str = "text",
+    features: Sequence[str] | None = None,
+    label: str = "label",
+    time: str = "time",
+    task: str | None = None,
+    label_names: Sequence[str] | None = None,
+    tokens: str = "char",
+    vocabulary: CharVocabulary | WordVocabulary | int | None = None,
+    max_length: int = 256,
+) -> FederatedData:
+    """Read a Hugging Face data set into federated data.
+
+    Args:
+        source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
+            (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
+        user: name of the column of client ids.
+        text, features, label, time, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
+
+    Raises:
+        DataError: ``datasets`` isn't installed, a column is missing, or a value is not what its column wants.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            "Reading Hugging Face data sets needs the package datasets. Install it: pip install fedkeep[datasets]."
+        ) from error
+    name = source if isinstance(source, str) else "huggingface"
+    found = datasets.load_dataset(source) if isinstance(source, str) else source
+    parts = dict(found) if isinstance(found, dict) else {None: found}
+    wanted = [user, label, *(features if features is not None else [text])]
+    columns: dict[str, list[Any]] = {}
+    places: list[tuple[str | None, int]] = []
+    for part, rows in parts.items():
+        names = list(rows.column_names)
+        for column in wanted:
+            if column not in names:
+                raise DataError(
+                    f"{name} has no column {column!r}; it has {sorted(names)}.{did_you_mean(column, names)}"
+                )
+        kept = [column for column in (*wanted, time, *(["split"] if part is None else [])) if column in names]
+        for column in dict.fromkeys(kept):
+            columns.setdefault(column, []).extend(rows[column])
+        if part is not None:
+            columns.setdefault("split", []).extend([part] * len(rows))
+        places.extend((part, row) for row in range(len(rows)))
+    short = [column for column, values in columns.items() if len(values) != len(places)]
+    if short:
+        raise DataError(
+            f"{name}: the column {short[0]!r} is missing from some of the splits {sorted(map(str, parts))}."
+        )
+    if not places:
+        raise DataError(f"{name} holds no example.")
+
+    def where(row: int) -> str:
+        part, number = places[row]
+        return f"{name}{'' if part is None else f', {part}'}, row {number}"
+
+    return from_table(
+        Table(columns, where),
+        user=user,
+        text=None if features is not None else text,
+        features=features or (),
+        label=label,
+        split="split",
+        time=time,
+        task=task,
+        label_names=label_names,
+        tokens=tokens,
+        vocabulary=vocabulary,
+        max_length=max_length,
+        meta={"name": name, "source": {"huggingface": name, "fingerprints": _fingerprints(parts)}},
+    )
+
+
+def _fingerprints(parts: dict[str | None, Any]) -> dict[str, str]:
+    return {str(part): str(getattr(rows, "_fingerprint", "")) for part, rows in parts.items()}

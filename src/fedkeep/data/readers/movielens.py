@@ -1,0 +1,79 @@
+"""MovieLens ratings: ``u.data`` of the 100K set (tabs) and ``ratings.dat`` of the 1M set (``::``).
+
+F. M. Harper, J. A. Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.readers.files import lines, sha256
+
+SEPARATORS = {"u.data": "\t", "ratings.dat": "::"}
+FIELDS = ("user", "movie", "rating", "time")
+
+
+def movielens(path: str | Path) -> FederatedData:
+    """Read ratings: columns ``item`` (int64), ``label`` (the rating, float32, 0.5 to 5) and ``time`` (seconds).
+
+    Movies are numbered 0, 1, … in the order of their own numbers; ``meta["items"]`` counts them and
+    ``meta["item_ids"]`` lists their own numbers. A client's id is the user's number. The ratings come without a
+    split: call ``split_per_user``.
+
+    Args:
+        path: a folder with ``u.data`` or ``ratings.dat``, or one of these files (a file of another name is read
+            by what its first line holds).
+
+    Raises:
+        DataError: the file is missing, empty or malformed, or a rating is out of range; file and line are named.
+    """
+    file = _find(Path(path))
+    separator = SEPARATORS.get(file.name)
+    rows: list[tuple[int, int, float, int]] = []
+    for number, line in lines(file, "latin-1"):
+        separator = separator or ("::" if "::" in line else "\t")
+        cells = line.split(separator)
+        try:
+            user, movie, rating, time = int(cells[0]), int(cells[1]), float(cells[2]), int(cells[3])
+            if len(cells) != len(FIELDS):
+                raise ValueError
+        except (ValueError, IndexError):
+            raise DataError(
+                f"{file}, line {number}: wanted {', '.join(FIELDS)} between {separator!r}; got {line[:80]!r}."
+            ) from None
+        if not 0.5 <= rating <= 5:
+            raise DataError(f"{file}, line {number}: wanted a rating of 0.5 to 5; got {cells[2]}.")
+        rows.append((user, movie, rating, time))
+    users, movies, ratings, times = zip(*rows, strict=True)
+    item_ids, item = np.unique(np.asarray(movies, dtype=np.int64), return_inverse=True)
+    return FederatedData.from_columns(
+        np.asarray(users, dtype=np.int64),
+        {
+            "item": item.astype(np.int64),
+            "label": np.asarray(ratings, dtype=np.float32),
+            "time": np.asarray(times, dtype=np.int64),
+        },
+        meta={
+            "name": "movielens",
+            "task": "regression",
+            "classes": 1,
+            "items": len(item_ids),
+            "item_ids": item_ids.tolist(),
+            "source": {file.name: sha256(file)},
+        },
+    )
+
+
+def _find(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    for name in SEPARATORS:
+        if (path / name).is_file():
+            return path / name
+    raise DataError(
+        f"Wanted u.data (MovieLens 100K) or ratings.dat (1M) in {path}; neither is there. Check the folder."
+    )

@@ -1,0 +1,210 @@
+"""Vocabularies: text to small integers, by characters or by words. 0 is padding, 1 is anything unknown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Ragged, offsets_of
+from fedkeep.data.hashing import HashedWords
+
+PAD, UNKNOWN = 0, 1
+SPECIAL = 2
+
+
+class Vocabulary:
+    """Symbols with ids from 2 on, the most frequent first.
+
+    Args:
+        symbols: different symbols, in the order of their ids.
+
+    Raises:
+        DataError: a symbol twice, or one that is none.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, symbols: Iterable[str]) -> None:
+        self.symbols = tuple(symbols)
+        self._ids = {symbol: number for number, symbol in enumerate(self.symbols, start=SPECIAL)}
+        if len(self._ids) < len(self.symbols):
+            twice = next(symbol for symbol, times in Counter(self.symbols).items() if times > 1)
+            raise DataError(f"A vocabulary needs different symbols; {twice!r} occurs more than once.")
+
+    def __len__(self) -> int:
+        """Return the number of ids, padding and unknown included: the rows of an embedding."""
+        return len(self.symbols) + SPECIAL
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and isinstance(other, Vocabulary) and self.symbols == other.symbols
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.symbols))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} ids)"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest integer type that holds every id."""
+        return np.dtype(np.uint8 if len(self) <= 256 else np.uint16 if len(self) <= 65536 else np.int32)
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[str, int], size: int | None = None, min_count: int = 1) -> Self:
+        """Build from frequencies, which may be sums over clients: nobody's text has to leave.
+
+        Args:
+            counts: frequency of each symbol in training text.
+            size: most ids to have, padding and unknown included; None: no cap.
+            min_count: symbols seen less often are unknown.
+
+        Ties go to the smaller symbol, so that the order of the counts changes nothing.
+        """
+        if size is not None and size < SPECIAL:
+            raise DataError(
+                f"A vocabulary's size counts padding and unknown, so it must be at least 2; got {size}."
+            )
+        ranked = sorted((-number, symbol) for symbol, number in counts.items() if number >= min_count)
+        return cls(symbol for _, symbol in ranked[: None if size is None else size - SPECIAL])
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str], size: int | None = None, min_count: int = 1) -> Self:
+        """Build from training texts. Take the training split's only: a test text must not shape the ids."""
+        return cls.from_counts(cls.count(texts), size, min_count)
+
+    @classmethod
+    def count(cls, texts: Iterable[str]) -> Counter[str]:
+        """Return the frequency of each symbol; counts of several clients add."""
+        raise NotImplementedError
+
+    def encode(self, text: str, max_length: int | None = None) -> NDArray[Any]:
+        """Return a text's ids, shape (symbols,), cut at ``max_length`` symbols."""
+        return self.encode_all([text], max_length).values
+
+    def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """Return the ids of many texts as one ragged column, each cut at ``max_length`` symbols."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold, and :func:`vocabulary_from` reads."""
+        return {"kind": self.kind, "size": len(self), "symbols": list(self.symbols)}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` gave."""
+        symbols = entry.get("symbols")
+        if (
+            entry.get("kind") != cls.kind
+            or not isinstance(symbols, list)
+            or not all(isinstance(s, str) for s in symbols)
+        ):
+            raise DataError(
+                f"Wanted a {cls.kind} vocabulary with a list of symbols; got kind {entry.get('kind')!r} and symbols "
+                f"{type(symbols).__name__}."
+            )
+        return cls(symbols)
+
+    def save(self, path: str | Path) -> None:
+        """Write the vocabulary as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=0), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            DataError: the file is missing, is no JSON, or holds another kind of vocabulary.
+        """
+        try:
+            entry = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise DataError(f"The vocabulary {path} does not exist.") from error
+        except ValueError as error:
+            raise DataError(f"The vocabulary {path} is not JSON: {error}.") from error
+        if not isinstance(entry, dict):
+            raise DataError(f"Wanted a JSON object in the vocabulary {path}; got a {type(entry).__name__}.")
+        return cls.from_dict(entry)
+
+
+class CharVocabulary(Vocabulary):
+    """Ids of characters."""
+
+    kind = "char"
+
+    def __init__(self, symbols: Iterable[str]) -> None:
+        super().__init__(symbols)
+        for symbol in self.symbols:
+            if len(symbol) != 1:
+                raise DataError(f"A symbol of a character vocabulary is one character; got {symbol!r}.")
+        codes = np.asarray([ord(symbol) for symbol in self.symbols], dtype=np.int64)
+        # One slot beyond the highest known code point stays unknown, and every higher one is clipped to it.
+        self._table = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, self.dtype)
+        self._table[codes] = np.arange(SPECIAL, SPECIAL + len(codes))
+
+    @classmethod
+    def count(cls, texts: Iterable[str]) -> Counter[str]:
+        """Return the frequency of each character."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text)
+        return counts
+
+    def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """Return the ids of many texts as one ragged column, each cut at ``max_length`` characters."""
+        cut = [text[:max_length] for text in texts]
+        codes = np.frombuffer("".join(cut).encode("utf-32-le", "surrogatepass"), np.dtype("<u4"))
+        return Ragged(
+            self._table.take(codes.astype(np.int64), mode="clip"),
+            offsets_of(np.fromiter(map(len, cut), np.int64, len(cut))),
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids: padding is left out, unknown becomes U+FFFD."""
+        return "".join("\ufffd" if i == UNKNOWN else self.symbols[i - SPECIAL] for i in ids if i != PAD)
+
+
+class WordVocabulary(Vocabulary):
+    """Ids of words: what stands between white space."""
+
+    kind = "word"
+
+    @classmethod
+    def count(cls, texts: Iterable[str]) -> Counter[str]:
+        """Return the frequency of each word."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text.split())
+        return counts
+
+    def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
+        words = [text.split()[:max_length] for text in texts]
+        offsets = offsets_of(np.fromiter(map(len, words), np.int64, len(words)))
+        ids = (self._ids.get(word, UNKNOWN) for text in words for word in text)
+        return Ragged(np.fromiter(ids, self.dtype, int(offsets[-1])), offsets)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids: padding is left out, unknown becomes U+FFFD."""
+        return " ".join("\ufffd" if i == UNKNOWN else self.symbols[i - SPECIAL] for i in ids if i != PAD)
+
+
+def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary | HashedWords:
+    """Return the vocabulary that ``meta["vocabulary"]`` of a data set describes."""
+    kinds: dict[str, type[CharVocabulary | WordVocabulary]] = {
+        "char": CharVocabulary,
+        "word": WordVocabulary,
+    }
+    if entry.get("kind") == HashedWords.kind:
+        return HashedWords(int(entry["size"]))
+    if entry.get("kind") not in kinds:
+        raise DataError(
+            f"Wanted a vocabulary of kind 'char', 'word' or '{HashedWords.kind}'; got {entry.get('kind')!r}."
+        )
+    return kinds[entry["kind"]].from_dict(entry)

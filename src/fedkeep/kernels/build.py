@@ -1,0 +1,113 @@
+"""Builds the native kernels in place: ``python -m fedkeep.kernels.build``.
+
+The installation runs the same build (see setup.py). It needs a C++17 compiler (g++ or clang++; the variable
+``CXX`` names another) and nothing else; without one fedkeep works too, in pure PyTorch. Nothing is ever built
+at import. The module imports only the standard library, so that setup.py can load it by its path.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("recurrent.cpp")
+LIBRARY = Path(__file__).with_name("_recurrent.so")
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-pthread",
+)
+X86_LEVELS = {
+    "AVX512": ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx2", "-mfma"),
+    "AVX2": ("-mavx2", "-mfma"),
+}
+
+
+class BuildError(RuntimeError):
+    """No compiler, or a compiler that fails; the message says what to do."""
+
+
+def compiler() -> list[str]:
+    """The command of the C++ compiler: ``CXX`` if set, else the first of c++, g++, clang++ on the path.
+
+    Raises:
+        BuildError: there is none.
+    """
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    for command in [wanted] if wanted else [["c++"], ["g++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return command
+    what = f"CXX={shlex.join(wanted)} is not on the path"
+    if not wanted:
+        what = "no C++ compiler (c++, g++, clang++) was found"
+    raise BuildError(
+        f"{what}. Install one (for instance the package g++), or set CXX, then run "
+        "'python -m fedkeep.kernels.build'. Without it fedkeep runs the same layers in pure PyTorch."
+    )
+
+
+def build(library: Path = LIBRARY, source: Path = SOURCE) -> Path:
+    """Compiles ``source`` once per instruction set and links ``library``, which replaces an old one in one step.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        BuildError: there is no compiler, or it failed.
+    """
+    cxx = compiler()
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    parts: dict[str, tuple[str, ...]] = {"ENTRY": ("-DFK_X86",) if x86 else ()}
+    parts["PORTABLE"] = ("-DFK_LEVEL_PORTABLE",)
+    for name, flags in X86_LEVELS.items() if x86 else ():
+        parts[name] = (f"-DFK_LEVEL_{name}", *flags)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as folder:
+        objects = {name: Path(folder, f"{name}.o") for name in parts}
+        compiling = [
+            [*cxx, *FLAGS, *flags, "-c", str(source), "-o", str(objects[name])]
+            for name, flags in parts.items()
+        ]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(_run, compiling))
+        fresh = Path(folder, library.name)
+        _run([*cxx, "-shared", "-pthread", *map(str, objects.values()), "-o", str(fresh)])
+        os.replace(fresh, library)
+    return library
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"Could not run {command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(f"The compiler failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
+
+
+def main() -> int:
+    """Builds in place. Returns the exit code: 0 if built, 1 if not, with the reason on standard error."""
+    try:
+        library = build()
+    except (BuildError, OSError) as error:
+        print(f"fedkeep's native kernels were not built: {error}", file=sys.stderr)
+        return 1
+    print(f"built {library}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

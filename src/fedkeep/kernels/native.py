@@ -1,0 +1,151 @@
+"""Loads the native library and calls it with the addresses of tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LIBRARY = Path(__file__).with_name("_recurrent.so")
+ABI, CHUNK = 1, 64  # FK_ABI and CHUNK in recurrent.cpp
+LEVELS = ("portable", "avx2", "avx512")
+LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
+
+# The 64-bit words of `struct Call` in recurrent.cpp, in its order.
+FIELDS = (
+    *("gru", "is_double", "threads", "level", "G", "D", "B", "L", "I", "H", "V"),
+    *("lengths", "lengths_stride", "x", "x_stride", "ids", "ids_stride", "table", "table_stride"),
+    *(f"weights[{i}]" for i in range(8)),
+    *(f"weight_strides[{i}]" for i in range(8)),
+    *("output", "last", "work", "grad_output", "grad_last", "grad_input"),
+    *(f"grad_weights[{i}]" for i in range(8)),
+)
+_Words = ctypes.c_int64 * len(FIELDS)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Which kernels are in use: ``native`` or not, the instruction set, and why not the best."""
+
+    native: bool
+    level: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"native kernels ({self.level})" if self.native else f"pure PyTorch: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    library: ctypes.CDLL | None
+    level: int
+    reason: str
+
+
+def status() -> Status:
+    """Which kernels the layers use on the CPU, and why, where it is pure PyTorch."""
+    loaded = load()
+    if loaded.library is None:
+        return Status(False, "pure PyTorch", loaded.reason)
+    return Status(True, LEVEL_NAMES[loaded.level], loaded.reason)
+
+
+def available() -> bool:
+    """Whether the native library is in use."""
+    return load().library is not None
+
+
+@cache
+def load() -> _Loaded:
+    """Opens the library once; says why where it cannot be used."""
+    setting = os.environ.get("FEDKEEP_NATIVE", "1").lower()
+    if setting == "0":
+        return _Loaded(None, 0, "FEDKEEP_NATIVE=0")
+    if setting not in ("1", "", *LEVELS):
+        reason = f"FEDKEEP_NATIVE={setting} is not one of 0, 1, {', '.join(LEVELS)}"
+        return _Loaded(None, 0, reason)
+    library, reason = _open(LIBRARY)
+    if library is None:
+        return _Loaded(None, 0, reason)
+    level = int(library.fk_level())
+    if setting in LEVELS:
+        level = min(level, LEVELS.index(setting))
+    return _Loaded(library, level, f"{LIBRARY.name} on this processor")
+
+
+def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
+    again = "run 'python -m fedkeep.kernels.build'"
+    if not path.exists():
+        return None, f"no native library was built at installation; {again}"
+    try:
+        library = ctypes.CDLL(str(path))
+        abi = int(library.fk_abi())
+    except (OSError, AttributeError) as error:
+        return None, f"{path.name} was built for another machine or is not whole ({error}); {again}"
+    if abi != ABI * 1000 + len(FIELDS):
+        return None, f"{path.name} belongs to another version of fedkeep; {again}"
+    for function in (library.fk_forward, library.fk_backward):
+        function.argtypes = [ctypes.c_void_p]
+        function.restype = ctypes.c_int64
+    library.fk_level.restype = ctypes.c_int64
+    library.fk_peak.argtypes, library.fk_peak.restype = [ctypes.c_void_p], ctypes.c_double
+    return library, ""
+
+
+BAD_LENGTH, BAD_ID = 1, 2
+
+
+def call(backward: bool, words: Sequence[int]) -> int:
+    """Runs a forward or backward pass; ``words`` are the values of ``FIELDS``.
+
+    Returns:
+        0, or ``BAD_LENGTH`` (below 1 or above L), or ``BAD_ID`` (below 0 or not below V).
+
+    Raises:
+        MemoryError: the kernel's own arrays could not be allocated.
+        RuntimeError: no library is in use.
+    """
+    library = load().library
+    if library is None:
+        raise RuntimeError("the native kernels are not in use")
+    function = library.fk_backward if backward else library.fk_forward
+    code = int(function(ctypes.byref(_Words(*words))))
+    if code == 3:
+        raise MemoryError("the recurrent kernel is out of memory")
+    return code
+
+
+def peak() -> float:
+    """Float32 operations per second of one core in multiply-adds alone: the most that a kernel could reach.
+
+    Measured anew for some milliseconds at each call, as clocks change and cores are shared.
+
+    Raises:
+        RuntimeError: no library is in use.
+    """
+    loaded = load()
+    if loaded.library is None:
+        raise RuntimeError("the native kernels are not in use")
+    words = [0, 0, 1, loaded.level, *[0] * (len(FIELDS) - 4)]
+    return float(loaded.library.fk_peak(ctypes.byref(_Words(*words))))
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where the values of a tensor lie; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def chunks(sequences: int) -> int:
+    """Into how many chunks the kernel divides so many sequences."""
+    return -(-sequences // CHUNK) or 1
+
+
+def lanes(dtype: torch.dtype) -> int:
+    """How many numbers of this type one vector of the instruction set in use holds."""
+    return (16, 32, 64)[load().level] // dtype.itemsize

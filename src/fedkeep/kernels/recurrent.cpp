@@ -1,0 +1,1080 @@
+// LSTM and GRU over one client or a cohort of clients with different weights, forward and backward.
+//
+// The file is compiled once per instruction set (FK_LEVEL_AVX512, FK_LEVEL_AVX2, FK_LEVEL_PORTABLE) and once
+// as the entry (no FK_LEVEL_*), which spreads tasks over threads and picks the best set that the processor has.
+// Compiled for an instruction set it uses nothing inline from the standard library: a linker keeps
+// one copy of an inline function, and it must not be the one that needs AVX-512.
+//
+// One task is one (client, direction, chunk of sequences); it runs all time steps. Sequences are sorted by length,
+// longest first, so step t computes the first active[t] of them; their values lie in rows
+// offset[t] .. offset[t] + active[t]. The reversed direction starts at each sequence's own end. Chunks depend on
+// the number of sequences only, and their gradients are added in order: nothing depends on the number of threads.
+//
+// Names: G clients, D directions, B sequences, L longest length, I inputs, H hidden units, V rows of the table,
+// W lanes of a vector, P "padded to a multiple of W".
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define FK_ABI 1
+
+namespace fk {
+
+typedef int64_t i64;
+
+// One call, as an array of 64-bit words shared with Python; keep native.FIELDS in the same order.
+struct Call {
+    i64 gru, is_double, threads, level;
+    i64 G, D, B, L, I, H, V;
+    const i64* lengths;  // (G, B)
+    i64 lengths_stride;  // strides count elements from client to client; 0 shares a value among all
+    const void* x;  // (G, B, L, I), or null where ids and table are given
+    i64 x_stride;
+    const i64* ids;  // (G, B, L)
+    i64 ids_stride;
+    const void* table;  // (G, V, I)
+    i64 table_stride;
+    const void* weights[8];  // per direction: w_ih, w_hh, b_ih, b_hh
+    i64 weight_strides[8];
+    void* output;  // (G, B, L, D*H), may be null
+    void* last;  // (G, B, D*H)
+    void* work;  // (G, D, B*L, (6 or 5)*HP): gates, hidden states and (LSTM) cell states, kept for the backward
+                 // pass; null where there will be none
+    const void* grad_output;  // as output, may be null
+    const void* grad_last;  // as last, may be null
+    void* grad_input;  // (copies, ...as x or table), zeroed by the caller; may be null. One copy per direction and,
+                       // of the table, per chunk; the sum comes out in the first
+    void* grad_weights[8];  // (chunks, ...as the weights); the sum comes out in the first
+};
+
+struct Arena;
+void* arena_take(Arena* arena, size_t bytes);
+
+enum Phase { FORWARD, BACKWARD, ADD_COPIES, PEAK };
+
+constexpr i64 CHUNK = 64;  // sequences, as in native.py; small enough for the cache, large enough for the matrix products
+inline i64 chunks_of(i64 B) { return B > CHUNK ? (B + CHUNK - 1) / CHUNK : 1; }
+
+typedef void (*Runner)(const Call*, int phase, i64 task, Arena*);
+void run_avx512(const Call*, int, i64, Arena*);
+void run_avx2(const Call*, int, i64, Arena*);
+void run_portable(const Call*, int, i64, Arena*);
+
+}  // namespace fk
+
+#if defined(FK_LEVEL_AVX512) || defined(FK_LEVEL_AVX2) || defined(FK_LEVEL_PORTABLE)
+// ------------------------------------------------------------------------------------------ one instruction set
+
+#if defined(FK_LEVEL_AVX512)
+#include <immintrin.h>
+#define FK_BYTES 64
+#define FK_MR 6
+#define FK_RUN run_avx512
+#elif defined(FK_LEVEL_AVX2)
+#define FK_BYTES 32
+#define FK_MR 3
+#define FK_RUN run_avx2
+#else
+#define FK_BYTES 16
+#define FK_MR 3
+#define FK_RUN run_portable
+#endif
+
+#define FK_INLINE inline __attribute__((always_inline))
+
+namespace fk {
+namespace {
+
+typedef float FloatVec __attribute__((vector_size(FK_BYTES)));
+typedef double DoubleVec __attribute__((vector_size(FK_BYTES)));
+typedef int32_t IntVec __attribute__((vector_size(FK_BYTES)));
+typedef int64_t LongVec __attribute__((vector_size(FK_BYTES)));
+
+template <class T> struct Lanes;
+
+template <> struct Lanes<float> {
+    typedef FloatVec Vec;
+    typedef IntVec Bits;
+    static constexpr int W = FK_BYTES / 4;
+    static constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    static constexpr float LOG2E = 1.44269504f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+    static constexpr int BIAS = 127, MANTISSA = 23;
+    static constexpr float SIGMOID_LIMIT = 87.0f, TANH_LIMIT = 18.0f;
+
+    // expm1(r) / r for |r| <= log(2)/2; Chebyshev interpolation, relative error 2.5e-8.
+    static FK_INLINE Vec expm1_over(Vec r) {
+        Vec p = r * 1.392621347e-3f + 8.363202972e-3f;
+        p = p * r + 4.166655444e-2f;
+        p = p * r + 1.666657685e-1f;
+        p = p * r + 5e-1f;
+        return p * r + 1.0f;
+    }
+};
+
+template <> struct Lanes<double> {
+    typedef DoubleVec Vec;
+    typedef LongVec Bits;
+    static constexpr int W = FK_BYTES / 8;
+    static constexpr double MAGIC = 6755399441055744.0;
+    static constexpr double LOG2E = 1.4426950408889634, LN2_HIGH = 6.93147180369123816490e-01,
+                            LN2_LOW = 1.90821492927058770002e-10;
+    static constexpr i64 BIAS = 1023, MANTISSA = 52;
+    static constexpr double SIGMOID_LIMIT = 700.0, TANH_LIMIT = 40.0;
+
+    // Taylor series to r^13: relative error 4e-17.
+    static FK_INLINE Vec expm1_over(Vec r) {
+        Vec p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
+        p = p * r + 1.0 / 39916800.0;
+        p = p * r + 1.0 / 3628800.0;
+        p = p * r + 1.0 / 362880.0;
+        p = p * r + 1.0 / 40320.0;
+        p = p * r + 1.0 / 5040.0;
+        p = p * r + 1.0 / 720.0;
+        p = p * r + 1.0 / 120.0;
+        p = p * r + 1.0 / 24.0;
+        p = p * r + 1.0 / 6.0;
+        p = p * r + 0.5;
+        return p * r + 1.0;
+    }
+};
+
+template <class T> using Vec = typename Lanes<T>::Vec;
+
+template <class T> FK_INLINE Vec<T> load(const T* p) {
+    Vec<T> v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class T> FK_INLINE void store(T* p, Vec<T> v) { __builtin_memcpy(p, &v, sizeof v); }
+
+template <class T> FK_INLINE Vec<T> splat(T a) { return a - Vec<T>{}; }
+
+// The first n lanes; the others are 0.
+template <class T> FK_INLINE Vec<T> load_part(const T* p, i64 n) {
+    if (n >= Lanes<T>::W) return load(p);
+    Vec<T> v = {};
+    for (i64 i = 0; i < n; i++) v[i] = p[i];
+    return v;
+}
+
+template <class T> FK_INLINE void store_part(T* p, Vec<T> v, i64 n) {
+    if (n >= Lanes<T>::W) return store(p, v);
+    for (i64 i = 0; i < n; i++) p[i] = v[i];
+}
+
+FK_INLINE FloatVec reciprocal(FloatVec d) {
+#if defined(FK_LEVEL_AVX512)
+    FloatVec r = (FloatVec)_mm512_rcp14_ps((__m512)d);
+    return r * (2.0f - d * r);
+#else
+    return 1.0f / d;
+#endif
+}
+
+FK_INLINE DoubleVec reciprocal(DoubleVec d) { return 1.0 / d; }
+
+// exp(y) = scale * (1 + fraction) with |fraction| < 0.42 for |y| within the limits above.
+template <class T> FK_INLINE void exp_parts(Vec<T> y, Vec<T>& scale, Vec<T>& fraction) {
+    typedef Lanes<T> K;
+    typedef typename K::Bits Bits;
+    Vec<T> shifted = y * K::LOG2E + K::MAGIC;
+    Vec<T> n = shifted - K::MAGIC;
+    Vec<T> r = y - n * K::LN2_HIGH;
+    r = r - n * K::LN2_LOW;
+    Bits k = (Bits)shifted - (Bits)splat<T>(K::MAGIC);
+    scale = (Vec<T>)((k + K::BIAS) << K::MANTISSA);
+    fraction = r * K::expm1_over(r);
+}
+
+// The order of the comparisons lets a NaN through.
+template <class T> FK_INLINE Vec<T> within(Vec<T> y, T limit) {
+    Vec<T> high = splat<T>(limit), low = splat<T>(-limit);
+    y = high < y ? high : y;
+    return low > y ? low : y;
+}
+
+template <class T> FK_INLINE Vec<T> sigmoid(Vec<T> x) {
+    Vec<T> s, p;
+    exp_parts<T>(within<T>(-x, Lanes<T>::SIGMOID_LIMIT), s, p);
+    return reciprocal(s * p + (s + T(1)));
+}
+
+// expm1(2x) / (expm1(2x) + 2): exact to a few units in the last place also near 0.
+template <class T> FK_INLINE Vec<T> tanh(Vec<T> x) {
+    Vec<T> s, p;
+    exp_parts<T>(within<T>(x + x, Lanes<T>::TANH_LIMIT), s, p);
+    Vec<T> e = s * p + (s - T(1));
+    Vec<T> d = e + T(2), r = reciprocal(d), q = e * r;
+    return q + r * (e - q * d);
+}
+
+FK_INLINE i64 round_up(i64 n, i64 to) { return (n + to - 1) / to * to; }
+FK_INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
+
+// Asks for the cache lines of an array that is used soon.
+template <class T> FK_INLINE void prefetch(const T* p, i64 n) {
+    for (i64 i = 0; i < n; i += 64 / (i64)sizeof(T)) __builtin_prefetch(p + i);
+}
+
+template <class T> T* take(Arena* arena, i64 n) { return (T*)arena_take(arena, (size_t)(n > 0 ? n : 1) * sizeof(T)); }
+
+template <class T> T* take_zeros(Arena* arena, i64 n) {
+    T* p = take<T>(arena, n);
+    __builtin_memset(p, 0, (size_t)n * sizeof(T));
+    return p;
+}
+
+// ------------------------------------------------------------------------------------------------ matrix products
+
+// C (MR, NV*W) = or += A (MR, K) B (K, NV*W); A is read by row, or (transposed) by column.
+template <class T, int MR, int NV, bool TRANSPOSED>
+FK_INLINE void product_tile(i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
+    constexpr int W = Lanes<T>::W;
+    Vec<T> acc[MR][NV];
+    for (int r = 0; r < MR; r++)
+        for (int v = 0; v < NV; v++) acc[r][v] = add ? load(C + r * ldc + v * W) : Vec<T>{};
+    for (i64 k = 0; k < K; k++) {
+        Vec<T> b[NV];
+        for (int v = 0; v < NV; v++) b[v] = load(B + k * ldb + v * W);
+        for (int r = 0; r < MR; r++) {
+            Vec<T> a = splat<T>(TRANSPOSED ? A[k * lda + r] : A[r * lda + k]);
+            for (int v = 0; v < NV; v++) acc[r][v] += a * b[v];
+        }
+    }
+    for (int r = 0; r < MR; r++)
+        for (int v = 0; v < NV; v++) store(C + r * ldc + v * W, acc[r][v]);
+}
+
+template <class T, int NV, bool TRANSPOSED>
+void product_rows(i64 rows, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
+    i64 blocks = (rows + FK_MR - 1) / FK_MR;
+    for (i64 done = 0; blocks > 0; blocks--) {
+        i64 n = (rows - done + blocks - 1) / blocks;  // even blocks: 16 rows are 6 + 5 + 5
+        const T* a = TRANSPOSED ? A + done : A + done * lda;
+        T* c = C + done * ldc;
+        switch (n) {
+            case 1: product_tile<T, 1, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+            case 2: product_tile<T, 2, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+            case 3: product_tile<T, 3, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+#if FK_MR == 6
+            case 4: product_tile<T, 4, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+            case 5: product_tile<T, 5, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+            case 6: product_tile<T, 6, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+#endif
+        }
+        done += n;
+    }
+}
+
+// C (rows, columns) = or += A B; columns is a multiple of W.
+template <class T, bool TRANSPOSED>
+void product(i64 rows, i64 columns, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
+    constexpr int W = Lanes<T>::W;
+    for (i64 j = 0; j < columns; j += 4 * W) {
+        switch (least(4, (columns - j) / W)) {
+            case 1: product_rows<T, 1, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+            case 2: product_rows<T, 2, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+            case 3: product_rows<T, 3, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+            default: product_rows<T, 4, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ plan of a task
+
+struct Plan {
+    i64 first, B;  // the sequences of this plan are first .. first + B of the client's
+    i64 rows, steps;
+    i64 *order, *length;  // (B,): which of the client's sequences stands at place j, and its length
+    i64 *active, *offset;  // (steps,), (steps + 1,)
+};
+
+Plan make_plan(const Call& c, i64 g, i64 first, i64 count, Arena* arena) {
+    const i64* lengths = c.lengths + g * c.lengths_stride + first;
+    Plan p;
+    p.first = first, p.B = count;
+    p.order = take<i64>(arena, count);
+    p.length = take<i64>(arena, count);
+    i64* longer = take_zeros<i64>(arena, c.L + 2);  // how many sequences are at least this long
+    p.steps = 0;
+    for (i64 b = 0; b < count; b++) {
+        longer[lengths[b]]++;
+        if (lengths[b] > p.steps) p.steps = lengths[b];
+    }
+    for (i64 n = c.L; n >= 0; n--) longer[n] += longer[n + 1];
+    p.active = take<i64>(arena, p.steps);
+    p.offset = take<i64>(arena, p.steps + 1);
+    p.offset[0] = 0;
+    for (i64 t = 0; t < p.steps; t++) {
+        p.active[t] = longer[t + 1];
+        p.offset[t + 1] = p.offset[t] + p.active[t];
+    }
+    p.rows = p.offset[p.steps];
+    for (i64 b = 0; b < count; b++) {  // a counting sort: places of one length begin after all longer ones
+        i64 place = longer[lengths[b] + 1]++;
+        p.order[place] = first + b;
+        p.length[place] = lengths[b];
+    }
+    return p;
+}
+
+Plan whole_plan(const Call& c, i64 g, Arena* arena) { return make_plan(c, g, 0, c.B, arena); }
+
+struct Task {
+    i64 g, d, chunk;
+    Plan plan;
+    Task(const Call& c, i64 task, Arena* arena) {
+        const i64 chunks = chunks_of(c.B), size = (c.B + chunks - 1) / chunks;
+        chunk = task % chunks, d = task / chunks % c.D, g = task / chunks / c.D;
+        const i64 first = least(c.B, chunk * size);
+        plan = make_plan(c, g, first, least(size, c.B - first), arena);
+    }
+};
+
+// Which place in the client's (B, L) the sequence at place j has at step t.
+FK_INLINE i64 cell_of(const Call& c, const Plan& p, i64 d, i64 j, i64 t) {
+    return p.order[j] * c.L + (d == 0 ? t : p.length[j] - 1 - t);
+}
+
+// The table rows in use, by rising id: slot (V,) maps an id to its number among them; rows is the way back.
+struct Used {
+    i64 count;
+    int32_t* slot;
+    i64* rows;
+};
+
+Used find_used(const Call& c, const Plan& p, i64 g, Arena* arena) {
+    const i64* ids = c.ids + g * c.ids_stride;
+    Used u;
+    u.slot = take_zeros<int32_t>(arena, c.V);
+    for (i64 j = 0; j < p.B; j++)
+        for (i64 t = 0; t < p.length[j]; t++) u.slot[ids[p.order[j] * c.L + t]] = 1;
+    u.rows = take<i64>(arena, least(c.V, p.rows));
+    u.count = 0;
+    for (i64 v = 0; v < c.V; v++)
+        if (u.slot[v]) {
+            u.slot[v] = (int32_t)u.count;
+            u.rows[u.count++] = v;
+        }
+    return u;
+}
+
+// ------------------------------------------------------------------------------------------------ cells
+
+// Four vectors belong to a hidden unit in `work` and in the gate gradients. LSTM: i, f, g, o. GRU, work: r, z, n
+// and the hidden part of n. GRU, gradients: input part of n, r, z, hidden part of n, so that the three
+// which meet the inputs and the three which meet the hidden state both lie together.
+template <bool GRU> struct Cell;
+
+template <> struct Cell<false> {
+    static constexpr int GATES = 4, STATES = 2;
+    static constexpr int x_gate[4] = {0, 1, 2, 3}, h_gate[4] = {0, 1, 2, 3};  // gate of weights at each place
+    static constexpr int h_first = 0;  // where the hidden state's gradients begin
+    static constexpr int h_sum[4] = {0, 1, 2, 3};  // which sum a gate's hidden part is added to
+};
+
+template <> struct Cell<true> {
+    static constexpr int GATES = 3, STATES = 1;
+    static constexpr int x_gate[3] = {2, 0, 1}, h_gate[3] = {0, 1, 2};
+    static constexpr int h_first = 1;
+    static constexpr int h_sum[3] = {0, 1, 3};
+};
+constexpr int Cell<false>::x_gate[], Cell<false>::h_gate[], Cell<false>::h_sum[];
+constexpr int Cell<true>::x_gate[], Cell<true>::h_gate[], Cell<true>::h_sum[];
+
+template <class T> struct Sizes {
+    static constexpr int W = Lanes<T>::W;
+    i64 HP, IP;
+    explicit Sizes(const Call& c) : HP(round_up(c.H, W)), IP(round_up(c.I, W)) {}
+};
+
+// Weights (GATES*H, K) to panels (HP/W, K, GATES, W): what one tile of hidden units reads lies together.
+template <class T, bool GRU> void pack_panels(const T* weight, i64 H, i64 HP, i64 K, T* panels) {
+    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES;
+    if (HP != H) __builtin_memset(panels, 0, (size_t)(HP * K * N) * sizeof(T));
+    for (int gate = 0; gate < N; gate++)
+        for (i64 u = 0; u < H; u++) {
+            const T* from = weight + (gate * H + u) * K;
+            T* to = panels + (u / W * K * N + gate) * W + u % W;
+            for (i64 k = 0; k < K; k++) to[k * N * W] = from[k];
+        }
+}
+
+// Biases to four sums (4, HP): both biases where they are added, apart where the GRU keeps them apart.
+template <class T, bool GRU> void pack_bias(const T* b_ih, const T* b_hh, i64 H, i64 HP, T* bias) {
+    __builtin_memset(bias, 0, (size_t)(4 * HP) * sizeof(T));
+    for (int gate = 0; gate < Cell<GRU>::GATES; gate++)
+        for (i64 u = 0; u < H; u++) {
+            bias[gate * HP + u] += b_ih[gate * H + u];
+            bias[Cell<GRU>::h_sum[gate] * HP + u] += b_hh[gate * H + u];
+        }
+}
+
+template <class T> struct Step {
+    const T *x_panel, *h_panel, *bias;  // of one tile of W hidden units; x_panel null: `start` holds the input part
+    i64 I, H, HP;
+    const T* const* x;  // (n,) rows of inputs, or rows of the projected table
+    const T* h_before;  // (n, HP), null at the first step
+    const T* c_before;
+    T *gates, *h, *c;  // (n, 4*HP), (n, HP), (n, HP)
+};
+
+template <class T, bool GRU, int MR> FK_INLINE void sum_x(Vec<T> (&acc)[MR][4], const T* const* x, i64 I, const T* panel) {
+    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES;
+    for (i64 k = 0; k < I; k++) {
+        Vec<T> w[N];
+        for (int v = 0; v < N; v++) w[v] = load(panel + (k * N + v) * W);
+        for (int r = 0; r < MR; r++) {
+            Vec<T> a = splat<T>(x[r][k]);
+            for (int v = 0; v < N; v++) acc[r][v] += a * w[v];
+        }
+    }
+}
+
+// One tile (MR sequences, W hidden units) of one step: sums in registers, then the cell.
+template <class T, bool GRU, int MR> FK_INLINE void step_tile(const Step<T>& s, i64 j, i64 u) {
+    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES;
+    const i64 HP = s.HP;
+    Vec<T> acc[MR][4];
+    if (s.x_panel) {
+        for (int r = 0; r < MR; r++)
+            for (int v = 0; v < 4; v++) acc[r][v] = load(s.bias + v * HP + u);
+        sum_x<T, GRU, MR>(acc, s.x + j, s.I, s.x_panel);
+    } else {
+        for (int r = 0; r < MR; r++) {
+            for (int v = 0; v < N; v++) acc[r][v] = load(s.x[j + r] + v * HP + u);
+            for (int v = N; v < 4; v++) acc[r][v] = load(s.bias + v * HP + u);
+        }
+    }
+    if (s.h_before) {
+        const T* h = s.h_before + j * HP;
+        for (i64 k = 0; k < s.H; k++) {
+            Vec<T> w[N];
+            for (int v = 0; v < N; v++) w[v] = load(s.h_panel + (k * N + v) * W);
+            for (int r = 0; r < MR; r++) {
+                Vec<T> a = splat<T>(h[r * HP + k]);
+                for (int v = 0; v < N; v++) acc[r][Cell<GRU>::h_sum[v]] += a * w[v];
+            }
+        }
+    }
+    for (int r = 0; r < MR; r++) {
+        const i64 at = (j + r) * HP + u;
+        T* gates = s.gates + (j + r) * 4 * HP + u;
+        if (GRU) {
+            Vec<T> reset = sigmoid<T>(acc[r][0]), update = sigmoid<T>(acc[r][1]);
+            Vec<T> fresh = tanh<T>(acc[r][2] + reset * acc[r][3]);
+            Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
+            store(gates, reset);
+            store(gates + HP, update);
+            store(gates + 2 * HP, fresh);
+            store(gates + 3 * HP, acc[r][3]);
+            store(s.h + at, fresh + update * (before - fresh));
+        } else {
+            Vec<T> in = sigmoid<T>(acc[r][0]), forget = sigmoid<T>(acc[r][1]);
+            Vec<T> fresh = tanh<T>(acc[r][2]), out = sigmoid<T>(acc[r][3]);
+            Vec<T> cell = in * fresh;
+            if (s.c_before) cell += forget * load(s.c_before + at);
+            store(gates, in);
+            store(gates + HP, forget);
+            store(gates + 2 * HP, fresh);
+            store(gates + 3 * HP, out);
+            store(s.c + at, cell);
+            store(s.h + at, out * tanh<T>(cell));
+        }
+    }
+}
+
+template <class T, bool GRU> void step_rows(const Step<T>& s, i64 rows, i64 u) {
+    i64 blocks = (rows + FK_MR - 1) / FK_MR;
+    for (i64 j = 0; blocks > 0; blocks--) {
+        i64 n = (rows - j + blocks - 1) / blocks;
+        switch (n) {
+            case 1: step_tile<T, GRU, 1>(s, j, u); break;
+            case 2: step_tile<T, GRU, 2>(s, j, u); break;
+            case 3: step_tile<T, GRU, 3>(s, j, u); break;
+#if FK_MR == 6
+            case 4: step_tile<T, GRU, 4>(s, j, u); break;
+            case 5: step_tile<T, GRU, 5>(s, j, u); break;
+            case 6: step_tile<T, GRU, 6>(s, j, u); break;
+#endif
+        }
+        j += n;
+    }
+}
+
+// out (rows, GATES*HP) = bias + table rows times input weights; one row at a time in pairs of tiles.
+template <class T, bool GRU>
+void project(const T* table, const Used& used, i64 I, i64 HP, const T* panels, const T* bias, T* out) {
+    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES, MR = FK_MR;
+    for (i64 u = 0; u < HP; u += W) {
+        const T* panel = panels + u * I * N;
+        for (i64 j = 0; j < used.count; j += MR) {
+            const T* x[MR];
+            for (int r = 0; r < MR; r++) x[r] = table + used.rows[least(j + r, used.count - 1)] * I;
+            Vec<T> acc[MR][4];
+            for (int r = 0; r < MR; r++)
+                for (int v = 0; v < 4; v++) acc[r][v] = load(bias + v * HP + u);
+            sum_x<T, GRU, MR>(acc, x, I, panel);
+            for (int r = 0; r < MR && j + r < used.count; r++)
+                for (int v = 0; v < N; v++) store(out + ((j + r) * N + v) * HP + u, acc[r][v]);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ forward
+
+// Gates and states of all steps, kept for the backward pass, or of the last two, where there is none.
+template <class T, bool GRU> struct Kept {
+    T *gates, *h, *c;
+    i64 HP;
+    const i64* offset;
+    bool all;
+
+    Kept(const Call& call, const Task& task, i64 HP_, Arena* arena) : HP(HP_), offset(task.plan.offset), all(call.work) {
+        const Plan& p = task.plan;
+        const i64 rows = all ? p.B * call.L : p.B;
+        if (all) {
+            gates = (T*)call.work + ((task.g * call.D + task.d) * call.B + p.first) * call.L * (GRU ? 5 : 6) * HP;
+            h = gates + rows * 4 * HP;
+            c = h + rows * HP;
+        } else {
+            gates = take<T>(arena, rows * 4 * HP);
+            h = take<T>(arena, 2 * rows * HP);
+            c = take<T>(arena, 2 * rows * HP);
+            half = rows;
+        }
+    }
+
+    T* gates_at(i64 t) const { return gates + (all ? offset[t] * 4 * HP : 0); }
+    T* h_at(i64 t) const { return t < 0 ? nullptr : h + (all ? offset[t] : t % 2 * half) * HP; }
+    T* c_at(i64 t) const { return t < 0 ? nullptr : c + (all ? offset[t] : t % 2 * half) * HP; }
+
+private:
+    i64 half = 0;
+};
+
+template <class T> const T* weight_of(const Call& c, const Task& task, int which) {
+    return (const T*)c.weights[4 * task.d + which] + task.g * c.weight_strides[4 * task.d + which];
+}
+
+template <class T, bool GRU> void forward(const Call& c, i64 number, Arena* arena) {
+    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES;
+    const Task task(c, number, arena);
+    const Plan& p = task.plan;
+    const i64 g = task.g, d = task.d, HP = Sizes<T>(c).HP, width = c.D * c.H;
+    const size_t bytes = (size_t)c.H * sizeof(T);
+    const Kept<T, GRU> kept(c, task, HP, arena);
+
+    T* x_panels = take<T>(arena, HP * c.I * N);
+    T* h_panels = take<T>(arena, HP * c.H * N);
+    T* bias = take<T>(arena, 4 * HP);
+    pack_panels<T, GRU>(weight_of<T>(c, task, 0), c.H, HP, c.I, x_panels);
+    pack_panels<T, GRU>(weight_of<T>(c, task, 1), c.H, HP, c.H, h_panels);
+    pack_bias<T, GRU>(weight_of<T>(c, task, 2), weight_of<T>(c, task, 3), c.H, HP, bias);
+
+    const T* x = (const T*)c.x + g * c.x_stride;
+    const i64* ids = c.ids + (c.ids ? g * c.ids_stride : 0);
+    const T* projected = nullptr;
+    Used used = {};
+    if (c.ids) {
+        used = find_used(c, p, g, arena);
+        T* rows = take<T>(arena, used.count * N * HP);
+        project<T, GRU>((const T*)c.table + g * c.table_stride, used, c.I, HP, x_panels, bias, rows);
+        projected = rows;
+    }
+
+    T* output = (T*)c.output + g * c.B * c.L * width + d * c.H;
+    T* last = (T*)c.last + g * c.B * width + d * c.H;
+    const T** inputs = take<const T*>(arena, p.B);
+    i64* cells = take<i64>(arena, p.B);
+    for (i64 t = 0; t < p.steps; t++) {
+        const i64 n = p.active[t], going_on = t + 1 < p.steps ? p.active[t + 1] : 0;
+        for (i64 j = 0; j < n; j++) {
+            cells[j] = cell_of(c, p, d, j, t);
+            inputs[j] = projected ? projected + used.slot[ids[cells[j]]] * N * HP : x + cells[j] * c.I;
+        }
+        Step<T> s;
+        s.bias = bias;
+        s.I = c.I, s.H = c.H, s.HP = HP;
+        s.x = inputs;
+        s.gates = kept.gates_at(t), s.h = kept.h_at(t), s.c = kept.c_at(t);
+        s.h_before = kept.h_at(t - 1), s.c_before = kept.c_at(t - 1);
+        for (i64 u = 0; u < HP; u += W) {
+            s.x_panel = projected ? nullptr : x_panels + u * c.I * N;
+            s.h_panel = h_panels + u * c.H * N;
+            step_rows<T, GRU>(s, n, u);
+        }
+        for (i64 j = 0; j < n && c.output; j++) __builtin_memcpy(output + cells[j] * width, s.h + j * HP, bytes);
+        for (i64 j = going_on; j < n; j++) __builtin_memcpy(last + p.order[j] * width, s.h + j * HP, bytes);
+    }
+    for (i64 j = 0; j < p.B && c.output; j++)
+        for (i64 t = p.length[j]; t < c.L; t++) __builtin_memset(output + (p.order[j] * c.L + t) * width, 0, bytes);
+}
+
+// ------------------------------------------------------------------------------------------------ backward
+
+// Weights (GATES*H, K) to (GATES*HP, KP), gates in the order of the gate gradients, padded with zeros.
+template <class T> T* pad_weight(const T* weight, const int* gate_at, int gates, i64 H, i64 HP, i64 K, i64 KP, Arena* arena) {
+    T* out = take_zeros<T>(arena, gates * HP * KP);
+    for (int s = 0; s < gates; s++)
+        for (i64 u = 0; u < H; u++)
+            __builtin_memcpy(out + (s * HP + u) * KP, weight + (gate_at[s] * H + u) * K, (size_t)K * sizeof(T));
+    return out;
+}
+
+template <class T> void unpad_weight(const T* from, const int* gate_at, int gates, i64 H, i64 HP, i64 K, i64 KP, T* grad) {
+    for (int s = 0; s < gates; s++)
+        for (i64 u = 0; u < H; u++)
+            __builtin_memcpy(grad + (gate_at[s] * H + u) * K, from + (s * HP + u) * KP, (size_t)K * sizeof(T));
+}
+
+template <class T> struct Back {
+    i64 n, H, HP;
+    const T *gates, *h_before, *c, *c_before;  // *_before null at the first step
+    const T* const* grad_out;  // (n,) rows of H, null where the outputs' gradient is not given
+    T *grad_h, *grad_c;  // (n, HP): in: what step t + 1 sent; out: what goes to step t - 1 beside the product
+    T* grad_gates;  // (n, 4*HP)
+    T* grad_bias;  // (4, HP)
+};
+
+template <class T, bool GRU> void back_cells(const Back<T>& s) {
+    constexpr int W = Lanes<T>::W;
+    const i64 HP = s.HP;
+    for (i64 u = 0; u < HP; u += W) {
+        Vec<T> sum[4];
+        for (int v = 0; v < 4; v++) sum[v] = load(s.grad_bias + v * HP + u);
+        for (i64 j = 0; j < s.n; j++) {
+            const T* gates = s.gates + j * 4 * HP + u;
+            const i64 at = j * HP + u;
+            Vec<T> dh = load(s.grad_h + at), grad[4];
+            if (s.grad_out) dh += load_part(s.grad_out[j] + u, s.H - u);
+            if (GRU) {
+                Vec<T> reset = load(gates), update = load(gates + HP), fresh = load(gates + 2 * HP);
+                Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
+                Vec<T> dn = dh * (T(1) - update) * (T(1) - fresh * fresh);
+                grad[0] = dn;
+                grad[1] = dn * load(gates + 3 * HP) * reset * (T(1) - reset);
+                grad[2] = dh * (before - fresh) * update * (T(1) - update);
+                grad[3] = dn * reset;
+                store(s.grad_h + at, dh * update);
+            } else {
+                Vec<T> in = load(gates), forget = load(gates + HP), fresh = load(gates + 2 * HP);
+                Vec<T> out = load(gates + 3 * HP), squashed = tanh<T>(load(s.c + at));
+                Vec<T> before = s.c_before ? load(s.c_before + at) : Vec<T>{};
+                Vec<T> dc = load(s.grad_c + at) + dh * out * (T(1) - squashed * squashed);
+                grad[0] = dc * fresh * in * (T(1) - in);
+                grad[1] = dc * before * forget * (T(1) - forget);
+                grad[2] = dc * in * (T(1) - fresh * fresh);
+                grad[3] = dh * squashed * out * (T(1) - out);
+                store(s.grad_c + at, dc * forget);
+            }
+            for (int v = 0; v < 4; v++) {
+                store(s.grad_gates + j * 4 * HP + v * HP + u, grad[v]);
+                sum[v] += grad[v];
+            }
+        }
+        for (int v = 0; v < 4; v++) store(s.grad_bias + v * HP + u, sum[v]);
+    }
+}
+
+constexpr i64 BLOCK = 128;  // rows of gate gradients: enough for a good matrix product, few enough for the cache
+
+// Gradient of the input weights and of the inputs, from gate gradients (rows, ld) and inputs (rows, IP).
+template <class T, bool GRU>
+void back_inputs(i64 rows, const T* grad_gates, i64 ld, const T* x, i64 HP, i64 IP, const T* w_ih, T* grad_w, T* grad_x) {
+    constexpr int N = Cell<GRU>::GATES;
+    for (i64 r = 0; r < rows; r += BLOCK)  // what one product reads stays in cache
+        product<T, true>(N * HP, IP, least(BLOCK, rows - r), grad_gates + r * ld, ld, x + r * IP, IP, grad_w, IP, true);
+    if (grad_x) product<T, false>(rows, IP, N * HP, grad_gates, ld, w_ih, IP, grad_x, IP, false);
+}
+
+template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* arena) {
+    typedef Cell<GRU> C;
+    constexpr int N = C::GATES;
+    const Task task(c, number, arena);
+    const Plan& p = task.plan;
+    const i64 g = task.g, d = task.d, HP = Sizes<T>(c).HP, IP = Sizes<T>(c).IP, width = c.D * c.H;
+    const Kept<T, GRU> kept(c, task, HP, arena);
+    const i64* ids = c.ids + (c.ids ? g * c.ids_stride : 0);
+    const T* x = (const T*)c.x + g * c.x_stride;
+    const T* table = (const T*)c.table + g * c.table_stride;
+
+    T* w_hh = pad_weight(weight_of<T>(c, task, 1), C::h_gate, N, c.H, HP, c.H, HP, arena);
+    T* w_ih = pad_weight(weight_of<T>(c, task, 0), C::x_gate, N, c.H, HP, c.I, IP, arena);
+    T* grad_w_hh = take_zeros<T>(arena, N * HP * HP);
+    T* grad_w_ih = take_zeros<T>(arena, N * HP * IP);
+    T* grad_bias = take_zeros<T>(arena, 4 * HP);
+    T* grad_h = take_zeros<T>(arena, p.B * HP);
+    T* grad_c = take_zeros<T>(arena, p.B * HP);
+    const T** grad_out = take<const T*>(arena, p.B);
+
+    Used used = {};
+    T* grad_projected = nullptr;
+    if (c.ids) {
+        used = find_used(c, p, g, arena);
+        grad_projected = take_zeros<T>(arena, used.count * N * HP);
+    }
+
+    const i64 room = BLOCK > CHUNK ? BLOCK : CHUNK;  // gate gradients wait in a block until it is full
+    T* block = take<T>(arena, room * 4 * HP);
+    T* block_h = take<T>(arena, room * HP);
+    T* block_x = take_zeros<T>(arena, c.ids ? 0 : room * IP);
+    T* block_grad_x = take<T>(arena, c.ids ? 0 : room * IP);
+    i64* block_cell = take<i64>(arena, room);
+    T* grad_input = (T*)c.grad_input;
+    if (grad_input) grad_input += ((c.ids ? task.chunk * c.D + d : d) * c.G + g) * (c.ids ? c.V : c.B * c.L) * c.I;
+
+    i64 filled = 0;
+    for (i64 t = p.steps - 1; t >= -1; t--) {
+        const i64 n = t >= 0 ? p.active[t] : 0;
+        if (t < 0 || filled + n > room) {  // empty the block
+            product<T, true>(N * HP, HP, filled, block + C::h_first * HP, 4 * HP, block_h, HP, grad_w_hh, HP, true);
+            if (grad_projected) {
+                for (i64 r = 0; r < filled; r++) {
+                    T* to = grad_projected + used.slot[ids[block_cell[r]]] * N * HP;
+                    const T* from = block + r * 4 * HP;
+                    for (i64 k = 0; k < N * HP; k += Lanes<T>::W) store(to + k, load(to + k) + load(from + k));
+                }
+            } else {
+                back_inputs<T, GRU>(filled, block, 4 * HP, block_x, HP, IP, w_ih, grad_w_ih, grad_input ? block_grad_x : nullptr);
+                if (grad_input)
+                    for (i64 r = 0; r < filled; r++)
+                        __builtin_memcpy(grad_input + block_cell[r] * c.I, block_grad_x + r * IP, (size_t)c.I * sizeof(T));
+            }
+            filled = 0;
+        }
+        if (t < 0) break;
+
+        const i64 ended = t + 1 < p.steps ? p.active[t + 1] : 0;  // sequences from here on have their last step now
+        for (i64 j = ended; j < n && c.grad_last; j++)
+            __builtin_memcpy(grad_h + j * HP, (const T*)c.grad_last + (g * c.B + p.order[j]) * width + d * c.H,
+                             (size_t)c.H * sizeof(T));
+        for (i64 j = 0; j < n; j++) {
+            i64 cell = cell_of(c, p, d, j, t);
+            block_cell[filled + j] = cell;
+            grad_out[j] = (const T*)c.grad_output + ((g * c.B * c.L) + cell) * width + d * c.H;
+            if (!c.ids) __builtin_memcpy(block_x + (filled + j) * IP, x + cell * c.I, (size_t)c.I * sizeof(T));
+        }
+        Back<T> s;
+        s.n = n, s.H = c.H, s.HP = HP;
+        s.gates = kept.gates_at(t), s.c = kept.c_at(t);
+        s.h_before = kept.h_at(t - 1), s.c_before = kept.c_at(t - 1);
+        s.grad_out = c.grad_output ? grad_out : nullptr;
+        s.grad_h = grad_h, s.grad_c = grad_c;
+        s.grad_gates = block + filled * 4 * HP;
+        s.grad_bias = grad_bias;
+        back_cells<T, GRU>(s);
+        if (t) {
+            prefetch(kept.gates_at(t - 1), p.active[t - 1] * 4 * HP);
+            prefetch(kept.h_at(t - 1), p.active[t - 1] * HP);
+            if (!GRU && t > 1) prefetch(kept.c_at(t - 2), p.active[t - 2] * HP);
+            product<T, false>(n, HP, N * HP, s.grad_gates + C::h_first * HP, 4 * HP, w_hh, HP, grad_h, HP, GRU);
+            __builtin_memcpy(block_h + filled * HP, s.h_before, (size_t)(n * HP) * sizeof(T));
+        } else {
+            __builtin_memset(block_h + filled * HP, 0, (size_t)(n * HP) * sizeof(T));
+        }
+        filled += n;
+    }
+
+    if (c.ids) {
+        T* rows = take_zeros<T>(arena, used.count * IP);
+        T* grad_rows = take<T>(arena, used.count * IP);
+        for (i64 r = 0; r < used.count; r++)
+            __builtin_memcpy(rows + r * IP, table + used.rows[r] * c.I, (size_t)c.I * sizeof(T));
+        back_inputs<T, GRU>(used.count, grad_projected, N * HP, rows, HP, IP, w_ih, grad_w_ih, grad_input ? grad_rows : nullptr);
+        if (grad_input)
+            for (i64 r = 0; r < used.count; r++)
+                __builtin_memcpy(grad_input + used.rows[r] * c.I, grad_rows + r * IP, (size_t)c.I * sizeof(T));
+    }
+
+    T* const* grads = (T* const*)c.grad_weights + 4 * d;
+    const i64 copy = task.chunk * c.G + g;
+    unpad_weight(grad_w_ih, C::x_gate, N, c.H, HP, c.I, IP, grads[0] + copy * N * c.H * c.I);
+    unpad_weight(grad_w_hh, C::h_gate, N, c.H, HP, c.H, HP, grads[1] + copy * N * c.H * c.H);
+    unpad_weight(grad_bias, C::x_gate, N, c.H, HP, 1, 1, grads[2] + copy * N * c.H);
+    unpad_weight(grad_bias + C::h_first * HP, C::h_gate, N, c.H, HP, 1, 1, grads[3] + copy * N * c.H);
+}
+
+template <class T> void add_to_first(T* first, i64 begin, i64 end, i64 distance, i64 copies) {
+    for (i64 copy = 1; copy < copies; copy++)
+        for (i64 i = begin; i < end; i++) first[i] += first[copy * distance + i];
+}
+
+// Adds up what directions and chunks found apart, in one order.
+template <class T, bool GRU> void add_copies(const Call& c, i64 g, Arena* arena) {
+    const i64 N = Cell<GRU>::GATES, chunks = chunks_of(c.B);
+    const i64 sizes[4] = {N * c.H * c.I, N * c.H * c.H, N * c.H, N * c.H};
+    for (int w = 0; w < 4 * c.D && chunks > 1; w++)
+        add_to_first((T*)c.grad_weights[w], g * sizes[w % 4], (g + 1) * sizes[w % 4], c.G * sizes[w % 4], chunks);
+    if (!c.grad_input) return;
+    const Plan p = whole_plan(c, g, arena);
+    const i64 size = (c.ids ? c.V : c.B * c.L) * c.I;
+    T* first = (T*)c.grad_input;
+    if (c.ids) {
+        const Used used = find_used(c, p, g, arena);
+        for (i64 r = 0; r < used.count; r++) {
+            i64 at = g * size + used.rows[r] * c.I;
+            add_to_first(first, at, at + c.I, c.G * size, chunks * c.D);
+        }
+    } else {
+        for (i64 j = 0; j < c.B; j++) {
+            i64 at = g * size + p.order[j] * c.L * c.I;
+            add_to_first(first, at, at + p.length[j] * c.I, c.G * size, c.D);
+        }
+    }
+}
+
+constexpr i64 PEAK_ROUNDS = 1 << 20, PEAK_CHAINS = 12;
+
+// Nothing but multiply-adds in registers, in independent chains: what the processor can do at most.
+template <class T> void peak(Arena* arena) {
+    T* memory = take<T>(arena, PEAK_CHAINS * Lanes<T>::W);
+    volatile T unknown = T(0.5);  // so that the compiler cannot do the sum
+    const Vec<T> a = splat<T>(unknown), b = splat<T>(unknown);
+    Vec<T> sums[PEAK_CHAINS];
+    for (int i = 0; i < PEAK_CHAINS; i++) sums[i] = splat<T>(unknown);
+    for (i64 round = 0; round < PEAK_ROUNDS; round++)
+        for (int i = 0; i < PEAK_CHAINS; i++) sums[i] = sums[i] * a + b;
+    for (int i = 0; i < PEAK_CHAINS; i++) store(memory + i * Lanes<T>::W, sums[i]);
+}
+
+template <class T, bool GRU> void run(const Call& c, int phase, i64 task, Arena* arena) {
+    if (phase == PEAK) peak<T>(arena);
+    if (phase == FORWARD) forward<T, GRU>(c, task, arena);
+    if (phase == BACKWARD) backward<T, GRU>(c, task, arena);
+    if (phase == ADD_COPIES) add_copies<T, GRU>(c, task, arena);
+}
+
+}  // namespace
+
+void FK_RUN(const Call* c, int phase, i64 task, Arena* arena) {
+    if (c->gru)
+        c->is_double ? run<double, true>(*c, phase, task, arena) : run<float, true>(*c, phase, task, arena);
+    else
+        c->is_double ? run<double, false>(*c, phase, task, arena) : run<float, false>(*c, phase, task, arena);
+}
+
+}  // namespace fk
+
+#else
+// ------------------------------------------------------------------------------------------ entry and threads
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include <pthread.h>
+
+#define FK_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace fk {
+
+// Memory for a task's own arrays, kept by its thread from call to call.
+struct Arena {
+    struct Piece {
+        char* memory;
+        size_t size, used;
+    };
+    std::vector<Piece> pieces;
+
+    static char* aligned(size_t bytes) {
+        void* memory = nullptr;
+        if (posix_memalign(&memory, 64, bytes)) throw std::bad_alloc();
+        return (char*)memory;
+    }
+
+    void* take(size_t bytes) {
+        bytes = (bytes + 127) / 64 * 64;  // one line apart, so arrays of 2^n bytes do not fall on one another in cache
+        if (pieces.empty() || pieces.back().used + bytes > pieces.back().size) {
+            size_t size = bytes > (size_t(1) << 20) ? bytes : (size_t(1) << 20);
+            pieces.push_back({aligned(size), size, 0});
+        }
+        Piece& piece = pieces.back();
+        void* memory = piece.memory + piece.used;
+        piece.used += bytes;
+        return memory;
+    }
+
+    void reset() {  // one piece from now on, unless that would keep much memory for ever
+        size_t size = 0;
+        for (Piece& piece : pieces) size += piece.size;
+        if (pieces.size() > 1 || size > (size_t(256) << 20)) {
+            clear();
+            if (size <= (size_t(256) << 20)) pieces.push_back({aligned(size), size, 0});
+        }
+        if (!pieces.empty()) pieces.back().used = 0;
+    }
+
+    void clear() {
+        for (Piece& piece : pieces) free(piece.memory);
+        pieces.clear();
+    }
+
+    ~Arena() { clear(); }
+};
+
+void* arena_take(Arena* arena, size_t bytes) { return arena->take(bytes); }
+
+namespace {
+
+struct Work {
+    const Call* call;
+    Runner run;
+    int phase;
+    i64 tasks;
+    std::atomic<i64> next{0};
+    std::atomic<bool> failed{false};
+
+    void help() {
+        thread_local Arena arena;
+        for (i64 task = next++; task < tasks; task = next++) {
+            try {
+                run(call, phase, task, &arena);
+                arena.reset();
+            } catch (const std::bad_alloc&) {
+                failed = true;
+                arena.clear();
+            }
+        }
+    }
+};
+
+// Threads that sleep between calls. A forked child has none of them and starts its own.
+class Pool {
+public:
+    void run(Work& work, i64 threads) {
+        std::unique_lock<std::mutex> one(calls_, std::try_to_lock);  // a second caller at the same time works alone
+        i64 helpers = (threads < work.tasks ? threads : work.tasks) - 1;
+        if (!one.owns_lock() || helpers < 1) return work.help();
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            while ((i64)count_ < helpers) {
+                std::thread([this, id = count_] { serve(id); }).detach();
+                count_++;
+            }
+            work_ = &work;
+            wanted_ = helpers;
+            busy_ = helpers;
+            call_++;
+        }
+        wake_.notify_all();
+        work.help();
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [this] { return busy_ == 0; });
+        work_ = nullptr;
+    }
+
+private:
+    void serve(i64 id) {
+        i64 seen = 0;
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [&] { return call_ != seen && work_ && id < wanted_; });
+            seen = call_;
+            Work* work = work_;
+            lock.unlock();
+            work->help();
+            lock.lock();
+            if (--busy_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex calls_, mutex_;
+    std::condition_variable wake_, done_;
+    Work* work_ = nullptr;
+    i64 wanted_ = 0, busy_ = 0, call_ = 0, count_ = 0;
+};
+
+Pool* pool = nullptr;  // never destroyed: its threads may outlive main
+std::once_flag once;
+
+Pool& the_pool() {
+    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { pool = new Pool; }); pool = new Pool; });
+    return *pool;
+}
+
+i64 best_level() {
+#if defined(FK_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+Runner runner(i64 level) {
+#if defined(FK_X86)
+    i64 best = best_level();
+    if (level > best) level = best;
+    if (level == 2) return run_avx512;
+    if (level == 1) return run_avx2;
+#endif
+    return run_portable;
+}
+
+i64 check(const Call& c) {
+    for (i64 g = 0; g < (c.lengths_stride ? c.G : 1); g++)
+        for (i64 b = 0; b < c.B; b++) {
+            i64 n = c.lengths[g * c.lengths_stride + b];
+            if (n < 1 || n > c.L) return 1;
+        }
+    if (!c.ids) return 0;
+    for (i64 g = 0; g < c.G; g++)
+        for (i64 b = 0; b < c.B; b++)
+            for (i64 t = 0; t < c.lengths[g * c.lengths_stride + b]; t++) {
+                i64 id = c.ids[g * c.ids_stride + b * c.L + t];
+                if (id < 0 || id >= c.V) return 2;
+            }
+    return 0;
+}
+
+i64 run(const Call& c, int phase, i64 tasks) {
+    Work work;
+    work.call = &c;
+    work.run = runner(c.level);
+    work.phase = phase;
+    work.tasks = tasks;
+    the_pool().run(work, c.threads);
+    return work.failed ? 3 : 0;
+}
+
+}  // namespace
+}  // namespace fk
+
+FK_EXPORT int64_t fk_abi() { return FK_ABI * 1000 + (int64_t)sizeof(fk::Call) / 8; }
+
+// 2: AVX-512, 1: AVX2 with FMA, 0: neither.
+FK_EXPORT int64_t fk_level() { return fk::best_level(); }
+
+// Floating-point operations per second of one thread in multiply-adds alone, by the widest vectors.
+FK_EXPORT double fk_peak(const fk::Call* call) {
+    auto begin = std::chrono::steady_clock::now();
+    fk::run(*call, fk::PEAK, 1);
+    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    fk::i64 bytes = call->level == 2 ? 64 : call->level == 1 ? 32 : 16;
+    return 2.0 * 12 * (1 << 20) * (double)(bytes / (call->is_double ? 8 : 4)) / seconds.count();
+}
+
+// 0: done; 1: a length is below 1 or above L; 2: an id is below 0 or not below V; 3: out of memory.
+FK_EXPORT int64_t fk_forward(const fk::Call* call) {
+    int64_t wrong = fk::check(*call);
+    return wrong ? wrong : fk::run(*call, fk::FORWARD, call->G * call->D * fk::chunks_of(call->B));
+}
+
+FK_EXPORT int64_t fk_backward(const fk::Call* call) {
+    int64_t wrong = fk::check(*call), chunks = fk::chunks_of(call->B);
+    if (!wrong) wrong = fk::run(*call, fk::BACKWARD, call->G * call->D * chunks);
+    if (!wrong && (chunks > 1 || (call->D == 2 && call->grad_input))) wrong = fk::run(*call, fk::ADD_COPIES, call->G);
+    return wrong;
+}
+
+#endif

@@ -1,0 +1,374 @@
+"""The native recurrent kernels as a PyTorch operation: autograd, and ``vmap`` over clients as the cohort axis.
+
+Shapes: B sequences, L longest length, I inputs, H hidden units, D directions, V rows of the table, K gates (LSTM 4,
+GRU 3). With ``cohort`` every tensor has a leading axis of G clients; one that all clients share may be expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedkeep.core.errors import DataError
+from fedkeep.kernels import native
+
+
+def _per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
+    """The tensor with each client's values contiguous, and the distance from client to client in elements."""
+    if not cohort:
+        return tensor.contiguous(), 0
+    if tensor.shape[0] and not tensor[0].is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor, tensor.stride(0)
+
+
+def _front(inputs: Tensor, ids: Tensor | None, cohort: bool) -> tuple[tuple[int, ...], torch.Size]:
+    """The client axis, if there is one, and (B, L)."""
+    shape = (inputs if ids is None else ids).shape
+    return ((inputs.shape[0],), shape[1:3]) if cohort else ((), shape[:2])
+
+
+def _work_width(hidden: int, gru: bool, dtype: torch.dtype) -> int:
+    """Numbers kept per step: four gates and one (GRU) or two states, each padded to whole vectors."""
+    wide = native.lanes(dtype)
+    return (5 if gru else 6) * -(-hidden // wide) * wide
+
+
+class _Call:
+    """The sizes and addresses that both passes share. ``keep`` holds tensors whose addresses are in use."""
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        ids: Tensor | None,
+        lengths: Tensor,
+        weights: Sequence[Tensor],
+        gru: bool,
+        cohort: bool,
+    ) -> None:
+        self.front, (self.sequences, self.length) = _front(inputs, ids, cohort)
+        self.clients = inputs.shape[0] if cohort else 1
+        self.directions = len(weights) // 4
+        self.inputs, self.hidden = inputs.shape[-1], weights[1].shape[-1]
+        self.rows = inputs.shape[-2] if ids is not None else 0
+        self.keep = [_per_client(t, cohort) for t in (lengths, inputs, *weights)]
+        if ids is not None:
+            self.keep.append(_per_client(ids, cohort))
+        (lengths, lengths_stride), (inputs, stride) = self.keep[:2]
+        source = (inputs.data_ptr(), stride)
+        pairs = self.keep[2 : 2 + len(weights)]
+        unused = [0] * (8 - len(pairs))
+        self.words = [
+            gru,
+            inputs.dtype == torch.float64,
+            torch.get_num_threads(),
+            native.load().level,
+            self.clients,
+            self.directions,
+            self.sequences,
+            self.length,
+            self.inputs,
+            self.hidden,
+            self.rows,
+            lengths.data_ptr(),
+            lengths_stride,
+            *(
+                (*source, 0, 0, 0, 0)
+                if ids is None
+                else (0, 0, self.keep[-1][0].data_ptr(), self.keep[-1][1], *source)
+            ),
+            *[t.data_ptr() for t, _ in pairs],
+            *unused,
+            *[stride for _, stride in pairs],
+            *unused,
+        ]
+        self.work_width = _work_width(self.hidden, gru, inputs.dtype)
+
+    def run(self, backward: bool, pointers: list[int]) -> None:
+        code = native.call(backward, self.words + pointers)
+        if code == native.BAD_LENGTH:
+            raise DataError(
+                f"lengths must lie between 1 and {self.length}, the longest that the inputs have room for"
+            )
+        if code == native.BAD_ID:
+            raise DataError(f"ids must lie between 0 and {self.rows - 1}, the last row of the table")
+
+
+def forward(
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: Sequence[Tensor],
+    gru: bool,
+    cohort: bool,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the forward pass.
+
+    Args:
+        inputs: (B, L, I), or the table (V, I) where ``ids`` (B, L) are given.
+        lengths: (B,) int64.
+        weights: for each direction w_ih (K*H, I), w_hh (K*H, H), b_ih (K*H,), b_hh (K*H,).
+        keep: whether a backward pass may follow.
+
+    Returns:
+        output (B, L, D*H), last (B, D*H), and what the backward pass needs.
+    """
+    c = _Call(inputs, ids, lengths, weights, gru, cohort)
+    width = c.directions * c.hidden
+    output = inputs.new_empty(*c.front, c.sequences, c.length, width)
+    last = inputs.new_empty(*c.front, c.sequences, width)
+    work = inputs.new_empty(*c.front, c.directions, c.sequences * c.length * c.work_width if keep else 0)
+    c.run(False, [output.data_ptr(), last.data_ptr(), work.data_ptr(), *[0] * 11])
+    return output, last, work
+
+
+def backward(
+    grad_output: Tensor | None,
+    grad_last: Tensor | None,
+    work: Tensor,
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: Sequence[Tensor],
+    gru: bool,
+    cohort: bool,
+    input_grad: bool,
+) -> list[Tensor]:
+    """Runs the backward pass; shapes as in ``forward``.
+
+    Returns:
+        The gradients of the weights in their order, then, with ``input_grad``, of ``inputs``.
+    """
+    c = _Call(inputs, ids, lengths, weights, gru, cohort)
+    grad_output = None if grad_output is None else grad_output.contiguous()
+    grad_last = None if grad_last is None else grad_last.contiguous()
+    work = work.contiguous()
+    chunks = native.chunks(c.sequences)
+    copies = c.directions * (1 if ids is None else chunks)
+    several = () if chunks == 1 else (chunks,)
+    grads = [torch.empty((*several, *w.shape), dtype=w.dtype) for w in weights]
+    if input_grad:
+        grads.append(torch.empty((copies, *inputs.shape), dtype=inputs.dtype))
+        grads[-1][
+            : copies if chunks > 1 else 1
+        ].zero_()  # without chunks all copies have the same rows written
+    pointers = [0, 0, work.data_ptr(), native.address(grad_output), native.address(grad_last)]
+    pointers.append(grads[-1].data_ptr() if input_grad else 0)
+    pointers += [t.data_ptr() for t in grads[: len(weights)]] + [0] * (8 - len(weights))
+    c.run(True, pointers)
+    if chunks == 1:
+        return [*grads[: len(weights)], *(t[0] for t in grads[len(weights) :])]
+    return [t[0] for t in grads]
+
+
+# The two passes as custom operations, for torch.func (vmap above all) and for tracing.
+
+
+@torch.library.custom_op("fedkeep::recurrent", mutates_args=(), device_types="cpu")
+def recurrent(
+    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, cohort: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The forward pass; see ``forward``."""
+    return forward(inputs, ids, lengths, weights, gru, cohort)
+
+
+@torch.library.custom_op("fedkeep::recurrent_backward", mutates_args=(), device_types="cpu")
+def recurrent_backward(
+    grad_output: Tensor | None,
+    grad_last: Tensor | None,
+    work: Tensor,
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    cohort: bool,
+    input_grad: bool,
+) -> list[Tensor]:
+    """The backward pass; see ``backward``."""
+    return backward(grad_output, grad_last, work, inputs, ids, lengths, weights, gru, cohort, input_grad)
+
+
+@recurrent.register_fake
+def _(
+    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, cohort: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    front, (sequences, length) = _front(inputs, ids, cohort)
+    directions, hidden = len(weights) // 4, weights[1].shape[-1]
+    width = directions * hidden
+    work = directions, sequences * length * _work_width(hidden, gru, inputs.dtype)
+    return (
+        inputs.new_empty(*front, sequences, length, width),
+        inputs.new_empty(*front, sequences, width),
+        inputs.new_empty(*front, *work),
+    )
+
+
+@recurrent_backward.register_fake
+def _(
+    grad_output: Tensor | None,
+    grad_last: Tensor | None,
+    work: Tensor,
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    cohort: bool,
+    input_grad: bool,
+) -> list[Tensor]:
+    return [w.new_empty(w.shape) for w in weights] + [inputs.new_empty(inputs.shape)] * input_grad
+
+
+def _stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
+    """An argument under vmap as one with a client axis in front; an axis that is there already is merged."""
+    if tensor is None:
+        return None
+    tensor = tensor.unsqueeze(0).expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1) if cohort else tensor
+
+
+def _unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
+    return [t.reshape(clients, -1, *t.shape[1:]) if cohort else t for t in tensors]
+
+
+@recurrent.register_vmap
+def _(
+    info: Any,
+    dims: tuple[Any, ...],
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    cohort: bool,
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    n = info.batch_size
+    inputs, ids, lengths = (
+        _stacked(t, d, n, cohort) for t, d in zip((inputs, ids, lengths), dims[:3], strict=True)
+    )
+    weights = [_stacked(w, d, n, cohort) for w, d in zip(weights, dims[3], strict=True)]
+    found = recurrent(inputs, ids, lengths, weights, gru, True)
+    return tuple(_unstacked(found, n, cohort)), (0, 0, 0)
+
+
+@recurrent_backward.register_vmap
+def _(
+    info: Any,
+    dims: tuple[Any, ...],
+    grad_output: Tensor | None,
+    grad_last: Tensor | None,
+    work: Tensor,
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    cohort: bool,
+    input_grad: bool,
+) -> tuple[list[Tensor], list[int]]:
+    n = info.batch_size
+    single = (grad_output, grad_last, work, inputs, ids, lengths)
+    stacked = [_stacked(t, d, n, cohort) for t, d in zip(single, dims[:6], strict=True)]
+    weights = [_stacked(w, d, n, cohort) for w, d in zip(weights, dims[6], strict=True)]
+    found = recurrent_backward(*stacked, weights, gru, True, input_grad)
+    return _unstacked(found, n, cohort), [0] * len(found)
+
+
+def _keep(ctx: Any, work: Tensor, arguments: tuple[Any, ...]) -> None:
+    inputs, ids, lengths, ctx.gru, *weights = arguments
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(work, inputs, ids, lengths, *weights)
+
+
+def _gradients(ctx: Any, grad_output: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
+    work, inputs, ids, lengths, *weights = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[0]
+    run = recurrent_backward if traced() else backward
+    found = run(grad_output, grad_last, work, inputs, ids, lengths, weights, ctx.gru, False, wanted)
+    grad_inputs = found.pop() if wanted else None
+    return grad_inputs, None, None, None, *found
+
+
+class Eager(torch.autograd.Function):
+    """The plain way, with a fraction of the dispatch cost of the ways that torch.func understands."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        """See ``forward``."""
+        inputs, ids, lengths, gru, *weights = arguments
+        output, last, work = forward(inputs, ids, lengths, weights, gru, cohort=False)
+        _keep(ctx, work, arguments)
+        return output, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """See ``backward``."""
+        return _gradients(ctx, *grads)
+
+
+class Transformed(torch.autograd.Function):
+    """The same for torch.func and torch.compile, on the custom operations."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        inputs: Tensor, ids: Tensor | None, lengths: Tensor, gru: bool, *weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``forward``."""
+        found: tuple[Tensor, Tensor, Tensor] = recurrent(inputs, ids, lengths, list(weights), gru, False)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keeps what the backward pass reads."""
+        ctx.mark_non_differentiable(output[2])
+        _keep(ctx, output[2], inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: Tensor | None, grad_last: Tensor | None, _: Any
+    ) -> tuple[Tensor | None, ...]:
+        """See ``backward``."""
+        return _gradients(ctx, grad_output, grad_last)
+
+
+def run(
+    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns output (B, L, D*H) and last (B, D*H), under vmap of a whole cohort; arguments as in ``forward``."""
+    differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs, *weights))
+    if not traced() and not differentiable:
+        return forward(inputs, ids, lengths, weights, gru, cohort=False, keep=False)[:2]
+    way = Transformed if traced() else Eager
+    output, last, *_ = way.apply(inputs, ids, lengths, gru, *weights)  # type: ignore[no-untyped-call]
+    return output, last
+
+
+def traced() -> bool:
+    """Whether values are not plain tensors now: inside torch.func or torch.compile."""
+    return functorch_active() or torch.compiler.is_compiling()
+
+
+def functorch_active() -> bool:
+    """Whether a transform of torch.func (vmap, grad, ...) is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def usable(inputs: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether the kernels can take these tensors: on the CPU, all float32 or all float64, and a library in use."""
+    dtype = inputs.dtype
+    return (
+        native.available()
+        and dtype in (torch.float32, torch.float64)
+        and inputs.device.type == "cpu"
+        and all(w.dtype == dtype and w.device.type == "cpu" for w in weights)
+    )

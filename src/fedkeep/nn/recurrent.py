@@ -1,0 +1,112 @@
+"""LSTM and GRU layers with the parameters and numbers of ``torch.nn``'s, faster on the CPU.
+
+One layer, batch first, optionally bidirectional, over sequences of different lengths: padding costs nothing and
+never reaches a result. On the CPU they run the native kernels (``fedkeep.kernels.status()`` says which), else pure
+PyTorch. ``torch.func.vmap`` over stacked parameters runs a whole cohort of clients in one call of the kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import DataError
+from fedkeep.nn import native, pure
+
+
+def _run(
+    layer: nn.RNNBase, inputs: Tensor, ids: Tensor | None, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
+    weights = [getattr(layer, name) for name in layer._flat_weights_names]
+    sequences, length = (inputs if ids is None else ids).shape[:2]
+    if lengths is None:
+        lengths = torch.full((sequences,), length, device=inputs.device)
+    elif lengths.shape != (sequences,) or lengths.dtype != torch.int64:
+        raise DataError(
+            f"lengths must be int64 of shape ({sequences},), one per sequence; "
+            f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+    gru = isinstance(layer, nn.GRU)
+    if native.usable(inputs, weights):
+        return native.run(inputs, ids, lengths.cpu(), weights, gru)
+    return pure.run(inputs, ids, lengths, weights, gru, native.functorch_active())
+
+
+def _check(layer: nn.RNNBase, x: Tensor) -> None:
+    if x.dim() != 3 or x.shape[-1] != layer.input_size:
+        raise DataError(f"expected inputs of shape (B, L, {layer.input_size}); got {tuple(x.shape)}")
+
+
+def _check_ids(layer: nn.RNNBase, ids: Tensor, table: Tensor) -> None:
+    if ids.dim() != 2 or ids.dtype != torch.int64:
+        raise DataError(f"expected int64 ids of shape (B, L); got {ids.dtype} of shape {tuple(ids.shape)}")
+    if table.dim() != 2 or table.shape[-1] != layer.input_size:
+        raise DataError(f"expected a table of shape (V, {layer.input_size}); got {tuple(table.shape)}")
+
+
+class LSTM(nn.LSTM):
+    """Long short-term memory; weights, gate order and initial values are those of ``torch.nn.LSTM``.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        bidirectional: D is 2, else 1.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, bidirectional: bool = False) -> None:
+        super().__init__(input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Runs the layer.
+
+        Args:
+            x: (B, L, I); values past a sequence's length are not read.
+            lengths: (B,) int64 from 1 to L; None: all L.
+
+        Returns:
+            output (B, L, D*H), zero past each length, and last (B, D*H): the forward direction's state at the
+            last step, then the backward direction's at step 0.
+
+        Raises:
+            DataError: a shape, a type or a length is wrong.
+        """
+        _check(self, x)
+        return _run(self, x, None, lengths)
+
+    def forward_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``forward(embedding(ids, table), lengths)``, faster: only the table rows in use are multiplied, once.
+
+        Args:
+            ids: (B, L) int64 rows of the table; ids past a sequence's length are not read.
+            table: (V, I).
+            lengths: as in ``forward``.
+
+        Raises:
+            DataError: a shape, a type, a length or an id is wrong.
+        """
+        _check_ids(self, ids, table)
+        return _run(self, table, ids, lengths)
+
+
+class GRU(nn.GRU):
+    """Gated recurrent unit; weights, gate order and initial values are those of ``torch.nn.GRU``.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        bidirectional: D is 2, else 1.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, bidirectional: bool = False) -> None:
+        super().__init__(input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """As ``LSTM.forward``."""
+        _check(self, x)
+        return _run(self, x, None, lengths)
+
+    def forward_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As ``LSTM.forward_ids``."""
+        _check_ids(self, ids, table)
+        return _run(self, table, ids, lengths)

@@ -1,0 +1,38 @@
+"""Reports: tables, figures and one self-contained page, made from the files of run directories and nothing else.
+
+    wording.py    how numbers are written              tables.py     aligned text and Markdown
+    runs.py       reads a run directory                results.py    results/NAME.json and .md
+    analyses.py   reads and checks analyses.json       plots.py      figures as PNG or SVG (matplotlib)
+    groups.py     runs that differ in their seed only  svg.py        axes and marks of the page's charts
+    measured.py   results, curves, users               charts/       lines, spread, map, bars: inline SVG
+    analysed.py   maps, cold start, times              page.py       report.html, .md and .json
+    facts.py      traffic, split, data, configuration  page.html.j2  the page's frame and its CSS
+
+Of a run directory these are read: ``run.json``, ``records.jsonl`` and ``timings.jsonl`` (see
+`fedkeep.core.records`) and, where it exists, ``analyses.json``: an object of any of the following, each optional.
+Numbers that are not known are null. Every analysis may carry ``title`` and ``note``, plain text.
+
+``embedding_map``: maps of user vectors, side by side::
+
+    {"title": "User vectors", "note": "t-SNE, perplexity 30, PCA initialisation, seed 0",
+     "trait_name": "most used label", "trait_kind": "categorical" or "continuous", "value_name": "accuracy",
+     "linear_cka": 0.41,
+     "panels": [{"name": "Personalized Server",
+                 "numbers": {"knn_agreement": 0.71, "chance_agreement": 0.2, "silhouette": 0.12},
+                 "points": [{"client": "u1", "x": 0.3, "y": -1.2, "trait": "nba", "value": 0.61, "n": 120}]}]}
+
+  ``trait`` is text or an integer (categorical) or a number (continuous); ``value`` is the user's own metric,
+  named by ``value_name``; ``n`` is the user's number of examples; both may be missing.
+
+``cold_start``: the metric of users held out of federation against their own examples used to personalise::
+
+    {"metric": "accuracy", "k": [0, 1, 2, 5, 10, 20, 50, "all"], "mean": [...], "std": [...], "users": 60}
+
+  Instead of ``mean`` and ``std`` a ``series`` list of ``{"name", "mean", "std"}`` compares several ways.
+
+``aggregation_time``: the server's time to combine one round's uploads::
+
+    {"cohort": [1, 10, 100], "seconds": [0.001, 0.01, 0.1]}
+
+Any other name is a plain table: ``{"title", "note", "columns": [...], "rows": [[...]]}``.
+"""

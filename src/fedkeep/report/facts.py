@@ -1,0 +1,140 @@
+"""Facts about runs: traffic and time, what is federated and private, data, configuration, environment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedkeep.report import wording
+from fedkeep.report.blocks import Block
+from fedkeep.report.groups import Configuration
+from fedkeep.report.runs import RunFiles
+from fedkeep.report.tables import Table, mean_std
+
+
+def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
+    """Yield bytes per client and round, bytes that stay, totals and times."""
+    rows = []
+    for g in groups:
+        run = g.runs[0]
+        aggregate = [r.value for r in run.records if r.client is None and r.metric == "aggregate_seconds"]
+        up, down = run.info.get("bytes_up"), run.info.get("bytes_down")
+        rows.append(
+            (
+                g.label,
+                "pooled" if g.pooled else wording.size(down),
+                "pooled" if g.pooled else wording.size(up),
+                wording.size(_half_bytes(run, "private")),
+                wording.size(_total(run, "download_bytes", each=True)),
+                wording.size(_total(run, "upload_bytes", each=True)),
+                wording.duration(mean_std(aggregate)[0]),
+                wording.duration(_total(run, "seconds")),
+            )
+        )
+    columns = (
+        "configuration", "down per client and round", "up per client and round", "private, stays with each user",
+        "down, whole run", "up, whole run", "aggregation per round", "time, whole run",
+    )  # fmt: skip
+    note = "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round."
+    if any(len(g.runs) > 1 for g in groups):
+        note += " Of several seeds the first is shown."
+    yield Table(columns, tuple(rows), note=note)
+
+
+def _half_bytes(run: RunFiles, half: str) -> int | None:
+    table = run.info.get("split_table")
+    return sum(int(row.get("bytes", 0)) for row in table if row["half"] == half) if table else None
+
+
+def _total(run: RunFiles, metric: str, each: bool = False) -> float | None:
+    """Return the sum over rounds of a metric; with ``each`` it was measured per client, n clients a round."""
+    own = [r for r in run.records if r.client is None and r.metric == metric and math.isfinite(r.value)]
+    return math.fsum(r.value * (r.n if each else 1) for r in own) if own else None
+
+
+def split(groups: Sequence[Configuration]) -> Iterator[Block]:
+    """Yield the table of parameters and buffers, once for configurations that share it."""
+    for entries, labels in _distinct(groups, "split_table"):
+        rows = []
+        for e in entries:
+            shape = " × ".join(str(n) for n in e.get("shape") or []) or "scalar"
+            rows.append(
+                (
+                    wording.printable(e["name"]),
+                    wording.printable(e["half"]),
+                    shape,
+                    wording.size(e.get("bytes")),
+                )
+            )
+        halves = dict.fromkeys(str(e["half"]) for e in entries)
+        sums = [
+            f"{wording.printable(h)} {wording.size(sum(int(e.get('bytes', 0)) for e in entries if e['half'] == h))}"
+            for h in halves
+        ]
+        yield Table(
+            ("name", "half", "shape", "size"), tuple(rows), labels, f"Together: {', '.join(sums)}.", left=2
+        )
+
+
+def table_of(groups: Sequence[Configuration], key: str) -> Iterator[Block]:
+    """Yield the facts under a key of run.json, once for configurations that share them."""
+    for facts, labels in _distinct(groups, key):
+        yield Table(("what", "value"), tuple(flat(facts)), labels, left=2)
+
+
+def configuration(groups: Sequence[Configuration]) -> Iterator[Block]:
+    """Yield the settings that differ between configurations, then those that all have in common."""
+    settings = [dict(flat(g.runs[0].info.get("config") or {})) for g in groups]
+    for g, own in zip(groups, settings, strict=True):
+        if len(g.runs) > 1 and "seed" in own:
+            own["seed"] = ", ".join(str(run.seed) for run in g.runs)
+    keys = list(dict.fromkeys(k for own in settings for k in own))
+    differing = [k for k in keys if len({own.get(k) for own in settings}) > 1]
+    same = tuple((k, settings[0][k]) for k in keys if k not in differing)
+    if differing:
+        columns = ("setting", *(g.label for g in groups))
+        rows = tuple((k, *(own.get(k, wording.MISSING) for own in settings)) for k in differing)
+        yield Table(columns, rows, "What differs", left=len(columns))
+    if same:
+        yield Table(("setting", "value"), same, "The same everywhere" if len(groups) > 1 else "", left=2)
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, text) of every leaf of nested objects and lists."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(inner, f"{name}.{wording.printable(key)}" if name else wording.printable(key))
+    elif isinstance(value, list) and any(isinstance(v, dict | list) for v in value):
+        for i, inner in enumerate(value):
+            yield from flat(inner, f"{name}.{i}")
+    else:
+        yield name, _leaf(value, counted=not name.endswith("seed"))
+
+
+def _leaf(value: Any, counted: bool) -> str:
+    if isinstance(value, list):
+        return ", ".join(_leaf(v, counted) for v in value) or "none"
+    if value is None:
+        return wording.MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if counted else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = wording.printable(value) or "(empty)"
+    is_hash = len(text) >= 40 and set(text) <= set("0123456789abcdef")
+    return text[:16] + "…" if is_hash else text
+
+
+def _distinct(groups: Sequence[Configuration], key: str) -> Iterator[tuple[Any, str]]:
+    """Yield each different content under a key of run.json, with the labels of its configurations if not all."""
+    seen: dict[str, list[str]] = {}
+    for g in groups:
+        content = g.runs[0].info.get(key)
+        if content:
+            seen.setdefault(json.dumps(content), []).append(g.label)
+    for text, labels in seen.items():
+        yield json.loads(text), ", ".join(labels) if len(seen) > 1 else ""

@@ -1,0 +1,127 @@
+"""Configurations: runs that differ in their seed only, and the metric that a report is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedkeep.core.records import Record
+from fedkeep.report import wording
+from fedkeep.report.charts import SLOTS
+from fedkeep.report.runs import RunFiles
+from fedkeep.report.tables import mean_std
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Runs that differ in their seed only, with a label for people and a colour slot."""
+
+    label: str
+    runs: tuple[RunFiles, ...]
+    slot: str
+
+    @property
+    def pooled(self) -> bool:
+        """Whether this is centralised training over pooled examples."""
+        return bool(self.runs[0].info.get("pooled"))
+
+    @property
+    def best(self) -> float | None:
+        """The best possible value that the data set's generator knows.
+
+        For a model without private parameters, that of a model that doesn't know the user, where it is known.
+        """
+        table = self.runs[0].info.get("split_table") or []
+        no_user = bool(table) and not any(row["half"] == "private" for row in table)
+        return self.best_global if no_user and self.best_global is not None else self.best_personal
+
+    @property
+    def best_personal(self) -> float | None:
+        """The best possible value of a model that knows the user."""
+        return self._known("best")
+
+    @property
+    def best_global(self) -> float | None:
+        """The best possible value of a model that doesn't know the user."""
+        return self._known("best_global")
+
+    def _known(self, key: str) -> float | None:
+        value = self.runs[0].info.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+    def selected(self, metric: str, chosen_by: str) -> tuple[float, float | None]:
+        """Return mean and deviation over seeds of the test metric at each run's best valid round; NaN for none."""
+        found = [r for run in self.runs if (r := run.selected(metric, chosen_by)) is not None]
+        return mean_std(r.value for r in found)
+
+    def best_valid(self, metric: str) -> list[Record]:
+        """Return each run's best valid record."""
+        return [r for run in self.runs if (r := run.best_valid(metric)) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Configurations that were run on the same data and are judged by the same metrics, so that they compare."""
+
+    label: str
+    groups: tuple[Configuration, ...]
+    metrics: tuple[str, ...]
+
+
+def scenes(runs: Sequence[RunFiles]) -> list[Scene]:
+    """Sort runs into scenes by data and metric, and within one into configurations; labels are told apart."""
+    by_key: dict[tuple[str, tuple[str, ...]], list[RunFiles]] = {}
+    for run in runs:
+        by_key.setdefault((run.data_name, tuple(main_metrics([run]))), []).append(run)
+    names = [name for name, _ in by_key]
+    out = []
+    for (name, metrics), own in by_key.items():
+        label = name if names.count(name) == 1 else f"{name}, {wording.metric_inline(metrics[0])}"
+        suffix = f", {label}" if len(by_key) > 1 else ""
+        out.append(Scene(wording.printable(label), tuple(configurations(own, suffix)), metrics))
+    return out
+
+
+def configurations(runs: Sequence[RunFiles], suffix: str = "") -> list[Configuration]:
+    """Group runs that differ in their seed only; those of one name that differ otherwise get their folder's name."""
+    groups: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        config = {k: v for k, v in (run.info.get("config") or {}).items() if k not in ("seed", "out")}
+        key = json.dumps([run.name, run.method, config, run.info.get("pooled")], sort_keys=True, default=str)
+        if any(run.seed == other.seed for other in groups.get(key, [])):
+            key += str(run.folder)
+        groups.setdefault(key, []).append(run)
+    names = [own[0].name for own in groups.values()]
+    out = []
+    for i, own in enumerate(groups.values()):
+        name = own[0].name
+        label = name if names.count(name) == 1 else f"{name} ({own[0].folder.resolve().name})"
+        out.append(Configuration(wording.printable(label + suffix), tuple(own), str(i % SLOTS)))
+    return out
+
+
+def main_metrics(runs: Sequence[RunFiles]) -> list[str]:
+    """Return the metric that the report is about, one for each task.
+
+    The one that run.json names, else AUC, else accuracy, else another, else the loss, of those measured on valid or
+    test.
+    """
+    found = sorted(
+        {r.metric for run in runs for r in run.records if r.client is None and r.split in ("valid", "test")}
+    )
+    named = [m for run in runs if isinstance(m := run.info.get("metric"), str)]
+    others = [wording.base(m) for m in sorted(found, key=wording.lower_is_better)]
+    for wanted in (*named, "auc", "accuracy", *others):
+        own = [m for m in found if wording.base(m) == wording.base(wanted)]
+        if own:
+            return own
+    return ["accuracy"]
+
+
+def user_metric(runs: Sequence[RunFiles], metric: str) -> str:
+    """Return the metric measured for each user: the given one, else accuracy, of the same task."""
+    found = {r.metric for run in runs for r in run.records if r.client is not None and r.split == "test"}
+    _, slash, task = metric.partition("/")
+    choices = [m for m in (metric, f"accuracy{slash}{task}") if m in found]
+    return choices[0] if choices else metric

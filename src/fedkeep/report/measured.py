@@ -1,0 +1,267 @@
+"""What was measured: results, published numbers, learning curves, the spread over users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from fedkeep.metrics import ClientSummary, per_client
+from fedkeep.report import wording
+from fedkeep.report.blocks import Block, Card, Figure, Legend, Text
+from fedkeep.report.charts.bars import Bar, bar_chart
+from fedkeep.report.charts.lines import MOST, Axes, Series, line_chart
+from fedkeep.report.charts.spread import Strip, spread_chart
+from fedkeep.report.groups import Configuration, Scene, user_metric
+from fedkeep.report.results import Row
+from fedkeep.report.tables import Table, mean_std, published_table
+
+
+def cards(groups: Sequence[Configuration], metric: str) -> Iterator[Card]:
+    """Yield the headline number of each configuration: on test, or while there is none the best on valid."""
+    name = wording.metric_inline(metric)
+    for g in groups:
+        value, std = g.selected(metric, metric)
+        note = f"test {name}"
+        if g.best is not None:
+            note += f" · best possible {wording.number(g.best, metric)}"
+        if math.isnan(value):
+            value, std = mean_std(r.value for r in g.best_valid(metric))
+            note = "nothing measured yet" if math.isnan(value) else f"valid {name} so far"
+        spread = wording.spread(value, std, metric).partition(" ± ")[2].removesuffix(" %")
+        yield Card(g.label, wording.number(value, metric), f"± {spread}" if spread else "", note, g.slot)
+
+
+def results(scenes: Sequence[Scene]) -> Iterator[Block]:
+    """Yield what a reader must know of the runs, and the results of each scene and metric."""
+    for g in (g for scene in scenes for g in scene.groups):
+        for run in g.runs:
+            label = f"{g.label}, seed {run.seed}" if len(g.runs) > 1 else g.label
+            for note in run.notes:
+                yield Text(f"{label}: {note}", warning=True)
+    for scene in scenes:
+        for metric in scene.metrics:
+            titles = [scene.label] if len(scenes) > 1 else []
+            titles += [wording.metric_name(metric)] if len(scene.metrics) > 1 else []
+            yield results_table(scene.groups, metric, title=": ".join(titles))
+
+
+def results_table(groups: Sequence[Configuration], metric: str, title: str = "") -> Table:
+    """Return the test metric of each configuration beside the best possible one."""
+    runs = [run for g in groups for run in g.runs]
+    user_mean = wording.user_mean(user_metric(runs, metric))
+    known = [
+        any(not math.isnan(g.selected(user_mean, metric)[0]) for g in groups),
+        any(g.best is not None for g in groups),
+    ]
+    rows = []
+    for g in groups:
+        value, std = g.selected(metric, metric)
+        valid = mean_std(r.value for r in g.best_valid(metric))
+        gap = value - g.best if g.best is not None else None
+        cells = [g.label, wording.spread(value, std, metric)]
+        cells += [wording.spread(*g.selected(user_mean, metric), user_mean)] if known[0] else []
+        cells += [wording.number(g.best, metric), wording.difference(gap, metric)] if known[1] else []
+        rows.append((*cells, wording.spread(*valid, metric)))
+    name = wording.metric_inline(metric)
+    columns = ["configuration", f"test {name}"]
+    columns += [wording.metric_inline(user_mean)] if known[0] else []
+    columns += ["best possible", "distance to it"] if known[1] else []
+    note = (
+        f"Test numbers are taken at the round with the best valid {name} where the test set was measured there, "
+        "else at the last round measured."
+    )
+    if any(g.best is not None and g.best == g.best_global for g in groups):
+        note += " Best possible: for a model without private parameters, without knowing the user."
+    if any(len(g.runs) > 1 for g in groups):
+        note += " ± is the sample standard deviation over seeds."
+    return Table((*columns, f"best valid {name}"), tuple(rows), title, note)
+
+
+def runs_table(scenes: Sequence[Scene]) -> Table:
+    """Return a line for each run: its seed, test metric, length and status."""
+    rows = []
+    for g, metric in ((g, scene.metrics[0]) for scene in scenes for g in scene.groups):
+        for run in g.runs:
+            best, test = run.best_valid(metric), run.selected(metric, metric)
+            rows.append(
+                (
+                    g.label,
+                    wording.MISSING if run.seed is None else str(run.seed),
+                    wording.metric_inline(metric),
+                    wording.number(test.value if test else None, metric),
+                    wording.plain(round(best.epoch, 2)) if best else wording.MISSING,
+                    wording.plain(round(max((r.epoch for r in run.records), default=0.0), 2)),
+                    f"{run.rounds:,}",
+                    "finished" if run.finished else "not finished",
+                )
+            )
+    columns = ("run", "seed", "metric", "on test", "best valid at epoch", "epochs", "rounds", "status")
+    return Table(columns, tuple(rows))
+
+
+def published(rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield bars and a table of ours beside the published for each scene and metric."""
+    for scene, metric in dict.fromkeys((row.scene, row.metric) for row in rows):
+        own = [r for r in rows if (r.scene, r.metric) == (scene, metric)]
+        title = f"{wording.metric_name(metric)} on {wording.printable(scene)}"
+        table = published_table(own)
+        if all(r.published is None for r in own):
+            yield published_table(own, title)
+            continue
+        scales = len({r.scale for r in own}) > 1
+        bars = [
+            Bar(
+                wording.printable(f"{r.method}, {r.scale}" if scales else r.method),
+                r.value,
+                r.std,
+                r.published,
+            )
+            for r in own
+        ]
+        legend = (Legend("ours", "0", "square"), Legend("published", "0", "hollow"))
+        data = [asdict(bar) for bar in bars]
+        yield Figure(title, tuple(bar_chart(title, bars, metric)), legend=legend, table=table, data=data)
+
+
+def curves(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:
+    """Yield the learning curves: each main metric on valid, then the loss on train and valid as panels.
+
+    Titles name the scene where one is given.
+    """
+    tail = f" · {scene}" if scene else ""
+    for number, metric in enumerate(metrics):
+        references = _references(groups, metric) if number == 0 else ()
+        series, word = _series(groups, metric, "valid")
+        if any(len(s.x) > 1 for s in series):
+            axes = _axes(metric, "valid", word, references)
+            title = f"{wording.metric_name(metric)} on valid{tail}"
+            yield _curves_figure(title, [(title, series, axes)], ("wide", "narrow"))
+    panels = []
+    for split in ("train", "valid"):
+        series, word = _series(groups, "loss", split)
+        if any(len(s.x) > 1 for s in series) and not (split == "valid" and "loss" in metrics):
+            panels.append((f"Loss on {split}{tail}", series, _axes("loss", split, word, ())))
+    if panels:
+        alone = len(panels) == 1
+        yield _curves_figure(
+            panels[0][0] if alone else f"Loss{tail}", panels, ("wide", "narrow") if alone else ("panel",)
+        )
+
+
+def _axes(metric: str, split: str, word: str, references: tuple[tuple[float, str], ...]) -> Axes:
+    x_label = "rounds" if word == "round" else "epochs (passes over the training data)"
+    unit = " (%)" if wording.is_fraction(metric) else ""
+    return Axes(
+        x_label,
+        f"{wording.metric_name(metric)} on {split}{unit}",
+        metric,
+        hover_x=word,
+        references=references,
+    )
+
+
+def _curves_figure(
+    title: str, charts: Sequence[tuple[str, list[Series], Axes]], forms: tuple[str, ...]
+) -> Figure:
+    drawings, rows, data = [], [], []
+    for name, series, axes in charts:
+        drawings += line_chart(name, series, axes, forms)
+        for s in series:
+            if s.x:
+                where = (f"{wording.plain(round(x, 2))}" for x in (s.x[0], s.x[-1]))
+                first, last = where
+                label = f"{s.label}, {name.lower()}" if len(charts) > 1 else s.label
+                rows.append((label, first, axes.y_text(s.y[0]), last, axes.y_text(s.y[-1])))
+                data.append(
+                    {"chart": name, "name": s.label, "x": s.x, "y": s.y, "low": s.low, "high": s.high}
+                )
+    everything = [s for _, series, _ in charts for s in series if s.x]
+    word = charts[0][2].hover_x
+    table = Table(("curve", f"first {word}", "value", f"last {word}", "value there"), tuple(rows))
+    notes = []
+    if any(s.low for s in everything):
+        notes.append("Lines are means over seeds, bands reach from the lowest to the highest seed.")
+    if any(len(s.x) > MOST for s in everything):
+        notes.append(f"Of curves with more than {MOST} places the means of {MOST} equal parts are shown.")
+    if len({s.dashed for s in everything}) > 1:
+        notes.append("Dashed: trained centrally on pooled examples.")
+    labels = {s.label: Legend(s.label, s.slot, "line", s.dashed) for s in everything}
+    return Figure(title, tuple(drawings), " ".join(notes), tuple(labels.values()), None, table, data)
+
+
+def _references(groups: Sequence[Configuration], metric: str) -> tuple[tuple[float, str], ...]:
+    """Return the best possible values as lines of a chart, where all configurations agree on them."""
+    out = []
+    for values, name in (
+        ({g.best_personal for g in groups}, "best possible"),
+        ({g.best_global for g in groups}, "best possible without knowing the user"),
+    ):
+        if len(values) == 1 and (value := values.pop()) is not None:
+            out.append((value, f"{name} {wording.number(value, metric)}"))
+    return tuple(out)
+
+
+def _series(groups: Sequence[Configuration], metric: str, split: str) -> tuple[list[Series], str]:
+    """Return a curve each, the mean over seeds at places that all seeds have; x is epochs, or rounds without any."""
+    measured = [[s for run in g.runs if (s := run.series(metric, split))] for g in groups]
+    by_round = not any(r.epoch for runs in measured for records in runs for r in records)
+    out = []
+    for g, runs in zip(groups, measured, strict=True):
+        lines = [{(float(r.round) if by_round else r.epoch): r.value for r in records} for records in runs]
+        xs = tuple(sorted(set(lines[0]).intersection(*lines[1:]))) if lines else ()
+        values = [[line[x] for line in lines] for x in xs]
+        y = tuple(math.fsum(v) / len(v) for v in values)
+        low = tuple(map(min, values)) if len(lines) > 1 else ()
+        high = tuple(map(max, values)) if len(lines) > 1 else ()
+        out.append(Series(g.label, xs, y, g.slot, g.pooled, low, high))
+    return out, "round" if by_round else "epoch"
+
+
+def users(groups: Sequence[Configuration], metrics: Sequence[str], scene: str = "") -> Iterator[Block]:
+    """Yield how each metric is spread over users: histograms and a table; titles name the scene if given."""
+    runs = [run for g in groups for run in g.runs]
+    for metric in dict.fromkeys(user_metric(runs, m) for m in metrics):
+        found = [(g, values) for g in groups if (values := _user_values(g, metric))]
+        if not found:
+            continue
+        higher = not wording.lower_is_better(metric)
+        summaries = [(g.label, per_client(values, higher_is_better=higher)) for g, values in found]
+        strips = [
+            Strip(g.label, g.slot, tuple(v for v in own.values() if not math.isnan(v))) for g, own in found
+        ]
+        strips = [s for s in strips if s.values]
+        table = _users_table(summaries, metric)
+        if not strips:
+            yield table
+            continue
+        title = f"{wording.metric_name(metric)} of each user on test" + (f" · {scene}" if scene else "")
+        caption = "Each user counts once, whatever the number of examples. The triangle marks the mean."
+        if len(runs) > len(groups):
+            caption += " A user's value is the mean over seeds."
+        data = [{"name": label, **asdict(summary)} for label, summary in summaries]
+        yield Figure(title, tuple(spread_chart(title, strips, metric)), caption, table=table, data=data)
+
+
+def _user_values(group: Configuration, metric: str) -> dict[str, float]:
+    """Return each user's value, the mean over seeds; NaN where it is not defined in one of them."""
+    collected: dict[str, list[float]] = {}
+    for run in group.runs:
+        for client, record in run.clients(metric).items():
+            collected.setdefault(client, []).append(record.value)
+    return {client: math.fsum(values) / len(values) for client, values in collected.items()}
+
+
+def _users_table(summaries: Sequence[tuple[str, ClientSummary]], metric: str) -> Table:
+    text = partial(wording.number, metric=metric)
+    rows = []
+    for label, s in summaries:
+        worst = wording.MISSING if s.worst is None else wording.printable(s.worst)
+        numbers = (s.mean, s.std, s.min, s.deciles[0], s.median, s.deciles[8], s.max)
+        rows.append((label, f"{s.clients:,}", *map(text, numbers), f"{s.undefined:,}", worst))
+    columns = (
+        "configuration", "users", "mean", "std", "lowest", "1st decile", "median", "9th decile", "highest",
+        "not defined", "worst user",
+    )  # fmt: skip
+    return Table(columns, tuple(rows))

@@ -1,0 +1,129 @@
+"""One self-contained page about runs, with Markdown and JSON beside it. Needs jinja2."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
+from fedkeep.report.blocks import Block, Content, Figure, Text
+from fedkeep.report.content import build
+from fedkeep.report.results import read_results
+from fedkeep.report.runs import read_run
+from fedkeep.report.svg import shape_path
+from fedkeep.report.tables import Table, markdown_escape, to_markdown
+
+
+def write_report(
+    run_folders: Sequence[Path], out: Path, title: str = "", results: Path | None = None
+) -> Path:
+    """Write a report on one run or several, compared.
+
+    Args:
+        run_folders: run directories; runs that differ in their seed only are shown together, as mean and deviation.
+        out: a folder (the files are ``report.html``, ``.md``, ``.json``) or the page's path ending in ``.html``.
+        title: the heading; made from the runs' names where empty.
+        results: a ``results/NAME.json`` whose published numbers are shown beside ours.
+
+    Returns:
+        The page's path. The same input gives the same bytes.
+
+    Raises:
+        ConfigError: no run folder was given.
+        RunError: a file of a run is missing or damaged; names the file and the line.
+    """
+    if not run_folders:
+        raise ConfigError("A report needs at least one run folder.")
+    runs = [read_run(Path(folder)) for folder in run_folders]
+    rows = read_results(results) if results is not None else []
+    heading = title or " and ".join(dict.fromkeys(run.name for run in runs))
+    content = build(runs, heading if len(heading) <= 80 else f"{len(runs)} runs compared", rows)
+    page = out if out.suffix == ".html" else out / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in (
+        (page.with_suffix(".json"), to_json(content)),
+        (page.with_suffix(".md"), to_markdown_page(content)),
+        (page, to_html(content)),
+    ):
+        write_whole(path, text.encode())
+    return page
+
+
+def to_html(content: Content) -> str:
+    """Return the page: no file, font or address outside it is needed, and a policy in it forbids any."""
+    import jinja2
+
+    source = resources.files("fedkeep.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(kind=_kind, shape_path=shape_path)
+    return environment.from_string(source).render(content=content)
+
+
+def to_markdown_page(content: Content) -> str:
+    """Return the report as Markdown: the same tables and texts; figures as their tables."""
+    parts = [f"# {markdown_escape(content.title)}\n", markdown_escape(content.lead) + "\n"]
+    for section in content.sections:
+        parts.append(f"## {markdown_escape(section.title)}\n")
+        parts += [_block_markdown(block) for block in section.blocks]
+    return "\n".join(parts)
+
+
+def to_json(content: Content) -> str:
+    """Return the report as JSON: main numbers as values, then every section with its tables and figures' data."""
+    sections = [
+        {"title": s.title, "blocks": [_block_json(block) for block in s.blocks]} for s in content.sections
+    ]
+    whole = {
+        "title": content.title,
+        "lead": content.lead,
+        "summary": list(content.summary),
+        "sections": sections,
+    }
+    return json.dumps(_finite(whole), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+
+
+def _kind(block: Block) -> str:
+    return type(block).__name__
+
+
+def _block_markdown(block: Block) -> str:
+    if isinstance(block, Text):
+        return ("**Note.** " if block.warning else "") + markdown_escape(block.text) + "\n"
+    if isinstance(block, Table):
+        return to_markdown(block)
+    parts = [f"### {markdown_escape(block.title)}\n"]
+    if block.caption:
+        parts.append(markdown_escape(block.caption) + "\n")
+    if block.table is not None:
+        parts.append(to_markdown(block.table, level=4))
+    return "\n".join(parts)
+
+
+def _block_json(block: Block) -> dict[str, Any]:
+    if isinstance(block, Figure):
+        table = asdict(block.table) if block.table is not None else None
+        return {
+            "kind": "figure",
+            "title": block.title,
+            "caption": block.caption,
+            "table": table,
+            "data": block.data,
+        }
+    return {"kind": type(block).__name__.lower(), **asdict(block)}
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with NaN and infinities as None, for JSON."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

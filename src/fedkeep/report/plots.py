@@ -1,0 +1,301 @@
+"""Figures as PNG or SVG files (by the path's ending), with matplotlib; for results and papers.
+
+Colours follow Okabe and Ito (colour-blind safe); lines also differ by dashes, marks by shape. No global state of
+matplotlib is touched, and the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.report import wording
+from fedkeep.report.analyses import cold_start_series
+from fedkeep.report.charts.maps import MOST, Palette, evenly, palette_of
+from fedkeep.report.charts.spread import bin_edges, in_bins
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#c98500", "#3f9fd8", "#4d4d4d", "#8a7d00")
+GREY = "#a9afb4"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e4de",
+    "axes.edgecolor": "#5c666f",
+    "legend.frameon": False,
+    "svg.hashsalt": "fedkeep",
+}
+
+
+def learning_curves(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    *,
+    metric: str,
+    title: str = "",
+    split: str = "valid",
+    best: float | None = None,
+    dashed: Collection[str] = (),
+) -> Path:
+    """Draw a metric against epochs (FURL Fig. 3).
+
+    Args:
+        curves: by name, (epoch, value) pairs.
+        path: ends in .png or .svg.
+        metric: fractions are drawn in percent.
+        title: above the figure.
+        split: where it was measured.
+        best: the best possible value, a dotted line.
+        dashed: names of curves to draw with dashes.
+    """
+    with _style():
+        figure, (axes,) = _figure(1, 7.2, 4.2)
+        scale = _scale(metric)
+        for i, (name, pairs) in enumerate(curves.items()):
+            style: Any = (0, (5, 3)) if name in dashed else "-"
+            xs, ys = [x for x, _ in pairs], [scale * y for _, y in pairs]
+            axes.plot(
+                xs, ys, linestyle=style, color=COLOURS[i % len(COLOURS)], label=_plain(name), linewidth=1.8
+            )
+        if best is not None:
+            axes.axhline(scale * best, color="#1d2328", linestyle=":", linewidth=1.2, label="best possible")
+        axes.set_xlabel("epochs (passes over the training data)")
+        axes.set_ylabel(_named(metric, f" on {split}"))
+        axes.set_title(title, fontsize=10, parse_math=False)
+        figure.legend(loc="outside lower center", ncols=2)
+        return _save(figure, path)
+
+
+def embedding_map(analysis: Mapping[str, Any], path: Path) -> Path:
+    """Draw the panels of an ``embedding_map`` analysis side by side, in common colours."""
+    with _style():
+        panels = analysis["panels"]
+        palette = palette_of(analysis)
+        figure, every = _figure(len(panels), 4.1 * len(panels), 4.7)
+        for axes, panel in zip(every, panels, strict=True):
+            points = evenly(panel["points"], MOST)
+            size = 26 if len(points) <= 150 else 16 if len(points) <= 600 else 9
+            shown = _scatter_numbers(axes, points, palette, size) if palette.continuous else None
+            if not palette.continuous:
+                _scatter_categories(axes, points, palette, size)
+            numbers = panel.get("numbers") or {}
+            words = "\n".join(
+                f"{wording.metric_inline(k)} {wording.number(v, k)}" for k, v in numbers.items()
+            )
+            axes.set_title(panel["name"] + (f"\n{words}" if words else ""), fontsize=9.5, parse_math=False)
+            axes.set_aspect("equal", adjustable="datalim")
+            axes.set(xticks=[], yticks=[], xlabel="map axis 1 (no unit)", ylabel="map axis 2 (no unit)")
+        if palette.continuous and shown is not None:
+            figure.colorbar(shown, ax=every, label=palette.name, shrink=0.8)
+        elif every:
+            handles, labels = every[0].get_legend_handles_labels()
+            if handles:
+                columns = min(len(labels), 4)
+                figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=palette.name)
+        return _save(figure, path)
+
+
+def _scatter_numbers(axes: Axes, points: Sequence[Mapping[str, Any]], palette: Palette, size: float) -> Any:
+    known = [p for p in points if p.get("trait") is not None]
+    rest = [p for p in points if p.get("trait") is None]
+    axes.scatter([p["x"] for p in rest], [p["y"] for p in rest], c=GREY, s=size, linewidths=0)
+    return axes.scatter(
+        [p["x"] for p in known], [p["y"] for p in known], c=[p["trait"] for p in known], s=size, cmap="cividis",
+        vmin=palette.low, vmax=palette.high, linewidths=0,
+    )  # fmt: skip
+
+
+def _scatter_categories(
+    axes: Axes, points: Sequence[Mapping[str, Any]], palette: Palette, size: float
+) -> None:
+    for trait, i in (*palette.places.items(), (None, -1)):
+        own = [
+            p for p in points if (p.get("trait") == trait if i >= 0 else p.get("trait") not in palette.places)
+        ]
+        if own or i >= 0:
+            label = palette.text(trait) if i >= 0 else "other"
+            axes.scatter(
+                [p["x"] for p in own], [p["y"] for p in own], color=COLOURS[i] if i >= 0 else GREY, s=size,
+                marker=MARKERS[i] if i >= 0 else "o", alpha=0.85, linewidths=0, label=_plain(label),
+            )  # fmt: skip
+
+
+def client_distribution(
+    values: Mapping[str, Mapping[str, float] | Sequence[float]], path: Path, *, metric: str, title: str = ""
+) -> Path:
+    """Draw how a metric is spread over users: a histogram each, one below the other, the mean as a line.
+
+    Args:
+        values: by configuration, the users' values, with or without their ids; NaN is left out.
+        path: ends in .png or .svg.
+        metric: fractions are drawn in percent.
+        title: above the figure.
+    """
+    with _style():
+        own = {name: list(v.values() if isinstance(v, Mapping) else v) for name, v in values.items()}
+        own = {name: [x for x in v if math.isfinite(x)] for name, v in own.items()}
+        own = {name: v for name, v in own.items() if v}
+        if not own:
+            raise ConfigError("A distribution over users needs at least one value.")
+        figure, every = _figure(len(own), 7.2, 1.2 + 1.15 * len(own), rows=True)
+        scale = _scale(metric)
+        edges = bin_edges([x for v in own.values() for x in v], wording.is_fraction(metric))
+        for i, (axes, (name, users)) in enumerate(zip(every, own.items(), strict=True)):
+            heights = [100 * n / len(users) for n in in_bins(users, edges)]
+            axes.stairs(heights, [scale * e for e in edges], fill=True, color=COLOURS[i % len(COLOURS)])
+            mean = sum(users) / len(users)
+            axes.axvline(scale * mean, color="#1d2328", linewidth=1.2)
+            words = f"{name}: mean {wording.number(mean, metric)}"
+            axes.set_title(words, loc="left", fontsize=9.5, parse_math=False)
+            axes.set_ylabel("% of users")
+            axes.label_outer()
+        every[-1].set_xlabel(_named(metric, " of a user"))
+        if title:
+            figure.suptitle(title.replace("$", r"\$"), fontsize=10)
+        return _save(figure, path)
+
+
+def comparison_bars(
+    rows: Sequence[tuple[str, float | None, float | None]],
+    path: Path,
+    *,
+    metric: str,
+    title: str = "",
+    std: Mapping[str, float] | None = None,
+) -> Path:
+    """Draw ours beside the published, a pair of bars a method (FURL Fig. 2).
+
+    Args:
+        rows: (method, ours, published); None and NaN have no bar.
+        path: ends in .png or .svg.
+        metric: fractions are drawn in percent.
+        title: above the figure.
+        std: deviations of ours over seeds by method, drawn as whiskers.
+
+    Raises:
+        ConfigError: there is no row, or the path's ending is neither .png nor .svg.
+    """
+    if not rows:
+        raise ConfigError("Bars need at least one row of results.")
+    with _style():
+        figure, (axes,) = _figure(1, max(1.3 * len(rows) + 0.8, 4.5), 4.0)
+        scale, places = _scale(metric), range(len(rows))
+        errors = [scale * (std or {}).get(name, 0.0) for name, _, _ in rows]
+        published = [p for _, _, p in rows]
+        _bars(axes, -0.2, [o for _, o, _ in rows], errors, scale, "ours")
+        if any(p is not None for p in published):
+            _bars(axes, 0.2, published, [0.0] * len(rows), scale, "published")
+        axes.set_xticks(places, [_plain(textwrap.fill(name, 13)) for name, _, _ in rows], fontsize=8.5)
+        axes.grid(visible=False, axis="x")
+        axes.set_ylabel(_named(metric, ""))
+        axes.set_title(title, fontsize=10, parse_math=False)
+        axes.margins(y=0.12)
+        figure.legend(loc="outside lower center", ncols=2)
+        return _save(figure, path)
+
+
+def _bars(
+    axes: Axes, shift: float, values: Sequence[float | None], errors: Sequence[float], scale: float, who: str
+) -> None:
+    known = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+    xs, heights, spans = (
+        [i + shift for i, _ in known],
+        [scale * v for _, v in known],
+        [errors[i] for i, _ in known],
+    )
+    face = COLOURS[0] if who == "ours" else "#d9eaf4"
+    yerr = spans if any(spans) else None
+    axes.bar(xs, heights, 0.38, yerr=yerr, color=face, edgecolor=COLOURS[0], label=who, capsize=2)
+    for x, height, span in zip(xs, heights, spans, strict=True):
+        place = (x, height + span)
+        axes.annotate(f"{height:.3g}", place, (0, 3), textcoords="offset points", ha="center", fontsize=8)
+
+
+def aggregation_time(analysis: Mapping[str, Any], path: Path) -> Path:
+    """Draw an ``aggregation_time`` analysis: seconds against cohort size, both by logarithm, and a line of slope 1."""
+    with _style():
+        figure, (axes,) = _figure(1, 5.4, 3.8)
+        pairs = sorted(
+            (c, s) for c, s in zip(analysis["cohort"], analysis["seconds"], strict=True) if c and s
+        )
+        cohort, seconds = [c for c, _ in pairs], [s for _, s in pairs]
+        axes.loglog(cohort, seconds, "o-", color=COLOURS[0], label="measured")
+        if pairs:
+            linear = [seconds[-1] * c / cohort[-1] for c in cohort]
+            axes.loglog(cohort, linear, ":", color="#5c666f", label="in proportion to the cohort")
+        axes.set_xlabel("clients in the cohort")
+        axes.set_ylabel("time to combine a round's uploads (s)")
+        axes.legend()
+        return _save(figure, path)
+
+
+def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
+    """Draw a ``cold_start`` analysis: the metric against k own examples, ± one standard deviation."""
+    with _style():
+        figure, (axes,) = _figure(1, 6.2, 3.8)
+        metric = analysis.get("metric", "accuracy")
+        scale, names = _scale(metric), [str(k) for k in analysis["k"]]
+        for i, entry in enumerate(cold_start_series(analysis)):
+            std = entry.get("std") or [None] * len(names)
+            known = [
+                (j, m, s) for j, (m, s) in enumerate(zip(entry["mean"], std, strict=True)) if m is not None
+            ]
+            axes.errorbar(
+                [j for j, *_ in known], [scale * m for _, m, _ in known], yerr=[scale * (s or 0) for *_, s in known],
+                fmt="o-", color=COLOURS[i % len(COLOURS)], capsize=2, label=_plain(entry.get("name") or ""),
+            )  # fmt: skip
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlabel("own examples k, to which the private part is fitted")
+        axes.set_ylabel(_named(metric, " of new users"))
+        if "series" in analysis:
+            axes.legend()
+        return _save(figure, path)
+
+
+def _style() -> Any:
+    import matplotlib as mpl
+
+    return mpl.rc_context(STYLE)  # type: ignore[arg-type]
+
+
+def _figure(panels: int, width: float, height: float, rows: bool = False) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
+    shape = (panels, 1) if rows else (1, panels)
+    grid = figure.subplots(*shape, squeeze=False, sharex=rows, sharey=rows) if panels else None
+    return figure, list(grid.ravel()) if grid is not None else []
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg"):
+        raise ConfigError(f"Figures are saved as .png or .svg; got {path.name!r}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return path
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if wording.is_fraction(metric) else 1.0
+
+
+def _named(metric: str, rest: str) -> str:
+    return f"{wording.metric_name(metric)}{rest}" + (" (%)" if wording.is_fraction(metric) else "")
+
+
+def _plain(text: str) -> str:
+    """Return text in which matplotlib sees no mathematics, and no leading underscore that hides a label."""
+    text = text.replace("$", r"\$")
+    return "\u200b" + text if text.startswith("_") else text

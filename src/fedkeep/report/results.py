@@ -1,0 +1,228 @@
+"""The form of every reproduction: ``results/NAME.json``, a list of rows, and ``results/NAME.md`` made from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean
+from fedkeep.core.files import write_whole
+from fedkeep.report import tables, wording
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of a reproduction, beside the published one.
+
+    Attributes:
+        scene: the data set and how it is distributed, e.g. ``zulip_channels``.
+        method: the configuration, e.g. ``Personalized FL``.
+        metric: e.g. ``accuracy`` or ``auc``; accuracies and AUC are fractions.
+        value: the mean over seeds; None where it was not run.
+        std: the sample standard deviation over seeds; None with fewer than two.
+        seeds: the seeds run.
+        published: the paper's number in the same unit; None where it gives none.
+        scale: how much was run, e.g. ``quick`` or ``full``.
+        commit: the source's commit that was run.
+    """
+
+    scene: str
+    method: str
+    metric: str
+    value: float | None
+    std: float | None
+    seeds: tuple[int, ...]
+    published: float | None
+    scale: str
+    commit: str
+
+    def __post_init__(self) -> None:
+        for name in ("scene", "method", "metric", "scale"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"{name} must be a text that is not empty; got {getattr(self, name)!r}")
+        if not isinstance(self.commit, str):
+            raise ValueError(f"commit must be a text; got {self.commit!r}")
+        for name in ("value", "std", "published"):
+            _check_number(name, getattr(self, name), self.metric)
+        seeds = self.seeds
+        if (
+            not isinstance(seeds, tuple)
+            or any(type(s) is not int for s in seeds)
+            or len(set(seeds)) != len(seeds)
+        ):
+            raise ValueError(f"seeds must be different integers; got {seeds!r}")
+        if (self.value is None) != (not seeds):
+            raise ValueError(
+                f"a value needs its seeds, and seeds need a value; got {self.value} and {list(seeds)}"
+            )
+        if (self.std is None) != (len(seeds) < 2):
+            raise ValueError(
+                f"std must be given with two seeds or more, else null; got {self.std} and {list(seeds)}"
+            )
+
+
+def over_seeds(
+    scene: str,
+    method: str,
+    metric: str,
+    values: Mapping[int, float],
+    *,
+    published: float | None = None,
+    scale: str,
+    commit: str,
+) -> Row:
+    """Return the row of one number measured once per seed: mean and sample standard deviation.
+
+    Raises:
+        ConfigError: a value is not finite or out of range.
+    """
+    mean, std = tables.mean_std(values.values())
+    try:
+        value = mean if values else None
+        return Row(scene, method, metric, value, std, tuple(sorted(values)), published, scale, commit)
+    except ValueError as error:
+        raise ConfigError(f"Result {scene}, {method}, {metric}: {error}.") from error
+
+
+def write_results(
+    folder: Path,
+    name: str,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    preamble: str = "",
+    figures: Sequence[Path] = (),
+) -> tuple[Path, Path]:
+    """Write ``NAME.json`` and ``NAME.md``; a crash on the way leaves the older files whole.
+
+    Args:
+        folder: made where missing.
+        name: letters, digits, ``-`` and ``_``.
+        rows: at least one; no two with the same scene, method, metric and scale.
+        title: the Markdown's heading.
+        preamble: Markdown that says what was run and which data differ from the paper's.
+        figures: image files, linked from the Markdown by paths relative to ``folder``.
+
+    Returns:
+        The paths of the JSON and the Markdown file.
+
+    Raises:
+        ConfigError: the name, a row twice, no row, or a figure that doesn't exist.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ConfigError(f"Results want a name of letters, digits, '-' and '_'; got {name!r}.")
+    problem = _problem(rows)
+    if problem:
+        raise ConfigError(f"Results {name!r}: {problem}.")
+    for figure in figures:
+        if not figure.is_file():
+            raise ConfigError(f"Results {name!r}: the figure {figure} doesn't exist.")
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("  " + json.dumps(asdict(row), ensure_ascii=False, allow_nan=False) for row in rows)
+    write_whole(folder / f"{name}.json", f"[\n{lines}\n]\n".encode())
+    write_whole(
+        folder / f"{name}.md", results_markdown(rows, title, preamble, _links(figures, folder)).encode()
+    )
+    return folder / f"{name}.json", folder / f"{name}.md"
+
+
+def read_results(path: Path) -> list[Row]:
+    """Return the rows of a results file.
+
+    Raises:
+        RunError: the file is missing or not JSON, or a row breaks the form; names the file and the row.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"Cannot read the results {path}: {error}.") from error
+    if not isinstance(content, list):
+        raise RunError(f"{path}: wanted a list of rows; got {type(content).__name__}.")
+    rows = []
+    for number, entry in enumerate(content, start=1):
+        try:
+            rows.append(_row(entry))
+        except ValueError as error:
+            raise RunError(f"{path}, row {number}: {error}.") from error
+    problem = _problem(rows)
+    if problem:
+        raise RunError(f"{path}: {problem}.")
+    return rows
+
+
+def results_markdown(
+    rows: Sequence[Row], title: str, preamble: str = "", figures: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Return the Markdown of a reproduction: heading, preamble, a table a scene, figures as (caption, link)."""
+    parts = [f"# {tables.markdown_escape(title)}\n"]
+    if preamble:
+        parts.append(preamble.strip() + "\n")
+    for scene in dict.fromkeys(row.scene for row in rows):
+        own = [row for row in rows if row.scene == scene]
+        parts.append(tables.to_markdown(_without_scene(tables.published_table(own, title=scene)), level=2))
+    parts += [f"![{tables.markdown_escape(caption)}]({link})\n" for caption, link in figures]
+    ran = [row for row in rows if row.seeds]
+    seeds = sorted({seed for row in ran for seed in row.seeds})
+    parts.append(
+        f"Scale: {', '.join(sorted({row.scale for row in rows}))}. Seeds: {', '.join(map(str, seeds)) or 'none'}. "
+        f"Commit: {', '.join(sorted({row.commit for row in rows if row.commit})) or 'not known'}. "
+        "± is the sample standard deviation over seeds. Differences are in percentage points.\n"
+    )
+    return "\n".join(parts)
+
+
+def _row(entry: Any) -> Row:
+    names = [field.name for field in fields(Row)]
+    if not isinstance(entry, dict):
+        raise ValueError(f"wanted an object with {', '.join(names)}; got {type(entry).__name__}")
+    for key in entry:
+        if key not in names:
+            raise ValueError(f"unknown field {key!r}.{did_you_mean(key, names)}".removesuffix("."))
+    missing = [name for name in names if name not in entry]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
+    seeds = entry["seeds"]
+    return Row(**{**entry, "seeds": tuple(seeds) if isinstance(seeds, list) else seeds})
+
+
+def _check_number(name: str, value: Any, metric: str) -> None:
+    if value is None:
+        return
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number or null; got {value!r}")
+    if name == "std" and value < 0:
+        raise ValueError(f"std must not be negative; got {value}")
+    if wording.is_fraction(metric) and not 0 <= value <= 1:
+        hint = ". Is it a percentage? Divide it by 100" if 1 < value <= 100 else ""
+        raise ValueError(f"{name} of {metric} must be a fraction from 0 to 1; got {value}{hint}")
+
+
+def _problem(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "there is no row"
+    seen = set()
+    for row in rows:
+        key = (row.scene, row.method, row.metric, row.scale)
+        if key in seen:
+            return f"two rows for {', '.join(key)}"
+        seen.add(key)
+    return ""
+
+
+def _links(figures: Sequence[Path], folder: Path) -> list[tuple[str, str]]:
+    out = []
+    for figure in figures:
+        link = os.path.relpath(figure.resolve(), folder.resolve()).replace(os.sep, "/").replace(" ", "%20")
+        out.append((figure.stem.replace("-", " ").replace("_", " "), link))
+    return out
+
+
+def _without_scene(table: tables.Table) -> tables.Table:
+    rows = tuple(row[1:] for row in table.rows)
+    return tables.Table(table.columns[1:], rows, table.title, table.note, left=table.left - 1)

@@ -1,0 +1,185 @@
+"""Reads a run directory: run.json, records.jsonl, timings.jsonl, analyses.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import RunError
+from fedkeep.core.records import Record, read_records
+from fedkeep.report.analyses import read_analyses
+from fedkeep.report.wording import lower_is_better
+
+FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a report needs of one run.
+
+    Attributes:
+        folder: the run directory.
+        info: the content of run.json.
+        records: all measured numbers in the order written, then the timings.
+        analyses: the content of analyses.json, checked; empty where there is none.
+        finished: whether run.json's status says so.
+        notes: what a reader must know: unfinished, a torn last line.
+    """
+
+    folder: Path
+    info: dict[str, Any]
+    records: tuple[Record, ...]
+    analyses: dict[str, dict[str, Any]]
+    finished: bool
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name, or its folder's."""
+        return str(self.info.get("name") or self.folder.resolve().name)
+
+    @property
+    def method(self) -> str:
+        """The method's name; empty where run.json has none."""
+        method = self.info.get("method")
+        return str((method.get("name") if isinstance(method, dict) else method) or "")
+
+    @property
+    def data_name(self) -> str:
+        """The data set's name; empty where run.json has none."""
+        return str((self.info.get("data") or {}).get("name") or "")
+
+    @property
+    def seed(self) -> int | None:
+        """The run's seed."""
+        seed = self.info.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds finished at the last record."""
+        return max((r.round for r in self.records), default=0)
+
+    def series(self, metric: str, split: str) -> list[Record]:
+        """Return the aggregate records of a metric and split with a finite value, by round, the last of equals."""
+        chosen = {}
+        for r in self.records:
+            if r.client is None and r.metric == metric and r.split == split and math.isfinite(r.value):
+                chosen[r.round] = r
+        return [chosen[number] for number in sorted(chosen)]
+
+    def clients(self, metric: str, split: str = "test") -> dict[str, Record]:
+        """Return the last record of every client for a metric and split."""
+        own = (r for r in self.records if r.client is not None and r.metric == metric and r.split == split)
+        return {r.client: r for r in own if r.client is not None}
+
+    def selected(self, metric: str, chosen_by: str) -> Record | None:
+        """Return the test record of ``metric`` at the round whose valid ``chosen_by`` is best, else the last one."""
+        tests = {r.round: r for r in self.series(metric, "test")}
+        best = self.best_valid(chosen_by)
+        if best is not None and best.round in tests:
+            return tests[best.round]
+        return tests[max(tests)] if tests else None
+
+    def best_valid(self, metric: str) -> Record | None:
+        """Return the valid record with the best value, the earliest of equals."""
+        series = self.series(metric, "valid")
+        sign = 1 if lower_is_better(metric) else -1
+        return min(series, key=lambda r: sign * r.value, default=None)
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read a run directory's files: run.json, records.jsonl, and where they exist timings.jsonl and analyses.json.
+
+    A run that is not finished may lack records or end in a torn line; both are noted.
+
+    Raises:
+        RunError: there is no run.json, a file is damaged, or a finished run's records are torn; names the file
+            and the line.
+    """
+    info = _read_info(folder / "run.json")
+    finished = info.get("status") == FINISHED
+    notes = []
+    if not finished:
+        status = info.get("status") or "not known"
+        notes.append(f"This run is not finished (status: {status}); its numbers may still change.")
+    records: list[Record] = []
+    for name in ("records.jsonl", "timings.jsonl"):
+        path = folder / name
+        if not path.exists() and (not finished or name == "timings.jsonl"):
+            continue
+        lines = _checked_records(path)
+        records += lines
+        if _torn(path):
+            place = len(lines) + 1
+            if finished:
+                raise RunError(
+                    f"{path}, line {place}: the run is finished but this line is torn. Was the file cut?"
+                )
+            notes.append(
+                f"The last line of {name} (line {place}) was not written to its end and is left out."
+            )
+    if not records:
+        notes.append("It has no records.")
+    return RunFiles(
+        folder, info, tuple(records), read_analyses(folder / "analyses.json"), finished, tuple(notes)
+    )
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{path.parent} is no run directory: it has no run.json.") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}.") from error
+    if not isinstance(info, dict):
+        raise RunError(f"{path} is damaged: wanted an object, got {type(info).__name__}.")
+    for key in ("environment", "data", "config"):
+        if not isinstance(info.get(key, {}), dict | None):
+            raise RunError(f"{path} is damaged: {key!r} must be an object, got {type(info[key]).__name__}.")
+    for key in ("bytes_down", "bytes_up", "best", "best_global"):
+        if not isinstance(info.get(key), int | float | None):
+            raise RunError(
+                f"{path} is damaged: {key!r} must be a number or null, got {type(info[key]).__name__}."
+            )
+    table = info.get("split_table") or []
+    if not isinstance(table, list) or not all(isinstance(row, dict) and _split_row(row) for row in table):
+        raise RunError(f"{path} is damaged: 'split_table' must be a list of {{name, shape, half, bytes}}.")
+    return info
+
+
+def _split_row(row: dict[str, Any]) -> bool:
+    return {"name", "half"} <= set(row) and isinstance(row.get("bytes", 0), int | float)
+
+
+def _checked_records(path: Path) -> list[Record]:
+    records = []
+    for number, record in enumerate(read_records(path), start=1):
+        right = (
+            type(record.round) is int
+            and type(record.n) is int
+            and type(record.epoch) in (int, float)
+            and math.isfinite(record.epoch)
+            and type(record.value) in (int, float)
+            and isinstance(record.client, str | None)
+            and isinstance(record.split, str)
+            and isinstance(record.metric, str)
+        )
+        if not right:
+            raise RunError(
+                f"{path}, line {number}: not a record (a field has the wrong type). Was the file edited?"
+            )
+        records.append(record)
+    return records
+
+
+def _torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, 2) == 0:
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"

@@ -1,0 +1,120 @@
+"""Tables: rows of cells as aligned text, as Markdown, and ours beside the published."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedkeep.report import wording
+
+if TYPE_CHECKING:
+    from fedkeep.report.results import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text cells.
+
+    Attributes:
+        columns: the headings.
+        rows: one tuple of cells a row, as many as headings.
+        title: shown above; may be empty.
+        note: shown below; may be empty.
+        left: how many columns from the left hold text; the others hold numbers and are aligned right.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    note: str = ""
+    left: int = 1
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{len(row)} cells in a table of {len(self.columns)} columns: {row}")
+
+
+def to_text(table: Table) -> str:
+    """Return the table as plain text with aligned columns, for a terminal."""
+    grid = [[wording.printable(cell) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(map(_width, column)) for column in zip(*grid, strict=True)]
+    lines = [table.title] if table.title else []
+    for number, row in enumerate(grid):
+        cells = [_pad(cell, widths[i], right=i >= table.left) for i, cell in enumerate(row)]
+        lines.append("  ".join(cells).rstrip())
+        if number == 0:
+            lines.append("  ".join("─" * width for width in widths))
+    if table.note:
+        lines.append(table.note)
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown(table: Table, level: int = 3) -> str:
+    """Return the table as Markdown; cells show as they are, whatever characters they hold."""
+    lines = [f"{'#' * level} {markdown_escape(table.title)}\n"] if table.title else []
+    lines.append("| " + " | ".join(map(markdown_escape, table.columns)) + " |")
+    sides = [":---" if i < table.left else "---:" for i in range(len(table.columns))]
+    lines.append("|" + "|".join(sides) + "|")
+    lines += ["| " + " | ".join(map(markdown_escape, row)) + " |" for row in table.rows]
+    if table.note:
+        lines.append("\n" + markdown_escape(table.note))
+    return "\n".join(lines) + "\n"
+
+
+def markdown_escape(text: str) -> str:
+    """Return text that Markdown shows as it is: no HTML, no cell ends, no emphasis, no links."""
+    text = wording.printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", text)
+
+
+def mean_std(values: Iterable[float]) -> tuple[float, float | None]:
+    """Return the mean and the sample standard deviation (n − 1); None instead of a deviation of one value.
+
+    NaN for no value at all.
+    """
+    numbers = list(values)
+    if not numbers:
+        return math.nan, None
+    mean = math.fsum(numbers) / len(numbers)
+    if len(numbers) == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / (len(numbers) - 1))
+
+
+def published_table(rows: Sequence[Row], title: str = "", note: str = "", digits: int = 2) -> Table:
+    """Return results beside the published numbers, with the difference; a line a row, in their order."""
+    lines = []
+    scales = len({row.scale for row in rows}) > 1
+    for row in rows:
+        known = row.value is not None and row.published is not None
+        gap = row.value - row.published if row.value is not None and row.published is not None else None
+        line = [
+            row.scene,
+            row.method,
+            wording.metric_name(row.metric),
+            *([row.scale] if scales else []),
+            wording.spread(row.value, row.std, row.metric, digits),
+            wording.number(row.published, row.metric, digits),
+            wording.difference(gap, row.metric, digits) if known else wording.MISSING,
+            str(len(row.seeds)),
+        ]
+        lines.append(tuple(line))
+    scale = ("scale",) if scales else ()
+    columns = ("scene", "method", "metric", *scale, "ours", "published", "ours − published", "seeds")
+    return Table(columns, tuple(lines), title, note, left=3 + len(scale))
+
+
+def _width(text: str) -> int:
+    """Return how many terminal cells a text takes: combining marks none, wide characters two."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space

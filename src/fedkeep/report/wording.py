@@ -1,0 +1,142 @@
+"""How numbers and names are written: the same in tables, on charts and in Markdown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "–"
+_NAMES = {
+    "accuracy": "Accuracy",
+    "accuracy_user_mean": "Accuracy, mean over users",
+    "auc": "AUC",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "auc_user_mean": "AUC, mean over users",
+    "knn_agreement": "k-NN agreement",
+    "chance_agreement": "agreement by chance",
+    "knn_r2": "k-NN R²",
+    "linear_cka": "linear CKA",
+}
+_LOWER = ("loss", "error", "rmse", "mae", "mse", "seconds", "bytes", "perplexity")
+_NO_PERCENT = ("silhouette", "linear_cka", "knn_r2")
+
+
+def base(metric: str) -> str:
+    """Return a metric's name without the task's: ``accuracy/topic`` -> ``accuracy``."""
+    return metric.split("/", 1)[0]
+
+
+def user_mean(metric: str) -> str:
+    """Return the name of a metric's mean over users: ``accuracy/topic`` -> ``accuracy_user_mean/topic``."""
+    name, slash, task = metric.partition("/")
+    return f"{name}_user_mean{slash}{task}"
+
+
+def is_fraction(metric: str) -> bool:
+    """Say whether a metric is a fraction in [0, 1] that is written in percent."""
+    name = base(metric)
+    return name in ("accuracy", "auc", "knn_agreement", "chance_agreement") or name.startswith(
+        ("accuracy_", "auc_")
+    )
+
+
+def lower_is_better(metric: str) -> bool:
+    """Say whether smaller values of a metric are better."""
+    return any(base(metric) == word or base(metric).endswith("_" + word) for word in _LOWER)
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric's name for people: ``accuracy_user_mean`` -> ``Accuracy, mean over users``."""
+    name, _, task = metric.partition("/")
+    words = name.replace("_", " ")
+    return _NAMES.get(name, words[:1].upper() + words[1:]) + (f" of {printable(task)}" if task else "")
+
+
+def metric_inline(metric: str) -> str:
+    """Return a metric's name inside a sentence: ``accuracy``, ``AUC``."""
+    name = metric_name(metric)
+    return name if name[:2].isupper() else name[:1].lower() + name[1:]
+
+
+def number(value: float | None, metric: str = "", digits: int = 1) -> str:
+    """Write a value: a fraction metric as percent (``62.4 %``), anything else with three digits."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if is_fraction(metric):
+        return _sign(f"{100 * value:.{digits}f} %")
+    if base(metric) in _NO_PERCENT:
+        return _sign(f"{value:.2f}")
+    return plain(value)
+
+
+def plain(value: float) -> str:
+    """Write any finite number with about three significant digits, and integers in full."""
+    if value == int(value) and abs(value) < 1e15:
+        return _sign(f"{int(value):,}")
+    if abs(value) >= 1000:
+        return _sign(f"{value:,.0f}")
+    if abs(value) < 1e-3:
+        return _sign(f"{value:.2g}")
+    return _sign(f"{value:.3g}")
+
+
+def spread(mean: float | None, std: float | None, metric: str = "", digits: int = 1) -> str:
+    """Write mean ± standard deviation, or the mean alone where there is no deviation."""
+    text = number(mean, metric, digits)
+    if text == MISSING or std is None or not math.isfinite(std):
+        return text
+    if is_fraction(metric):
+        return f"{text.removesuffix(' %')} ± {100 * std:.{digits}f} %"
+    return f"{text} ± {number(std, metric)}"
+
+
+def difference(value: float | None, metric: str = "", digits: int = 1) -> str:
+    """Write a difference with its sign: in points for a fraction metric (``+3.1 points``)."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if is_fraction(metric):
+        text = f"{100 * value:+.{digits}f}"
+        return _sign((text if float(text) else text[1:]) + " points")
+    return _sign(("+" if value > 0 else "") + plain(value))
+
+
+def size(nbytes: float | None) -> str:
+    """Write bytes in powers of 1000: ``86.2 kB``."""
+    if nbytes is None or not math.isfinite(nbytes):
+        return MISSING
+    value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 999.95 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time: ``340 µs``, ``12 ms``, ``4.2 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if seconds < 0.0009995:
+        return f"{1e6 * seconds:.0f} µs"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def count(value: float, noun: str) -> str:
+    """Write a number of things: ``1 user``, ``1,200 users``."""
+    return f"{plain(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def printable(text: Any) -> str:
+    """Return a value as one line of text; what doesn't print (line ends, terminal codes) is spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def _sign(text: str) -> str:
+    return text.replace("-", "−")

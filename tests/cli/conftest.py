@@ -1,0 +1,99 @@
+"""What the tests of the command line share: the command in this process, and small configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedkeep.cli import app
+
+TOY = """
+name = "Toy"
+
+[data]
+reader = "toy"
+users = 6
+examples = 12
+
+[model]
+kind = "linear"
+
+[method]
+kind = "furl"
+optimizer = { learning_rate = 0.1, rates = { user = 0.5 } }
+
+[run]
+rounds = 4
+cohort = 3
+"""
+
+TABLE = """
+name = "Table"
+
+[data]
+reader = "table"
+path = "mine.csv"
+features = ["height", "width"]
+
+[model]
+kind = "linear"
+
+[method]
+kind = "furl"
+
+[run]
+rounds = 2
+cohort = 2
+"""
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def fedkeep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command, called in an empty folder that holds ``toy.toml`` and ``table.toml``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    (tmp_path / "toy.toml").write_text(TOY, encoding="utf-8")
+    (tmp_path / "table.toml").write_text(TABLE, encoding="utf-8")
+
+    def call(*words: object) -> Result:
+        return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedkeep")
+
+    return call
+
+
+@pytest.fixture
+def refused(fedkeep: Command) -> Callable[..., str]:
+    """The command, which must fail with exit code 2; returns its complaint after checking that it has no traceback."""
+
+    def call(*words: object) -> str:
+        result = fedkeep(*words)
+        assert result.exit_code == 2, result.output
+        assert "Traceback" not in result.stderr
+        return result.stderr.strip()
+
+    return call
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Callable[..., Path]:
+    """Writes ``data/mine.csv`` of 3 users with 10 rows each, and further lines; returns the folder ``data``."""
+
+    def write(*further: str) -> Path:
+        lines = ["user,height,width,label"]
+        lines += [
+            f"{u},{i % 5}.5,{(i * 7) % 3},{(i + len(u)) % 2}"
+            for u in ("ann", "bo", "../eve")
+            for i in range(10)
+        ]
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.csv").write_text("\n".join([*lines, *further]) + "\n", encoding="utf-8")
+        return folder
+
+    return write

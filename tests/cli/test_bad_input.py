@@ -1,0 +1,319 @@
+"""Whatever is wrong gets a clear message and exit code 2, and loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+from tests.cli.test_run import states
+
+from fedkeep.core import files
+from fedkeep.experiments.run_directory import RunDirectory
+
+Refused = Callable[..., str]
+Csv = Callable[..., Path]
+
+
+def change(old: str, new: str, path: str = "toy.toml") -> None:
+    text = Path(path).read_text(encoding="utf-8")
+    assert old in text
+    Path(path).write_text(text.replace(old, new), encoding="utf-8")
+
+
+# --- configurations
+
+
+def test_no_such_configuration(refused: Refused) -> None:
+    message = refused("run", "demo/personalised-fl")
+    assert message.startswith("Error: There is no configuration 'demo/personalised-fl': no such file")
+    assert message.endswith(" Did you mean 'demo/personalized-fl'?")
+
+
+def test_a_group_of_configurations(refused: Refused) -> None:
+    hint = "Did you mean one of demo/global-fl, demo/personalized-fl, demo/personalized-server?"
+    assert refused("check", "demo").endswith(hint)
+
+
+def test_no_toml(refused: Refused) -> None:
+    Path("toy.toml").write_text("name = 'Toy\n", encoding="utf-8")
+    assert refused("run", "toy.toml").startswith("Error: toy.toml is no valid TOML: ")
+
+
+def test_a_file_that_is_no_text(refused: Refused) -> None:
+    Path("toy.toml").write_bytes(b"\xff\xfe\x00")
+    assert refused("run", "toy.toml").startswith("Error: Cannot read the configuration toy.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "cohort = 3",
+            "cohrot = 3",
+            "toy.toml:\n  run.cohrot: unknown key. Did you mean 'cohort'? Known here: rounds, epochs, cohort, "
+            "sampling, engine, device, evaluate_every, hold_out, on_nonfinite.",
+        ),
+        (
+            "learning_rate = 0.1",
+            "learning_rat = 0.1",
+            "toy.toml:\n  method.optimizer.learning_rat: unknown key. Did you mean 'learning_rate'? Known here: kind, "
+            "learning_rate, rates, momentum, weight_decay, betas, eps, schedule.",
+        ),
+        (
+            'kind = "furl"',
+            'kind = "furl"\nbatch_sizes = 3',
+            "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, epochs, batch_size, "
+            "clip_norm, weighting, private_scale, private_init.",
+        ),
+        ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),
+        ("cohort = 3", 'cohort = "3"', "toy.toml:\n  run.cohort: wanted a valid integer; got '3'."),
+        ("cohort = 3", "cohort = true", "toy.toml:\n  run.cohort: wanted a valid integer; got True."),
+        ("cohort = 3", "cohort = 0", "toy.toml:\n  run.cohort: wanted greater than or equal to 1; got 0."),
+        ("users = 6", "users = 2.5", "data.users: wanted int; got 2.5."),
+        ('kind = "furl"', 'kind = "furl"\nepochs = "two"', "method.epochs: wanted int; got 'two'."),
+        ('reader = "toy"', 'reader = "toys"', "data.reader: there is no reader 'toys'; there are "),
+        ('kind = "linear"', 'kind = "liner"', "model.kind: there is no model 'liner'; there are "),
+        ('kind = "furl"', 'kind = "fulr"', "method.kind: there is no method 'fulr'; there are "),
+        ("rounds = 4", "rounds = 4\nepochs = 2", "toy.toml:\n  run: give either rounds or epochs."),
+        ("rounds = 4", "", "toy.toml:\n  run: give either rounds or epochs."),
+        ("rounds = 4", 'rounds = 4\nengine = "poled"', "Unknown engine 'poled'; the engines are "),
+        ("rounds = 4", 'rounds = 4\ndevice = "warp"', "The device 'warp' cannot be used: "),
+        ('kind = "furl"', 'kind = "furl"\nprivate = "usr"', "Split pattern 'usr' matches no parameter of Linear."),
+        ("user = 0.5", "usr = 0.5", "The learning rate pattern 'usr' matches no parameter; "),
+        ('kind = "furl"', 'kind = "local"\nserver_optimizer = {}', "method.server_optimizer: 'local' has no server "),
+    ],
+)
+def test_settings(refused: Refused, old: str, new: str, message: str) -> None:
+    change(old, new)
+    assert refused("run", "toy.toml").startswith(f"Error: {message}")
+    assert not Path("runs/toy-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("run.rounds", "--set wants key=value, e.g. --set run.epochs=2; got 'run.rounds'."),
+        ("name.first=1", "--set name.first: 'name' is a value, not a table."),
+        ("rates.*=1", '--set rates.*: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.'),
+    ],
+)
+def test_overrides(refused: Refused, given: str, message: str) -> None:
+    assert refused("run", "toy.toml", "--set", given) == f"Error: {message}"
+
+
+# --- data
+
+
+def test_no_folder_of_data(refused: Refused) -> None:
+    assert refused("run", "table.toml") == (
+        "Error: The reader 'table' wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
+        "'mine.csv' is looked up in it."
+    )
+
+
+def test_a_folder_of_data_that_is_missing(refused: Refused) -> None:
+    assert refused("run", "table.toml", "--data", "nowhere") == (
+        "Error: The folder of data nowhere does not exist. Name another with --data DIR or FEDKEEP_DATA."
+    )
+
+
+def test_a_missing_data_file(refused: Refused, csv: Csv) -> None:
+    (csv() / "mine.csv").unlink()
+    assert str(Path("data/mine.csv")) in refused("run", "table.toml", "--data", "data")
+
+
+def test_an_empty_data_file(refused: Refused, csv: Csv) -> None:
+    (csv() / "mine.csv").write_text("", encoding="utf-8")
+    message = refused("run", "table.toml", "--data", "data")
+    assert str(Path("data/mine.csv")) in message
+    assert "empty" in message
+
+
+def test_a_truncated_data_file(refused: Refused, csv: Csv) -> None:
+    folder = csv()
+    whole = gzip.compress((folder / "mine.csv").read_bytes())
+    (folder / "mine.csv.gz").write_bytes(whole[: len(whole) // 2])
+    message = refused("run", "table.toml", "--data", "data", "--set", "data.path=mine.csv.gz")
+    assert str(Path("data/mine.csv.gz")) in message
+    assert "truncated" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ann,1,2", "line 32: wanted 4 cells, as in the header; got 3."),
+        ("ann,tall,2,1", "line 32: wanted a number in column 'height'; got 'tall'."),
+        ("ann,nan,2,1", "line 32: column 'height' holds nan."),
+        ("ann,1,2,maybe", "line 32: label 'maybe' is not one of label_names, ['0', '1']."),
+        (",1,2,1", "line 32: wanted a user id, text or an integer; got ''."),
+    ],
+)
+def test_a_malformed_line(refused: Refused, csv: Csv, line: str, message: str) -> None:
+    csv(line)
+    names = 'data.label_names=["0", "1"]'
+    assert f"{Path('data/mine.csv')}, {message}" in refused("run", "table.toml", "--data", "data", "--set", names)
+
+
+def test_a_user_with_one_example_takes_part(fedkeep: Command, csv: Csv) -> None:
+    csv("dot,1,2,1")
+    result = fedkeep("run", "table.toml", "--data", "data", "--out", "one")
+    assert result.exit_code == 0, result.output
+    info = json.loads(Path("one/run.json").read_text(encoding="utf-8"))
+    assert info["data"]["clients"] == 4
+
+
+def test_a_loss_that_becomes_nan(refused: Refused, fedkeep: Command) -> None:
+    change("learning_rate = 0.1", "learning_rate = 1e38")
+    change("rounds = 4", "rounds = 50")
+    message = refused("run", "toy.toml")
+    assert message.startswith("Error: Client 'user-")
+    assert "became NaN or infinite" in message
+    assert message.endswith("Lower the learning rate, set clip_norm, or look for NaN in this client's data.")
+    result = fedkeep("run", "toy.toml", "--out", "skipping", "--set", "run.on_nonfinite=skip", "--set", "run.rounds=2")
+    assert result.exit_code == 0, result.output
+
+
+# --- run folders
+
+
+def test_a_run_folder_that_exists(refused: Refused, fedkeep: Command) -> None:
+    assert fedkeep("run", "toy.toml").exit_code == 0
+    before = states(Path("runs/toy-0"))
+    assert refused("run", "toy.toml") == (
+        "Error: runs/toy-0 already exists and is not empty. Resume that run (resume=True, on the command line "
+        "--resume), or name another folder."
+    )
+    assert states(Path("runs/toy-0")) == before
+
+
+def test_a_run_of_another_configuration(refused: Refused, fedkeep: Command) -> None:
+    assert fedkeep("run", "toy.toml").exit_code == 0
+    before = states(Path("runs/toy-0"))
+    message = refused("run", "toy.toml", "--resume", "--set", "run.cohort=2")
+    assert message == (
+        "Error: runs/toy-0 is a run of another configuration, so it cannot be resumed with this one:\n"
+        "  cohort: 3 in the run, 2 now\n"
+        "  evaluate_every: 2 in the run, 3 now\n"
+        "Use the settings it was made with, or name another folder."
+    ) or message.startswith("Error: runs/toy-0 is a run of another configuration, so it cannot be resumed with this one:")
+    assert "cohort: 3 in the run, 2 now" in message
+    assert states(Path("runs/toy-0")) == before
+
+
+def test_nothing_to_resume(refused: Refused) -> None:
+    assert refused("run", "toy.toml", "--resume") == (
+        "Error: runs/toy-0 holds no run: there is no run.json in it. Name the folder that a run wrote."
+    )
+
+
+@pytest.mark.parametrize("command", [("run", "r", "--resume"), ("evaluate", "r"), ("personalize", "r", "--client", "user-1")])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.json", b'{"format": 1', "run.json is damaged: "),
+        ("commit.json", b"[]", "commit.json is damaged: "),
+        ("config.toml", b"name = ", "is no valid TOML: "),
+        ("server-4.safetensors", b"too short", "server-4.safetensors is damaged: its hash is not the committed one."),
+        ("private/journal", b"short", "damaged"),
+        ("records.jsonl", b"", "records.jsonl is shorter than the "),
+    ],
+)
+def test_a_damaged_run(
+    refused: Refused, fedkeep: Command, command: tuple[str, ...], name: str, content: bytes, message: str
+) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    whole = shutil.copytree("r", "whole")
+    (Path("r") / name).write_bytes(content)
+    assert message in refused(*command)
+    shutil.copyfile(whole / name, Path("r") / name)  # restored from a copy, it is as good as before
+    result = fedkeep(*command)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_run_without_a_server_state(refused: Refused, fedkeep: Command) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    Path("r/server-4.safetensors").unlink()
+    assert refused("evaluate", "r").startswith(f"Error: Cannot read {Path('r/server-4.safetensors')}: ")
+
+
+def test_no_run_at_all(refused: Refused) -> None:
+    missing = "nowhere holds no run: there is no run.json in it. Name the folder that a run wrote."
+    for command in ("evaluate", "personalize"):
+        assert refused(command, "nowhere") == f"Error: {missing}"
+    assert refused("report", "nowhere") == "Error: nowhere is no run directory: it has no run.json."
+
+
+def test_a_run_that_is_in_use(refused: Refused, fedkeep: Command) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    busy = RunDirectory.open(Path("r"))
+    try:
+        for command in (("run", "r", "--resume"), ("evaluate", "r")):
+            assert refused(*command) == (
+                "Error: r is in use by another process. Wait for it, or name another folder."
+            )
+    finally:
+        busy.close()
+
+
+def test_a_full_disk_keeps_the_last_round(
+    refused: Refused, fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "whole").exit_code == 0
+    original = files.os.replace
+
+    def full(source: object, target: object) -> None:
+        if str(target).endswith("server-3.safetensors"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(source, target)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", full)
+        message = refused("run", "toy.toml", "--out", "r")
+    assert message == (
+        f"Error: Cannot write {Path('r/server-3.safetensors')}: No space left on device. Nothing was lost: the last "
+        "finished round is kept. Free some space or check the rights, then resume."
+    )
+    result = fedkeep("run", "r", "--resume")
+    assert result.exit_code == 0, result.output
+    assert states(Path("r")) == states(Path("whole"))
+
+
+def test_a_folder_that_cannot_be_made(refused: Refused) -> None:
+    Path("file").write_text("", encoding="utf-8")
+    assert refused("run", "toy.toml", "--out", "file/r").startswith(
+        f"Error: Cannot make the run's folder {Path('file/r')}: "
+    )
+
+
+# --- errors that nobody foresaw
+
+
+def test_unexpected_errors_keep_their_traceback(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    result = fedkeep("run", "toy.toml")
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_debug_shows_where_an_error_came_from(fedkeep: Command) -> None:
+    result = fedkeep("--debug", "run", "nothing")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Traceback (most recent call last):")
+    assert "Error: There is no configuration 'nothing'" in result.stderr
+
+
+def test_ctrl_c_outside_of_training(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.cli.evaluate.load_run", stop)
+    result = fedkeep("evaluate", "somewhere")
+    assert (result.exit_code, result.stderr) == (130, "Stopped.\n")

@@ -1,0 +1,182 @@
+"""``fedkeep run``: what it prints, what it keeps, how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+
+from fedkeep.core.records import read_records
+from fedkeep.experiments import simulate as simulate_module
+
+
+def states(folder: Path) -> dict[str, bytes]:
+    """Everything that a run determines, byte by byte."""
+    names = ["records.jsonl", "config.toml", "private/table.bin"]
+    return {name: (folder / name).read_bytes() for name in names} | {
+        p.name: p.read_bytes() for p in folder.glob("server-*.safetensors")
+    }
+
+
+def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command) -> None:
+    result = fedkeep("run", "toy.toml")
+    assert result.exit_code == 0, result.output
+    records = [r for r in read_records(Path("runs/toy-0/records.jsonl")) if r.client is None]
+    valid = {r.round: r.value for r in records if r.split == "valid" and r.metric == "accuracy"}
+    best = max(valid, key=lambda t: (valid[t], -t))
+    test = next(r.value for r in records if (r.round, r.split, r.metric) == (best, "test", "accuracy"))
+    line = next(line for line in result.stdout.splitlines() if line.startswith("Accuracy "))
+    assert line.split() == ["Accuracy", f"{100 * valid[best]:.1f}", "%", f"{100 * test:.1f}", "%"]
+    assert f"epoch {best // 2}" in result.stdout.splitlines()[0]
+    assert result.stdout.splitlines()[-1] == "Run folder: runs/toy-0"
+    assert result.stderr == ""  # no progress where there is no terminal
+
+
+def test_a_progress_bar_is_shown_on_a_terminal(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkeep.experiments import progress
+
+    shown: list[float] = []
+
+    class Seen(progress.Silent):
+        def update(self, done: float, metrics: object) -> None:
+            shown.append(done)
+
+    monkeypatch.setattr(progress, "Bar", lambda *_: Seen())
+    monkeypatch.setattr(
+        progress, "make_progress", lambda show, *rest: Seen() if show is None else progress.Silent()
+    )
+    monkeypatch.setattr(simulate_module, "make_progress", progress.make_progress)
+    assert fedkeep("run", "toy.toml").exit_code == 0
+    assert shown[-1] == 4
+
+
+def test_the_folder_keeps_the_effective_configuration(fedkeep: Command) -> None:
+    result = fedkeep(
+        "run", "toy.toml", "--set", "run.rounds=2", "--set", 'method.optimizer.rates."us*"=0.3', "--seed", 7
+    )
+    assert result.exit_code == 0, result.output
+    kept = tomllib.loads(Path("runs/toy-7/config.toml").read_text(encoding="utf-8"))
+    assert kept["seed"] == 7
+    assert kept["run"] == {"rounds": 2, "cohort": 3}
+    assert kept["method"]["optimizer"]["rates"] == {"user": 0.5, "us*": 0.3}
+    info = json.loads(Path("runs/toy-7/run.json").read_text(encoding="utf-8"))
+    assert (info["seed"], info["rounds"], info["name"], info["status"]) == (7, 2, "Toy", "finished")
+
+
+def test_without_overrides_the_file_is_kept_as_it_is(fedkeep: Command) -> None:
+    text = "# a comment\n" + Path("toy.toml").read_text(encoding="utf-8")
+    Path("toy.toml").write_text(text, encoding="utf-8")
+    assert fedkeep("run", "toy.toml", "--out", "here").exit_code == 0
+    assert Path("here/config.toml").read_text(encoding="utf-8") == text
+
+
+def test_the_folder_does_not_name_the_folder_of_data(fedkeep: Command, csv: object) -> None:
+    csv()  # type: ignore[operator]
+    assert fedkeep("run", "table.toml", "--data", "data", "--out", "here").exit_code == 0
+    for name in ("config.toml", "run.json", "records.jsonl"):
+        assert str(Path("data").resolve()) not in Path("here", name).read_text(encoding="utf-8")
+
+
+def test_fedkeep_data_names_the_folder_of_data(
+    fedkeep: Command, csv: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEP_DATA", str(csv()))  # type: ignore[operator]
+    result = fedkeep("run", "table.toml")
+    assert result.exit_code == 0, result.output
+    assert "Accuracy" in result.stdout
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes(fedkeep: Command) -> None:
+    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert fedkeep("run", "toy.toml", "--out", out, "--seed", seed).exit_code == 0
+    assert states(Path("a")) == states(Path("b"))
+    assert states(Path("a"))["records.jsonl"] != states(Path("c"))["records.jsonl"]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "whole").exit_code == 0
+    original, rounds = simulate_module.run_round, iter(range(3))
+
+    def stopping(*arguments: object) -> object:
+        if next(rounds, None) is None:
+            raise KeyboardInterrupt
+        return original(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulate_module, "run_round", stopping)
+        result = fedkeep("run", "toy.toml", "--out", "in two")
+    assert result.exit_code == 130
+    assert result.stderr == 'Stopped after round 3. Go on with: fedkeep run "in two" --resume\n'
+    result = fedkeep("run", "in two", "--resume")
+    assert result.exit_code == 0, result.output
+    assert states(Path("whole")) == states(Path("in two"))
+
+
+def test_stopped_before_the_first_round(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.experiments.build.build_model", stop)
+    result = fedkeep("run", "toy.toml")
+    assert (result.exit_code, result.stderr) == (
+        130,
+        "Stopped before the first round. Nothing was written.\n",
+    )
+    assert not Path("runs").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_ctrl_c_of_a_real_process(fedkeep: Command) -> None:
+    start = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from fedkeep.cli import main; main()"
+    settings = ["--set", "run.rounds=100000", "--set", "run.evaluate_every=0"]
+    source = Path(simulate_module.__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, "run", "toy.toml", "--out", "long", *settings],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not Path("long/commit.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    done = json.loads(Path("long/commit.json").read_text(encoding="utf-8"))["round"]
+    assert err == f"Stopped after round {done}. Go on with: fedkeep run long --resume\n"
+    assert out == ""
+    result = fedkeep("evaluate", "long")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"long: after round {done}\n")
+
+
+def test_a_built_in_configuration_by_name(fedkeep: Command) -> None:
+    small = ["--set", "data.users=4", "--set", "data.examples=10", "--set", "run.epochs=1"]
+    result = fedkeep("run", "demo/personalized-fl", *small)
+    assert result.exit_code == 0, result.output
+    assert "Best possible accuracy on test: " in result.stdout
+    assert Path("runs/demo-personalized-fl-0/commit.json").exists()
+
+
+def test_centralised_training_by_name(fedkeep: Command) -> None:
+    small = ["--set", "data.users=4", "--set", "data.examples=10", "--set", "run.epochs=2"]
+    assert fedkeep("run", "demo/personalized-server", *small, "--out", "server").exit_code == 0
+    assert json.loads(Path("server/run.json").read_text(encoding="utf-8"))["pooled"] is True
+
+
+def test_nothing_judged(fedkeep: Command) -> None:
+    result = fedkeep("run", "toy.toml", "--set", "run.evaluate_every=0")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Toy: 4 rounds, nothing was judged")

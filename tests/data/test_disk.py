@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData, Ragged, RangeIds
+
+
+def sample(**changes: Any) -> FederatedData:
+    settings: dict[str, Any] = {
+        "columns": {
+            "x": np.arange(10, dtype=np.float32).reshape(5, 2),
+            "text": Ragged.from_rows([[1], [], [2, 3], [4], [5]], "uint8"),
+            "label": np.array([0, 1, 2, 1, 0]),
+            "_best": np.linspace(0, 1, 5),
+        },
+        "offsets": [0, 3, 5],
+        "ids": ["../weird/ä", "b"],
+        "bounds": np.array([[0, 1, 2, 3], [3, 4, 4, 5]]),
+        "meta": {"name": "sample", "traits": {"colour": ["red", "blue"]}, "best": np.float64(0.5)},
+    }
+    return FederatedData(**(settings | changes))
+
+
+def backing(array: Any) -> Any:
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap) and array.base is not None:
+        array = array.base
+    return array
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_round_trip(tmp_path: Path, mmap: bool) -> None:
+    data = sample()
+    data.save(tmp_path / "data")
+    again = FederatedData.load(tmp_path / "data", mmap=mmap)
+    assert again.fingerprint() == data.fingerprint()
+    assert again.meta == data.meta
+    assert list(again.ids) == list(data.ids)
+    assert again.index("../weird/ä") == 0
+    for name, value in data.batch([4, 2]).items():
+        assert again.batch([4, 2])[name].equal(value)
+    assert isinstance(backing(again.columns["x"]), np.memmap) is mmap
+    text = again.columns["text"]
+    assert isinstance(text, Ragged)
+    assert isinstance(backing(text.values), np.memmap) is mmap
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
+
+
+def test_ids_never_name_a_file(tmp_path: Path) -> None:
+    sample().save(tmp_path / "data")
+    names = {p.name for p in (tmp_path / "data").iterdir()}
+    assert not any("weird" in name for name in names)
+
+
+def test_range_ids_stay_lazy(tmp_path: Path) -> None:
+    sample(ids=RangeIds(2, "u{}")).save(tmp_path / "data")
+    ids = FederatedData.load(tmp_path / "data").ids
+    assert isinstance(ids, RangeIds)
+    assert list(ids) == ["u0", "u1"]
+
+
+def test_data_that_are_not_split_stay_so(tmp_path: Path) -> None:
+    sample(bounds=None).save(tmp_path / "data")
+    assert FederatedData.load(tmp_path / "data").bounds is None
+
+
+def test_selecting_from_a_mapped_set(tmp_path: Path) -> None:
+    data = sample()
+    data.save(tmp_path / "data")
+    chosen = FederatedData.load(tmp_path / "data").select([1])
+    assert chosen.fingerprint() == data.select([1]).fingerprint()
+
+
+def test_a_folder_that_holds_something(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(DataError) as error:
+        sample().save(tmp_path)
+    assert str(error.value) == f"{tmp_path} exists already and isn't an empty folder. Choose another, or remove it."
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_an_empty_folder_is_used(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    sample().save(tmp_path / "data")
+    assert len(FederatedData.load(tmp_path / "data")) == 2
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(DataError) as error:
+        sample().save(tmp_path / "data")
+    assert str(error.value) == (
+        f"Cannot write {tmp_path / 'data'}: [Errno 28] No space left on device. Nothing was kept; free space or "
+        f"choose another."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_meta_that_json_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        sample(meta={"x": {1, 2}}).save(tmp_path / "data")
+    assert str(error.value) == (
+        "Cannot save the data: meta holds a set, which JSON cannot hold. Keep numbers, text, lists and dicts in meta."
+    )
+    sample(meta={"x": np.arange(2)}).save(tmp_path / "data")
+    assert FederatedData.load(tmp_path / "data").meta["x"] == [0, 1]
+
+
+def broken(tmp_path: Path, name: str, content: bytes | None) -> str:
+    """Save, then replace or remove one file, and return the message of loading."""
+    folder = tmp_path / "data"
+    sample().save(folder)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(DataError) as error:
+        FederatedData.load(folder)
+    return str(error.value)
+
+
+def test_a_folder_that_is_no_data_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        FederatedData.load(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path} is not a saved data set: data.json is missing. Give a folder that FederatedData.save wrote."
+    )
+
+
+def test_a_column_is_missing(tmp_path: Path) -> None:
+    assert broken(tmp_path, "column.x.npy", None) == (
+        f"{tmp_path / 'data'} is incomplete: column.x.npy is missing. Save the data again."
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"garbage of some length"])
+def test_a_column_is_damaged(tmp_path: Path, content: bytes) -> None:
+    said = broken(tmp_path, "column.x.npy", content)
+    assert said.startswith(f"{tmp_path / 'data' / 'column.x.npy'} is damaged: ")
+    assert said.endswith(". Save the data again.")
+
+
+def test_a_column_is_truncated(tmp_path: Path) -> None:
+    folder = tmp_path / "whole"
+    sample().save(folder)
+    said = broken(tmp_path, "column.label.npy", (folder / "column.label.npy").read_bytes()[:-8])
+    assert said.startswith(f"{tmp_path / 'data' / 'column.label.npy'} is damaged: ")
+
+
+def test_a_pickle_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    said = broken(tmp_path, "column.x.npy", (tmp_path / "objects.npy").read_bytes())
+    assert said.startswith(f"{tmp_path / 'data' / 'column.x.npy'} is damaged: ")
+
+
+def test_a_column_of_another_length(tmp_path: Path) -> None:
+    np.save(tmp_path / "short.npy", np.zeros(4))
+    assert broken(tmp_path, "column.x.npy", (tmp_path / "short.npy").read_bytes()) == (
+        f"{tmp_path / 'data'} is damaged: Wanted 4 rows in column 'text', as in column 'x'; got 5."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"{}", "KeyError: 'format'"),
+        (b'{"format": 1, "columns": 3}', "AttributeError: 'int' object has no attribute 'items'"),
+    ],
+)
+def test_the_description_is_damaged(tmp_path: Path, content: bytes, reason: str) -> None:
+    assert broken(tmp_path, "data.json", content) == (
+        f"{tmp_path / 'data' / 'data.json'} is damaged ({reason}). Save the data again."
+    )
+
+
+def test_a_format_of_the_future(tmp_path: Path) -> None:
+    assert broken(tmp_path, "data.json", json.dumps({"format": 2}).encode()) == (
+        f"{tmp_path / 'data' / 'data.json'} has format 2; this version reads 1. Save the data again."
+    )
+
+
+def test_an_order_of_ids_that_does_not_fit(tmp_path: Path) -> None:
+    np.save(tmp_path / "order.npy", np.arange(3))
+    assert broken(tmp_path, "ids.order.npy", (tmp_path / "order.npy").read_bytes()) == (
+        f"{tmp_path / 'data' / 'data.json'} is damaged (ValueError: 2 ids in an order of shape (3,)). Save the data "
+        f"again."
+    )

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import CharVocabulary, HashedWords, WordVocabulary, vocabulary_from
+
+
+def test_characters_by_frequency_then_by_value() -> None:
+    vocabulary = CharVocabulary.from_texts(["banana", "cab"])
+    assert vocabulary.symbols == ("a", "b", "n", "c")  # 4, 2, 2 and 1 times
+    assert len(vocabulary) == 6
+    assert vocabulary.encode("cab!a").tolist() == [5, 2, 3, 1, 2]
+    assert vocabulary.decode([5, 2, 3, 1, 0]) == "cab\ufffd"
+    assert repr(vocabulary) == "CharVocabulary(6 ids)"
+
+
+def test_words_by_frequency_then_by_value() -> None:
+    vocabulary = WordVocabulary.from_texts(["b a  a", "a c"])
+    assert vocabulary.symbols == ("a", "b", "c")
+    assert vocabulary.encode("c a\tx a").tolist() == [4, 2, 1, 2]
+    assert vocabulary.decode([4, 1, 2, 0]) == "c \ufffd a"
+
+
+def test_size_counts_padding_and_unknown() -> None:
+    assert len(CharVocabulary.from_texts(["aaabbc"], size=4)) == 4
+    assert CharVocabulary.from_texts(["aaabbc"], size=4).symbols == ("a", "b")
+    assert CharVocabulary.from_texts(["aaabbc"], size=2).symbols == ()
+    assert CharVocabulary.from_texts(["aaabbc"], min_count=3).symbols == ("a",)
+    with pytest.raises(DataError) as error:
+        CharVocabulary.from_counts({}, size=1)
+    assert str(error.value) == (
+        "A vocabulary's size counts padding and unknown, so it must be at least 2; got 1."
+    )
+
+
+def test_counts_of_clients_add() -> None:
+    clients = [["abc", "a"], ["ccc"], []]
+    total: Counter[str] = sum((CharVocabulary.count(texts) for texts in clients), Counter())
+    pooled = CharVocabulary.from_texts(text for texts in clients for text in texts)
+    assert CharVocabulary.from_counts(total) == pooled
+    assert CharVocabulary.from_counts(dict(reversed(total.items()))) == pooled
+
+
+@given(known=st.text(max_size=20), texts=st.lists(st.text(max_size=12), max_size=6), cut=st.integers(0, 12) | st.none())
+def test_characters_equal_a_loop(known: str, texts: list[str], cut: int | None) -> None:
+    vocabulary = CharVocabulary.from_texts([known])
+    ids = {symbol: number for number, symbol in enumerate(vocabulary.symbols, start=2)}
+    encoded = vocabulary.encode_all(texts, cut)
+    assert [row.tolist() for row in encoded] == [[ids.get(c, 1) for c in text[:cut]] for text in texts]
+
+
+@given(known=st.text("ab ", max_size=20), texts=st.lists(st.text("abc ", max_size=12), max_size=6))
+def test_words_equal_a_loop(known: str, texts: list[str]) -> None:
+    vocabulary = WordVocabulary.from_texts([known])
+    ids = {symbol: number for number, symbol in enumerate(vocabulary.symbols, start=2)}
+    encoded = vocabulary.encode_all(texts, 3)
+    assert [row.tolist() for row in encoded] == [[ids.get(w, 1) for w in text.split()[:3]] for text in texts]
+
+
+def test_characters_beyond_the_basic_plane_and_lone_surrogates() -> None:
+    vocabulary = CharVocabulary(["😀", "\ud800"])
+    assert vocabulary.encode("😀\ud800\U0010ffff").tolist() == [2, 3, 1]
+
+
+def test_the_smallest_type_that_fits() -> None:
+    assert CharVocabulary(map(chr, range(100, 354))).dtype == np.uint8
+    assert CharVocabulary(map(chr, range(100, 355))).dtype == np.uint16
+    big = WordVocabulary(str(i) for i in range(65535))
+    assert big.dtype == np.int32
+    assert big.encode("65534 0").tolist() == [65536, 2]
+
+
+def test_an_empty_vocabulary_knows_nothing() -> None:
+    assert CharVocabulary([]).encode("ab").tolist() == [1, 1]
+    assert WordVocabulary([]).encode("").tolist() == []
+
+
+@pytest.mark.parametrize("vocabulary", [CharVocabulary(["ä", "b", "\n"]), WordVocabulary(["zwei", "ä"]), HashedWords(64)])
+def test_vocabularies_describe_themselves(vocabulary: CharVocabulary | WordVocabulary | HashedWords) -> None:
+    again = vocabulary_from(vocabulary.to_dict())
+    assert type(again) is type(vocabulary)
+    assert vocabulary.to_dict()["size"] == len(vocabulary) == len(again)
+    assert again.encode_all(["ä b zwei"]).values.tolist() == vocabulary.encode_all(["ä b zwei"]).values.tolist()
+
+
+@pytest.mark.parametrize("kind", [CharVocabulary, WordVocabulary])
+def test_save_and_load(tmp_path: Path, kind: type[CharVocabulary | WordVocabulary]) -> None:
+    vocabulary = kind(["ä", "b", "\u2028"])
+    vocabulary.save(tmp_path / "v.json")
+    assert kind.load(tmp_path / "v.json") == vocabulary
+    assert hash(kind.load(tmp_path / "v.json")) == hash(vocabulary)
+    assert vocabulary != kind(["b", "ä"])
+    assert CharVocabulary(["a"]) != WordVocabulary(["a"])
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "The vocabulary {path} does not exist."),
+        ("{", "The vocabulary {path} is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
+         "(char 1)."),
+        ("[]", "Wanted a JSON object in the vocabulary {path}; got a list."),
+        ('{"kind": "word", "symbols": []}',
+         "Wanted a char vocabulary with a list of symbols; got kind 'word' and symbols list."),
+        ('{"kind": "char", "symbols": [1]}',
+         "Wanted a char vocabulary with a list of symbols; got kind 'char' and symbols list."),
+        ('{"kind": "char", "symbols": ["ab"]}', "A symbol of a character vocabulary is one character; got 'ab'."),
+        ('{"kind": "char", "symbols": ["a", "a"]}',
+         "A vocabulary needs different symbols; 'a' occurs more than once."),
+    ],
+)  # fmt: skip
+def test_vocabulary_files_that_are_refused(tmp_path: Path, content: str | None, expected: str) -> None:
+    path = tmp_path / "v.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError) as error:
+        CharVocabulary.load(path)
+    assert str(error.value) == expected.format(path=path)
+
+
+def test_a_description_of_no_vocabulary() -> None:
+    with pytest.raises(DataError) as error:
+        vocabulary_from({"kind": "subword"})
+    assert str(error.value) == "Wanted a vocabulary of kind 'char', 'word' or 'hashed_words'; got 'subword'."
+
+
+def test_hashed_words_by_hand() -> None:
+    words = HashedWords(1000)
+    # The standard CRC-32 of b"hello" is 907060870, of b"!" 2657877971.
+    expected = [1 + 907060870 % 999, 1 + 2657877971 % 999]
+    assert words.encode_all(["Hello!"]).values.tolist() == expected
+    assert words.encode_all(["HELLO hello"], 1).values.tolist() == expected[:1]
+    assert [row.tolist() for row in words.encode_all(["", "a1_b"])][0] == []
+    assert len(words.encode_all(["a1_b"])[0]) == 4
+    with pytest.raises(DataError) as error:
+        HashedWords(1)
+    assert str(error.value) == "Hashed words need a size of at least 2 (padding and one id); got 1."

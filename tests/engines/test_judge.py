@@ -1,0 +1,188 @@
+"""Judging: every client's own model on its own examples, against a plain loop."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeep.engines.judge as room
+from fedkeep import FederatedData, Run, methods, sgd, simulate
+from fedkeep.core.errors import MethodError
+from fedkeep.engines import judge, tasks_of, to_records
+from tests.tiny import Logits, Noisy, classes, pairs, parts
+
+
+class Plain(Logits):
+    """Says nothing of rows per example."""
+
+    per_example = ()
+
+
+def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str, float]:
+    """Return accuracy, mean accuracy over clients, and loss, one example after the other."""
+    right: dict[int, list[bool]] = {}
+    losses = []
+    for c in clients:
+        values = dict(run.parameters(run.data.ids[c]))
+        if default:
+            values["user"] = torch.zeros_like(values["user"])
+        for row in run.data.rows(c, split):
+            x = torch.from_numpy(np.asarray(run.data.columns["x"][row])).to(values["user"].dtype)
+            label = int(run.data.columns["label"][row])  # type: ignore[arg-type]
+            logits = values["linear.weight"] @ x + values["linear.bias"] + values["user"]
+            right.setdefault(c, []).append(int(logits.argmax()) == label)
+            losses.append(float(torch.logsumexp(logits, 0) - logits[label]))
+    everything = [r for rs in right.values() for r in rs]
+    return {
+        "accuracy": sum(everything) / len(everything),
+        "accuracy_user_mean": sum(sum(rs) / len(rs) for rs in right.values()) / len(right),
+        "loss": sum(losses) / len(losses),
+    }
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1024])
+@pytest.mark.parametrize("kind", [Logits, Plain])
+def test_evaluation_equals_a_plain_loop(kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "CHUNK", chunk)
+    data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
+    run = simulate(kind().double(), methods.furl("user", optimizer=sgd(0.5)), data, rounds=4, cohort=3, evaluate_every=0)
+    for split, clients in product(("train", "valid", "test"), (None, [3, 0], [5])):
+        chosen = range(6) if clients is None else clients
+        assert run.evaluate(split, clients=clients) == pytest.approx(loop(run, split, chosen), abs=1e-12)
+    assert run.evaluate("test", shared=True) == pytest.approx(loop(run, "test", range(6), default=True), abs=1e-12)
+    assert run.evaluate("test", shared=True) != run.evaluate("test")
+
+
+def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
+    data = FederatedData.from_columns(
+        ["a"] * 4 + ["b"] * 2, {"x": np.zeros((6, 3)), "label": np.array([0, 0, 0, 0, 0, 1])},
+        parts(1, 0, 3) + parts(1, 0, 1), meta={"task": "multiclass", "classes": 3},
+    )  # fmt: skip
+    model = Logits()
+    with torch.no_grad():
+        model.linear.bias.copy_(torch.tensor([5.0, 0.0, 0.0]))
+    run = simulate(model, methods.furl("user", optimizer=sgd(0.0)), data, rounds=0)
+    metrics = run.evaluate("test")
+    assert (metrics["accuracy"], metrics["accuracy_user_mean"]) == (0.75, 0.5)
+    assert run.evaluate("valid") == {}
+
+
+def test_dropout_and_batch_statistics_are_off() -> None:
+    data = classes(kind="f4")
+    run = simulate(Noisy(dropout=0.5), methods.furl("user"), data, rounds=2, cohort=4)
+    counter = int(run.server["norm.num_batches_tracked"])
+    assert run.evaluate() == run.evaluate()
+    assert int(run.server["norm.num_batches_tracked"]) == counter
+
+
+class Score(nn.Module):
+    """Two logits, (0, x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([torch.zeros_like(x[:, 0]), self.w * x[:, 0]], 1)
+
+
+def test_auc_is_the_share_of_pairs_in_order() -> None:
+    rng = np.random.default_rng(1)
+    x, label = np.round(rng.standard_normal((40, 1)), 1), rng.integers(0, 2, 40)
+    data = FederatedData.from_columns(
+        ["a"] * 15 + ["b"] * 25, {"x": x, "label": label}, ["train"] + ["test"] * 39, meta={"task": "binary", "classes": 2}
+    )
+    run = simulate(Score(), methods.fedavg(optimizer=sgd(0.0)), data, rounds=0)
+    metrics = run.evaluate()
+    positive, negative = x[1:, 0][label[1:] == 1], x[1:, 0][label[1:] == 0]
+    expected = np.mean([(p > n) + 0.5 * (p == n) for p in positive for n in negative])
+    assert metrics["auc"] == pytest.approx(expected, abs=1e-12)
+    assert metrics["accuracy"] == pytest.approx(np.mean((x[1:, 0] > 0) == label[1:]), abs=1e-12)
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x[:, 0]
+
+
+def test_regression_by_hand() -> None:
+    data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
+    run = simulate(Line(), methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.0)), data, rounds=1)
+    metrics = run.evaluate()  # errors −2 and −3
+    assert metrics == pytest.approx({"loss": 6.5, "rmse": math.sqrt(6.5), "mae": 2.5})
+    judged = judge(run.method, run.net, run.server, run.private, data, [0, 1], "test")
+    assert judged[0].per_client() == {0: (2.0, 1), 1: (3.0, 1)}
+
+
+def test_a_model_of_the_wrong_shape_is_refused_not_broadcast() -> None:
+    class Column(Line):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.w * x
+
+    data = pairs({"a": [(0, 0), (1, 3), (2, 2)]}, test=2)
+    with pytest.raises(MethodError, match=r"\(2, 1\)"):
+        simulate(Column(), methods.fedavg(), data, rounds=0).evaluate()
+
+
+def test_several_tasks_have_metrics_of_their_own() -> None:
+    class Two(nn.Module):
+        per_example = ("user",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.user = nn.Parameter(torch.zeros(2))
+            self.w = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"topic": self.w * x[:, :2] + self.user, "stars": self.w * x[:, 2]}
+
+    data = FederatedData.from_columns(
+        ["a"] * 3 + ["b"] * 3,
+        {
+            "x": np.array([[1, 0, 2.0]] * 6, "f4"),
+            "topic": np.array([0, 0, 1, 0, 0, -1]),
+            "stars": np.array([0, 2, 5, 0, 2, 2.0]),
+        },
+        parts(1, 0, 2) * 2,
+        meta={"task": "multiclass", "classes": 2, "tasks": {
+            "topic": {"task": "multiclass", "label": "topic"}, "stars": {"task": "regression", "label": "stars"}}},
+    )  # fmt: skip
+    loss = methods.terms.multi_task(
+        {"topic": methods.terms.cross_entropy("topic", "topic"), "stars": methods.terms.squared_error("stars", "stars")}
+    )
+    run = simulate(Two(), methods.furl("user", loss=loss, optimizer=sgd(0.0)), data, rounds=1)
+    metrics = run.evaluate()
+    assert metrics["accuracy/topic"] == pytest.approx(2 / 3)  # one of four has no label
+    assert metrics["rmse/stars"] == pytest.approx(1.5)  # errors 0, −3, 0, 0
+    assert [t.metric("loss") for t in tasks_of(data)] == ["loss/topic", "loss/stars"]
+    assert {r.metric for r in run.history if r.split == "test" and r.client} == {"accuracy/topic", "rmse/stars"}
+
+
+def test_records_name_clients_and_counts() -> None:
+    data = classes(counts=(5, 9), test=3, ids=("Zoë", "b/../c"))
+    run = simulate(Logits(), methods.furl("user"), data, rounds=1, evaluate_every=0)
+    judged = judge(run.method, run.net, run.server, run.private, data, [0, 1], "test")
+    lines = to_records(judged, data, 7, 3.5, "test", per_client=True)
+    assert {(r.round, r.epoch, r.split) for r in lines} == {(7, 3.5, "test")}
+    own = {r.client: (r.value, r.n) for r in lines if r.client is not None}
+    assert own == {data.ids[c]: judged[0].per_client()[c] for c in (0, 1)}
+    assert {r.n for r in lines if r.client is None} == {6}
+    assert to_records(judged, data, 7, 3.5, "test", per_client=False) == [r for r in lines if r.client is None]
+
+
+def test_a_method_whose_shared_part_cannot_predict_says_so() -> None:
+    run = simulate(Logits().double(), methods.local(), classes(), rounds=1)
+    assert run.evaluate()["accuracy"] >= 0
+    with pytest.raises(MethodError) as error:
+        run.evaluate(shared=True)
+    assert str(error.value) == "The shared part of 'local' cannot predict alone, so it has no global metric."

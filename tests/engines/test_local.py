@@ -1,0 +1,210 @@
+"""The local run: mini-batches, phases, noise, local vocabulary, and what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep import Method, Phase, Split, adam, methods, sgd
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.data import FederatedData
+from fedkeep.engines import LocalResult, Stream, local_run
+from fedkeep.engines.local import batches
+from fedkeep.methods import terms
+from fedkeep.models import DocumentModel
+from tests.engines.reference import rows_of
+from tests.tiny import Logits, Noisy, classes, same_bits, texts
+
+DATA = classes(counts=(7, 5))
+DRAWS = Stream(3, "user-0", 2)
+
+
+def drawn(phase: Phase, draws: Stream = DRAWS, number: int = 0) -> list[list[int]]:
+    return [b.tolist() for b in batches(DATA, rows_of(DATA, 0), phase, draws, number)]
+
+
+def run(model: Any, phases: Sequence[Phase], data: FederatedData = DATA, draws: Stream = DRAWS, split: Split = Split("user"), params: Params | None = None, client: int = 0) -> LocalResult:  # fmt: skip
+    net = Net(model)
+    params = net.initial() if params is None else params
+    return local_run(net, split, phases, params, split.federated(params), data, rows_of(data, client), draws)
+
+
+def test_a_pass_uses_every_example_once() -> None:
+    for epochs in (1, 3):
+        found = drawn(Phase(batch_size=3, epochs=epochs))
+        assert [len(b) for b in found] == [3, 3, 1] * epochs
+        for epoch in range(epochs):
+            assert sorted(r for b in found[3 * epoch : 3 * epoch + 3] for r in b) == list(range(7))
+    passes = [found[0:3], found[3:6], found[6:9]]
+    assert passes[0] != passes[1] != passes[2]
+
+
+def test_steps_count_mini_batches() -> None:
+    found = drawn(Phase(batch_size=3, steps=5, epochs=99))
+    assert [len(b) for b in found] == [3, 3, 1, 3, 3]
+    assert sorted(r for b in found[:3] for r in b) == list(range(7))
+    assert drawn(Phase(steps=0)) == drawn(Phase(epochs=0)) == []
+
+
+def test_the_order_depends_on_every_part_of_the_streams_name() -> None:
+    phase = Phase(batch_size=7)
+    orders = [
+        drawn(phase),
+        drawn(phase, Stream(4, "user-0", 2)),
+        drawn(phase, Stream(3, "user-1", 2)),
+        drawn(phase, Stream(3, "user-0", 3)),
+        drawn(phase, number=1),
+    ]
+    assert len({str(o) for o in orders}) == 5
+    assert drawn(phase) == orders[0]
+
+
+def test_no_example_no_step() -> None:
+    net = Net(Logits())
+    result = local_run(net, Split("user"), [Phase()], net.initial(), {}, DATA, np.zeros(0, np.int64), DRAWS)
+    assert (result.steps, str(result.loss)) == (0, "nan")
+    assert same_bits(result.params, net.initial())
+
+
+def test_what_is_given_is_not_changed() -> None:
+    model = Noisy(dropout=0.5)
+    params = Net(model).initial()
+    before = {n: v.clone() for n, v in params.items()}
+    split = Split("user")
+    received = split.federated(params)
+    random = torch.random.get_rng_state()
+    result = local_run(Net(model), split, [Phase(batch_size=4, optimizer=adam(0.1))], params, received, DATA, rows_of(DATA, 0), DRAWS)  # fmt: skip
+    assert same_bits(params, before)
+    assert torch.equal(random, torch.random.get_rng_state())
+    assert all(not torch.equal(result.params[n], before[n]) for n in before)
+    assert not any(v.requires_grad for v in result.params.values())
+    assert result.steps == 2
+
+
+def test_the_loss_is_the_mean_over_the_last_phases_batches() -> None:
+    model = Logits().double()
+    one = run(model, [Phase(batch_size=4, optimizer=sgd(0.0))])
+    rows = drawn(Phase(batch_size=4))
+    losses = [torch.nn.functional.cross_entropy(model(b["x"]), b["label"]) for b in map(DATA.batch, rows)]
+    assert one.loss == pytest.approx(float(sum(losses).detach()) / 2, abs=1e-12)  # type: ignore[union-attr]
+    two = run(model, [Phase(batch_size=4, optimizer=sgd(0.0)), Phase(loss=terms.l2_penalty("user"), optimizer=sgd(0.0))])
+    assert two.loss == pytest.approx(0.5 * float((model.user**2).sum().detach()), abs=1e-12)
+
+
+def test_a_phase_trains_what_it_names_and_nothing_else() -> None:
+    model = Logits()
+    start = Net(model).initial()
+    for trains, moved in (("private", {"user"}), ("federated", {"linear.weight", "linear.bias"}), ("*.bias", {"linear.bias"})):
+        result = run(model, [Phase(trains=trains)]).params
+        assert {n for n in start if not torch.equal(start[n], result[n])} == moved
+
+
+def test_phases_run_one_after_the_other_with_fresh_optimisers() -> None:
+    model = Logits().double()
+    phases = [Phase(trains="private", optimizer=sgd(0.2, momentum=0.9), batch_size=3), Phase(trains="federated", batch_size=3, optimizer=adam(0.1))]  # fmt: skip
+    together = run(model, phases).params
+    ours = torch.nn.ParameterDict()
+    module = Logits().double()
+    first = torch.optim.SGD([module.user], 0.2, 0.9)
+    second = torch.optim.Adam(module.linear.parameters(), 0.1)
+    for number, stepper in enumerate((first, second)):
+        for rows in drawn(phases[number], number=number):
+            batch = DATA.batch(rows)
+            module.zero_grad()
+            torch.nn.functional.cross_entropy(module(batch["x"]), batch["label"]).backward()
+            stepper.step()
+    for n, v in module.state_dict().items():
+        torch.testing.assert_close(together[n], v, rtol=0, atol=1e-12)
+    assert len(ours) == 0
+
+
+def test_dropout_draws_from_the_clients_own_stream() -> None:
+    model = Noisy(dropout=0.5)
+    phases = [Phase(batch_size=7)]
+    torch.manual_seed(1)
+    one = run(model, phases).params
+    torch.manual_seed(2)
+    assert same_bits(one, run(model, phases).params)
+    model.drop.p = 0.0
+    assert not same_bits(one, run(model, phases).params)
+
+
+def test_optimiser_states_live_on_where_they_are_given() -> None:
+    model = Logits().double()
+    phase = Phase(optimizer=adam(0.1), batch_size=3)
+    net, split = Net(model), Split("user")
+    state = [phase.optimizer.init()]
+    params = net.initial()
+    for number in range(2):
+        result = local_run(net, split, [phase], params, {}, DATA, rows_of(DATA, 0), Stream(3, "user-0", number), states=state)
+        params = result.params
+    module = Logits().double()
+    stepper = torch.optim.Adam(module.parameters(), 0.1)
+    for number in range(2):
+        for rows in drawn(phase, Stream(3, "user-0", number)):
+            batch = DATA.batch(rows)
+            stepper.zero_grad()
+            torch.nn.functional.cross_entropy(module(batch["x"]), batch["label"]).backward()
+            stepper.step()
+    for n, v in module.state_dict().items():
+        torch.testing.assert_close(params[n], v, rtol=0, atol=1e-12)
+
+
+def document(lookup: bool) -> DocumentModel:
+    torch.manual_seed(3)
+    model = DocumentModel(200, 3, 4, embedding_dim=5, hidden=3, mlp=6).double()
+    if not lookup:
+        model.lookup = {}  # type: ignore[misc,assignment]
+    return model
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase(batch_size=2, epochs=2),
+        Phase(batch_size=2, optimizer=sgd(0.3, momentum=0.9), epochs=3),
+        Phase(batch_size=2, optimizer=adam(0.1), epochs=3),
+        Phase(batch_size=2, optimizer=sgd(0.3, weight_decay=0.1)),
+        Phase(batch_size=2, optimizer=adam(0.1, weight_decay=0.1)),
+        Phase(batch_size=2, clip_norm=0.05),
+        Phase(batch_size=2, loss=terms.cross_entropy() + 0.1 * terms.l2_penalty("embedding.*")),
+        Phase(batch_size=2, loss=terms.cross_entropy() + 0.1 * (terms.l2_penalty("embedding.*") + terms.l2_penalty("user"))),
+        Phase(batch_size=2, loss=terms.multi_task({"a": terms.l2_penalty("embedding.*")})),
+    ],
+    ids=["sgd", "momentum", "adam", "decay", "adam decay", "clip", "penalty", "sum of penalties", "nested penalty"],
+)
+def test_a_local_vocabulary_changes_nothing(phase: Phase) -> None:
+    """Training only the rows that a client's texts use equals training the whole table."""
+    data = texts(vocabulary=200)
+    for client in range(2):
+        narrow = run(document(True), [phase], data, client=client).params
+        whole = run(document(False), [phase], data, client=client).params
+        for name in whole:
+            torch.testing.assert_close(narrow[name], whole[name], rtol=0, atol=1e-12)
+        assert narrow["embedding.weight"].shape == (200, 5)
+
+
+def test_received_parameters_carry_no_graph() -> None:
+    """A term that pulls towards what was received moves the trained side alone."""
+    from dataclasses import dataclass
+
+    from fedkeep.methods.terms import Term
+
+    @dataclass(frozen=True)
+    class Pull(Term):
+        def __call__(self, net: Net, params: Params, batch: Params, received: Params) -> torch.Tensor:
+            assert not any(v.requires_grad for v in received.values())
+            return 0.5 * sum(((params[n] - received[n]) ** 2).sum() for n in received)  # type: ignore[return-value]
+
+    model = Logits().double()
+    result = run(model, [Phase(loss=Pull(), epochs=3, batch_size=3)])
+    assert same_bits(result.params, Net(model).initial())  # nothing pulls at the start
+    moved = run(model, [Phase(batch_size=7), Phase(loss=Pull(), optimizer=sgd(1.0), batch_size=7)]).params
+    for n, v in Split("user").federated(Net(model).initial()).items():
+        torch.testing.assert_close(moved[n], v, rtol=0, atol=1e-12)  # one step of rate 1 on ½‖w − w_t‖² leads back
+    assert isinstance(methods.fedavg(), Method)

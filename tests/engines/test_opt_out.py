@@ -1,0 +1,163 @@
+"""Opted-out examples may be replaced by anything: every upload and every server state keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Method, Phase, adam, methods, sgd
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.data import Ragged
+from fedkeep.engines import Job, Pooled, Sampler, Sequential, Server
+from fedkeep.engines.round import run_round
+from fedkeep.methods.terms import Term
+from fedkeep.models import DocumentModel
+from tests.tiny import Logits, Noisy, bits, classes, job, parts
+
+
+class Watched(Sequential):
+    """Keeps every upload."""
+
+    def __init__(self) -> None:
+        self.bits: list[tuple[float, dict[str, bytes]]] = []
+
+    def run_cohort(self, job: Job, received: Params, clients: list[int], round: int, progress: float) -> Any:
+        result = super().run_cohort(job, received, clients, round, progress)
+        self.bits += [(u.weight, {n: bits(v) for n, v in u.deltas.items()}) for u in result.uploads]
+        return result
+
+
+def leaves(model: nn.Module, method: Method, data: FederatedData) -> tuple[list[Any], list[Any], Params]:
+    """Return the bits of all uploads and server states of six rounds, and the private values at the end."""
+    work, engine = job(model, method, data, seed=2), Watched()
+    method.check(model)
+    server = Server(method.split.federated(work.net.initial()))
+    states = []
+    for number in range(6):
+        run_round(work, engine, server, Sampler(len(data), 3, "shuffled", 2)(number), number / 6)
+        states.append({n: bits(v) for n, v in server.params.items()})
+    return engine.bits, states, work.store.read(range(len(data)))
+
+
+def replaced(data: FederatedData, seed: int) -> FederatedData:
+    """Return the data with other features and labels in the opted-out training examples."""
+    rng = np.random.default_rng(seed)
+    columns = {n: np.array(c) for n, c in data.columns.items()}  # type: ignore[arg-type]
+    out = ~columns["opted_in"]
+    columns["x"][out] = 10 * rng.standard_normal(columns["x"][out].shape)
+    columns["label"][out] = rng.integers(0, 3, out.sum())
+    return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
+
+
+class Shared(Noisy):
+    """Dropout, batch statistics, and a way to predict without the private vector."""
+
+    def shared(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.drop(self.norm(x)))
+        return out
+
+
+@dataclass(frozen=True)
+class SharedLoss(Term):
+    """Cross-entropy of the shared part alone."""
+
+    def __call__(self, net: Net, params: Params, batch: Params, received: Params) -> Tensor:
+        return nn.functional.cross_entropy(net.call("shared", params, batch), batch["label"])
+
+
+EVERYTHING = Phase(trains="private", examples="all", batch_size=2, optimizer=sgd(0.5))
+METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
+    "fedavg": (Logits, methods.fedavg(batch_size=2)),
+    "fedavg adam": (Logits, methods.fedavg(batch_size=2, server_optimizer=adam(0.1), optimizer=adam(0.1), clip_norm=0.1)),
+    "furl": (Logits, methods.furl("user", batch_size=2)),
+    "furl share": (Logits, methods.furl("user", batch_size=2, private_scale="fedavg", private_init=("normal", 0.5))),
+    "furl noise": (lambda: Noisy(dropout=0.5), methods.furl("user", batch_size=4)),
+    "first all, then shared": (
+        lambda: Shared(dropout=0.5),
+        methods.furl("user").but(phases=(EVERYTHING, Phase(SharedLoss(), "federated", batch_size=4))),
+    ),
+    "first shared, then all": (
+        lambda: Shared(dropout=0.5),
+        methods.furl("user").but(phases=(Phase(SharedLoss(), "federated", batch_size=4), EVERYTHING)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_that_leaves_depends_on_opted_out_examples(name: str) -> None:
+    make, method = METHODS[name]
+    data = classes(counts=(8, 9, 7, 10), opted_in=True, kind="f4")
+    uploads, states, private = leaves(make(), method, data)
+    changed = False
+    for seed in (1, 2):
+        other_uploads, other_states, other_private = leaves(make(), method, replaced(data, seed))
+        assert other_uploads == uploads
+        assert other_states == states
+        changed |= any(not torch.equal(private[n], other_private[n]) for n in private)
+    assert changed == ("all" in name)  # what stays may use them, and does where a phase says so
+    weights = {len(np.flatnonzero(data.columns["opted_in"][slice(*data.bounds[c, :2])])) for c in range(4)}  # type: ignore[index]
+    assert {w for w, _ in uploads} == weights
+    assert len({str(s) for s in states}) == 6
+
+
+@pytest.mark.parametrize("loss", [methods.terms.cross_entropy(), SharedLoss() + 0.1 * methods.terms.l2_penalty("*")])
+def test_no_way_through_private_values(loss: Term) -> None:
+    """A federated phase that reads private values fitted on every example is refused."""
+    phases = (EVERYTHING, Phase(loss, "federated", batch_size=4))
+    data = classes(counts=(8, 9, 7, 10), opted_in=True, kind="f4")
+    with pytest.raises(MethodError) as error:
+        leaves(Shared(), methods.furl("user").but(phases=phases), data)
+    assert str(error.value) == (
+        "A phase that trains federated parameters reads private ones that another phase trains on opted-out examples "
+        "too, so these would influence what leaves the client. Train that phase with examples='opted_in', or leave "
+        "those parameters out of the federated phase's loss."
+    )
+
+
+def test_where_nobody_can_opt_out_such_phases_may_mix() -> None:
+    phases = (EVERYTHING, Phase(trains="federated", batch_size=4))
+    leaves(Shared(), methods.furl("user").but(phases=phases), classes(counts=(8, 9, 7, 10), kind="f4"))
+
+
+def documents(seed: int) -> FederatedData:
+    """Return texts of which the opted-out ones differ by seed, in content, letters and length."""
+    fixed, free = np.random.default_rng(0), np.random.default_rng(seed)
+    owner, split, opted, label, texts = [], [], [], [], []
+    for client in range(4):
+        for part in parts(10, 0, 1):
+            inside = bool(fixed.random() < 0.5)
+            mine, other = fixed.integers(1, 40, int(fixed.integers(2, 9))), int(fixed.integers(3))
+            if not inside and part == "train":
+                mine, other = free.integers(1, 400, int(free.integers(1, 60))), int(free.integers(3))
+            owner.append(f"u{client}")
+            split.append(part)
+            opted.append(inside)
+            texts.append(mine)
+            label.append(other)
+    ragged = Ragged(np.concatenate(texts), np.concatenate([[0], np.cumsum([len(t) for t in texts])]))
+    columns: dict[str, Any] = {"text": ragged, "label": np.array(label), "opted_in": np.array(opted)}
+    return FederatedData.from_columns(owner, columns, split, meta={"task": "multiclass", "classes": 3})
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_texts_of_any_letters_and_length(pooled: bool) -> None:
+    torch.manual_seed(0)
+    model = DocumentModel(400, 3, 4, embedding_dim=5, hidden=3, mlp=6, dropout=0.3)
+    method = methods.furl("user", batch_size=3, clip_norm=0.05, optimizer=sgd(0.5, momentum=0.9))
+    found = []
+    for seed in (1, 2, 3):
+        if pooled:
+            work, server = job(model, method, documents(seed)), Server(method.split.federated(Net(model).initial()))
+            run_round(work, Pooled(), server, [0, 1, 2, 3])
+            found.append({n: bits(v) for n, v in server.params.items()})
+        else:
+            found.append(leaves(model, method, documents(seed))[:2])  # type: ignore[arg-type]
+    assert found[0] == found[1] == found[2]

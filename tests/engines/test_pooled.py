@@ -1,0 +1,170 @@
+"""Centralised training equals plain PyTorch with a table of user vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, adam, methods, sgd, simulate
+from fedkeep.core.errors import MethodError
+from fedkeep.engines import Stream
+from fedkeep.engines.local import batches
+from fedkeep.models import MatrixFactorization
+from tests.engines.reference import close, rows_of, trained
+from tests.tiny import Logits, classes, parts
+
+DATA = classes(counts=(5, 9, 3, 7, 4, 6))
+
+
+class Central(nn.Module):
+    """The linear model with an embedding of all users."""
+
+    def __init__(self, model: nn.Module, users: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.linear.load_state_dict(model.linear.state_dict())  # type: ignore[union-attr]
+        self.user = nn.Embedding(users, 3)
+        nn.init.zeros_(self.user.weight)
+
+    def forward(self, x: Tensor, client: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) + self.user(client)
+        return out
+
+
+def centralised(model: nn.Module, data: FederatedData, phase: Any, optimizer: torch.optim.Optimizer, rounds: int, seed: int) -> None:
+    rows = np.concatenate([rows_of(data, c) for c in range(len(data))])
+    for number in range(rounds):
+        for chosen in batches(data, rows, phase, Stream(seed, "pooled", number), 0):
+            batch = data.batch(chosen)
+            client = torch.from_numpy(np.searchsorted(data.offsets, chosen, side="right") - 1)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(batch["x"], client), batch["label"]).backward()
+            optimizer.step()
+
+
+class Mapped(Logits):
+    """The same model, saying nothing of rows per example: mapped over the examples."""
+
+    per_example = ()
+
+
+OPTIMIZERS = {
+    "sgd": (sgd(0.3), lambda m: torch.optim.SGD(m.parameters(), 0.3)),
+    "momentum": (sgd(0.3, momentum=0.9), lambda m: torch.optim.SGD(m.parameters(), 0.3, 0.9)),
+    "adam": (adam(0.05), lambda m: torch.optim.Adam(m.parameters(), 0.05)),
+    "rates": (
+        sgd(0.1, momentum=0.9, rates={"user": 0.5}),
+        lambda m: torch.optim.SGD([{"params": m.linear.parameters()}, {"params": m.user.parameters(), "lr": 0.5}], 0.1, 0.9),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Logits, Mapped])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: type[Logits]) -> None:
+    ours, theirs = OPTIMIZERS[name]
+    model = kind().double()
+    method = methods.furl("user", optimizer=ours, batch_size=4)
+    run = simulate(model, method, DATA, rounds=4, seed=9, engine="pooled")
+    central = Central(model, len(DATA)).double()
+    centralised(central, DATA, method.phases[0], theirs(central), 4, 9)
+    close(run.server, {n: v.detach() for n, v in central.state_dict().items()})
+    users = run.private.read(range(len(DATA)))["user"]
+    torch.testing.assert_close(users, central.user.weight.detach(), rtol=0, atol=1e-10)
+    assert run.rounds_per_epoch == 1
+    assert run.epoch == 4
+
+
+def test_without_private_parameters_it_is_plain_central_training() -> None:
+    model = Logits().double()
+    method = methods.fedavg(optimizer=adam(0.05), batch_size=8)
+    run = simulate(model, method, DATA, rounds=3, seed=2, engine="pooled")
+    central = Logits().double()
+    stepper = torch.optim.Adam(central.parameters(), 0.05)
+    rows = np.concatenate([rows_of(DATA, c) for c in range(len(DATA))])
+    for number in range(3):
+        for chosen in batches(DATA, rows, method.phases[0], Stream(2, "pooled", number), 0):
+            batch = DATA.batch(chosen)
+            stepper.zero_grad()
+            nn.functional.cross_entropy(central(batch["x"]), batch["label"]).backward()
+            stepper.step()
+    close(run.server, {n: v.detach() for n, v in central.state_dict().items()})
+
+
+def test_one_client_pooled_is_that_client_trained_alone() -> None:
+    data = DATA.select([1])
+    model = Logits().double()
+    method = methods.furl("user", optimizer=sgd(0.3), batch_size=4, private_init="model")
+    run = simulate(model, method, data, rounds=1, seed=3, engine="pooled")
+    phase = method.phases[0]
+    order = list(batches(data, rows_of(data, 0), phase, Stream(3, "pooled", 0), 0))
+    alone = Logits().double()
+    stepper = torch.optim.SGD(alone.parameters(), 0.3)
+    for chosen in order:
+        batch = data.batch(chosen)
+        stepper.zero_grad()
+        nn.functional.cross_entropy(alone(batch["x"]), batch["label"]).backward()
+        stepper.step()
+    close(run.parameters("user-1"), {n: v.detach() for n, v in alone.state_dict().items()})
+    assert trained is not None
+
+
+def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
+    rng = np.random.default_rng(0)
+    owner = np.repeat([f"u{k}" for k in range(4)], 6)
+    data = FederatedData.from_columns(
+        owner, {"item": rng.integers(0, 5, 24), "label": rng.integers(1, 6, 24).astype("f8")}, parts(4, 1, 1) * 4,
+        meta={"task": "regression"},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = MatrixFactorization(5, 2).double()
+    method = methods.furl(
+        ["user", "user_bias"], loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5,
+        private_init="model",
+    )  # fmt: skip
+    nn.init.normal_(model.user)
+    run = simulate(model, method, data, rounds=3, seed=1, engine="pooled")
+
+    users = nn.Parameter(model.user.detach().repeat(4, 1))
+    biases = nn.Parameter(model.user_bias.detach().repeat(4, 1))
+    item, item_bias, mean = (nn.Parameter(p.detach().clone()) for p in (model.item.weight, model.item_bias.weight, model.mean))
+    stepper = torch.optim.SGD([users, biases, item, item_bias, mean], 0.05, 0.5)
+    rows = np.concatenate([rows_of(data, c) for c in range(4)])
+    for number in range(3):
+        for chosen in batches(data, rows, method.phases[0], Stream(1, "pooled", number), 0):
+            batch = data.batch(chosen)
+            client = torch.from_numpy(np.searchsorted(data.offsets, chosen, side="right") - 1)
+            i = batch["item"]
+            predicted = mean + biases[client, 0] + item_bias[i, 0] + (users[client] * item[i]).sum(1)
+            stepper.zero_grad()
+            ((predicted - batch["label"]) ** 2).mean().backward()
+            stepper.step()
+    close(run.server, {"item.weight": item.detach(), "item_bias.weight": item_bias.detach(), "mean": mean.detach()})
+    kept = run.private.read(range(4))
+    torch.testing.assert_close(kept["user"], users.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(kept["user_bias"], biases.detach(), rtol=0, atol=1e-10)
+
+
+def test_pooled_refuses_the_share_rule() -> None:
+    with pytest.raises(MethodError) as error:
+        simulate(Logits(), methods.furl("user", private_scale="fedavg"), DATA, rounds=1, engine="pooled")
+    assert str(error.value) == "Centralised training has no aggregation, so private_scale must be 1."
+
+
+def test_pooled_runs_are_marked_and_count_no_traffic() -> None:
+    run = simulate(Logits(), methods.furl("user"), DATA, rounds=2, engine="pooled")
+    assert run.engine == "pooled"
+    assert not any(r.split == "traffic" for r in run.history)
+
+
+def test_opted_out_examples_do_not_train_a_pooled_model() -> None:
+    data = classes(opted_in=True)
+    other = classes(opted_in=True)
+    out = ~np.asarray(other.columns["opted_in"])
+    other.columns["x"][out] += 3.0
+    runs = [simulate(Logits(), methods.furl("user", batch_size=4), d, rounds=2, engine="pooled", evaluate_every=0) for d in (data, other)]  # fmt: skip
+    assert all(torch.equal(runs[0].server[n], runs[1].server[n]) for n in runs[0].server)

@@ -1,0 +1,209 @@
+"""Cohorts, refused and empty clients, and what a round reports."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, NonFiniteError, UploadError
+from fedkeep.engines import Sampler, Sequential, Server, run_round
+from fedkeep.engines.round import permuted
+from tests.tiny import Logits, classes, everyone, job, pairs, same_bits
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 100, 257])
+def test_permuted_is_a_permutation(count: int) -> None:
+    for key in (0, 1, 2**62):
+        assert sorted(permuted(place, count, key) for place in range(count)) == list(range(count))
+
+
+def test_permutations_differ_by_key_and_look_random() -> None:
+    keys = 400
+    tables = [[permuted(p, 5, key) for p in range(5)] for key in range(keys)]
+    assert len({tuple(t) for t in tables}) > 100  # of 120
+    first = np.bincount([t[0] for t in tables], minlength=5) / keys
+    assert np.abs(first - 0.2).max() < 0.08
+    together = np.mean([abs(t[0] - t[1]) == 1 for t in tables])
+    assert abs(together - 0.4) < 0.1
+
+
+@pytest.mark.parametrize(("count", "cohort"), [(10, 3), (10, 5), (7, 10), (1, 1), (23, 4)])
+def test_every_client_comes_once_an_epoch(count: int, cohort: int) -> None:
+    clients = np.arange(100, 100 + 2 * count, 2)
+    sampler = Sampler(clients, cohort, "shuffled", 3)
+    assert sampler.rounds_per_epoch == -(-count // min(cohort, count))
+    epochs = []
+    for epoch in range(3):
+        drawn = [sampler(epoch * sampler.rounds_per_epoch + k) for k in range(sampler.rounds_per_epoch)]
+        assert all(len(d) <= cohort for d in drawn)
+        assert sorted(c for d in drawn for c in d) == clients.tolist()
+        epochs.append([c for d in drawn for c in d])
+    if count > 5:
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("mode", ["shuffled", "independent"])
+def test_a_cohort_depends_on_seed_and_round_alone(mode: Any) -> None:
+    forwards = [Sampler(50, 6, mode, 1)(r) for r in range(20)]
+    sampler = Sampler(50, 6, mode, 1)
+    assert [sampler(r) for r in reversed(range(20))] == forwards[::-1]
+    assert [Sampler(50, 6, mode, 2)(r) for r in range(20)] != forwards
+    assert all(len(set(c)) == len(c) for c in forwards)
+
+
+def test_independent_draws_are_uniform_and_without_repetition() -> None:
+    sampler = Sampler(8, 3, "independent", 0)
+    drawn = [sampler(r) for r in range(600)]
+    assert all(len(set(d)) == 3 for d in drawn)
+    assert np.abs(np.bincount(np.concatenate(drawn), minlength=8) / 600 - 3 / 8).max() < 0.08
+
+
+def test_a_cohort_among_a_billion_clients_costs_no_more() -> None:
+    sampler = Sampler(10**9, 10, "shuffled", 0)
+    began = time.perf_counter()
+    drawn = sampler(12345)
+    assert len(set(drawn)) == 10
+    assert max(drawn) < 10**9
+    assert time.perf_counter() - began < 1  # a table of a billion would take many seconds and gigabytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5, 0, "shuffled", 0), "cohort must be at least 1; got 0."),
+        ((np.zeros(0, np.int64), 1, "shuffled", 0), "There is no client with training examples to draw a cohort from."),
+        ((5, 1, "random", 0), "sampling must be 'shuffled' or 'independent'; got 'random'."),
+    ],
+)
+def test_the_sampler_refuses(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Sampler(*arguments)
+    assert str(error.value) == message
+
+
+class Fragile(nn.Module):
+    """Breaks down on examples of 13."""
+
+    per_example = ("user",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x[:, 0] == 13, torch.nan, self.w * x[:, 0] + self.user)
+
+
+BROKEN = pairs({"a": [(1, 1)], "bad": [(13, 1)], "c": [(2, 2), (1, 0)]})
+METHOD = methods.furl("user", loss=methods.terms.squared_error(), optimizer=sgd(0.1))
+
+
+def test_a_client_that_breaks_down_stops_the_run_and_is_named() -> None:
+    with pytest.raises(NonFiniteError) as error:
+        simulate(Fragile(), METHOD, BROKEN, rounds=1, cohort=3)
+    assert str(error.value) == (
+        "Client 'bad', round 0: the training loss became NaN or infinite after 1 steps. "
+        "Lower the learning rate, set clip_norm, or look for NaN in this client's data."
+    )
+
+
+def test_a_client_that_breaks_down_may_sit_out() -> None:
+    work = job(Fragile(), METHOD, BROKEN, on_nonfinite="skip")
+    server = Server(METHOD.split.federated(work.net.initial()))
+    report = run_round(work, Sequential(), server, [0, 1, 2])
+    assert report.clients == 2
+    assert len(report.refused) == 1
+    assert report.refused[0].startswith("Client 'bad', round 0: ")
+    without = job(Fragile(), METHOD, BROKEN)
+    other = Server(METHOD.split.federated(without.net.initial()))
+    run_round(without, Sequential(), other, [0, 2])
+    assert same_bits(server.params, other.params)
+    assert same_bits(everyone(work.store, 3), everyone(without.store, 3))
+    assert work.store.seen([0, 1, 2]) == [True, False, True]
+
+
+def test_if_all_break_down_the_server_stays() -> None:
+    data = pairs({"bad": [(13, 1)]})
+    run = simulate(Fragile(), METHOD, data, rounds=2, on_nonfinite="skip")
+    assert float(run.server["w"]) == 0.0
+    assert run.round == 2
+    refused = [r for r in run.history if r.metric == "refused_clients"]
+    assert [(r.value, r.n) for r in refused] == [(1.0, 0), (1.0, 0)]
+    assert all(np.isnan(r.value) for r in run.history if r.metric == "loss" and r.split == "train")
+
+
+def test_a_diverging_client_is_named_too() -> None:
+    data = pairs({"a": [(1, 1)], "far": [(1e200, 1e200)]})
+    with pytest.raises((NonFiniteError, UploadError), match="'far'"):
+        simulate(Fragile(), METHOD, data, rounds=3)
+
+
+def test_clients_without_training_examples_are_judged_but_never_drawn() -> None:
+    owner = ["a", "a", "empty", "c"]
+    data = FederatedData.from_columns(
+        owner, {"x": np.ones((4, 3)), "label": np.array([0, 1, 2, 1])}, ["train", "test", "test", "train"],
+        meta={"task": "multiclass", "classes": 3},
+    )  # fmt: skip
+    run = simulate(Logits(), methods.furl("user"), data, rounds=3, cohort=5)
+    assert run.private.seen([0, 1, 2]) == [True, True, False]
+    assert run.rounds_per_epoch == 1
+    own, default = run.evaluate(clients=[0, 2]), run.evaluate(clients=[0, 2], shared=True)
+    assert own["loss"] != default["loss"]
+    assert run.evaluate(clients=[2]) == run.evaluate(clients=[2], shared=True)
+    assert [r.n for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None] == [2] * 3
+
+
+def test_clients_who_opted_everything_out_weigh_nothing() -> None:
+    data = classes(counts=(4, 5, 6), opted_in=True)
+    opted = data.columns["opted_in"]
+    opted[:] = True
+    opted[data.offsets[1] : data.offsets[2]] = False
+    method = methods.furl("user", batch_size=3)
+    work = job(Logits(), method, data)
+    received = method.split.federated(work.net.initial())
+    result = Sequential().run_cohort(work, received, [0, 1, 2], 0, 0.0)
+    assert [u.weight for u in result.uploads] == [4.0, 0.0, 6.0]
+    assert all(float(v.abs().max()) == 0 for v in result.uploads[1].deltas.values())
+
+
+@pytest.mark.parametrize("scale", [1, "fedavg"])
+def test_a_cohort_that_opted_everything_out_changes_nothing(scale: Any) -> None:
+    data = classes(counts=(4, 5), opted_in=True)
+    data.columns["opted_in"][:] = False
+    method = methods.furl("user", private_scale=scale, private_init="model")
+    model = Logits()
+    run = simulate(model, method, data, rounds=2, cohort=2)
+    start = dict(model.state_dict())
+    assert same_bits(run.server, method.split.federated(start))
+    assert torch.equal(everyone(run.private, 2)["user"], start["user"].repeat(2, 1))
+
+
+def test_uniform_weights_count_clients() -> None:
+    work = job(Logits(), methods.fedavg(weighting="uniform"), classes())
+    result = Sequential().run_cohort(work, work.net.initial(), [0, 1, 2], 0, 0.0)
+    assert [u.weight for u in result.uploads] == [1.0, 1.0, 1.0]
+
+
+def test_the_order_of_the_cohort_changes_no_upload() -> None:
+    data = classes(kind="f4")
+    method = methods.furl("user", batch_size=4)
+    found = []
+    for order in ([0, 3, 5], [5, 0, 3]):
+        work = job(Logits(), method, data)
+        result = Sequential().run_cohort(work, method.split.federated(work.net.initial()), order, 4, 0.0)
+        found.append({c: u for c, u in zip(result.clients, result.uploads, strict=True)})
+    assert all(same_bits(found[0][c].deltas, found[1][c].deltas) for c in (0, 3, 5))
+
+
+def test_bytes_are_counted() -> None:
+    run = simulate(Logits(), methods.furl("user"), classes(), rounds=2, cohort=4)
+    federated = (9 + 3) * 4
+    for metric in ("upload_bytes", "download_bytes"):
+        assert [(r.value, r.n) for r in run.history if r.metric == metric] == [(federated, 4), (federated, 2)]

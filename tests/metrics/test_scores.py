@@ -1,0 +1,99 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep.core.errors import DataError, NonFiniteError
+from fedkeep.metrics import accuracy, auc, per_client, traffic
+
+
+def test_accuracy_by_hand() -> None:
+    logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.4], [5.0, -5.0]])
+    label = torch.tensor([1, 0, 0, 0])
+    assert accuracy(logits, label) == 0.75
+    assert accuracy(logits, label, torch.tensor([1.0, 1.0, 2.0, 0.0])) == 0.5
+    assert accuracy(torch.zeros(2, 3), torch.tensor([0, 1])) == 0.5  # a tie goes to the lower class
+
+
+def test_accuracy_of_nothing_is_nan() -> None:
+    assert math.isnan(accuracy(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
+    assert math.isnan(accuracy(torch.zeros(1, 2), torch.tensor([0]), torch.tensor([0.0])))
+
+
+def test_accuracy_ignores_nan_in_padding_only() -> None:
+    logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0]])
+    label = torch.tensor([1, 0])
+    assert accuracy(logits, label, torch.tensor([1.0, 0.0])) == 1.0
+    with pytest.raises(
+        NonFiniteError, match=r"^accuracy: a logit is NaN\. Lower the learning rate or set clip_norm\.$"
+    ):
+        accuracy(logits, label)
+
+
+def test_accuracy_says_which_shapes_it_wants() -> None:
+    with pytest.raises(DataError) as error:
+        accuracy(torch.zeros(2, 3), torch.tensor([0]))
+    assert str(error.value) == (
+        "accuracy wants logits (B, classes), label (B,) and weight (B,) or None; got (2, 3), (1,), None."
+    )
+
+
+def test_auc_by_hand() -> None:
+    # pairs (positive, negative): 0.35>0.1, 0.35<0.4, 0.8>0.1, 0.8>0.4 -> 3 of 4
+    assert auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == 0.75
+    assert auc([1.0, 1.0], [0, 1]) == 0.5  # a tie counts half
+    assert auc(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1, 0, 0])) == 1.0
+    assert auc(np.array([-math.inf, math.inf]), np.array([1, 0])) == 0.0
+
+
+@pytest.mark.parametrize("levels", [3, 50, 10**6])
+def test_auc_equals_scikit_learn(levels: int) -> None:
+    from sklearn.metrics import roc_auc_score
+
+    random = np.random.default_rng(levels)
+    score = random.integers(0, levels, 500) / levels
+    label = (random.random(500) < 0.15 + 0.3 * score).astype(int)
+    assert auc(score, label) == pytest.approx(roc_auc_score(label, score), abs=1e-12)
+
+
+def test_auc_of_one_class_is_nan() -> None:
+    assert math.isnan(auc([0.2, 0.3], [1, 1]))
+    assert math.isnan(auc([], []))
+
+
+def test_auc_refuses_other_labels_and_nan() -> None:
+    with pytest.raises(DataError, match=r"^auc wants labels 0 and 1; got \[0.0, 2.0\].$"):
+        auc([0.1, 0.2], [0, 2])
+    with pytest.raises(
+        DataError, match=r"^auc wants score and label of shape \(B,\); got \(2,\) and \(1,\).$"
+    ):
+        auc([0.1, 0.2], [0])
+    with pytest.raises(NonFiniteError, match="a score is NaN"):
+        auc([0.1, math.nan], [0, 1])
+
+
+def test_per_client_by_hand() -> None:
+    summary = per_client({f"u{i}": i / 10 for i in range(11)} | {"empty": math.nan})
+    assert (summary.clients, summary.undefined) == (11, 1)
+    assert summary.mean == pytest.approx(0.5)
+    assert summary.std == pytest.approx(math.sqrt(0.1))  # variance of 0..10 is 10, in tenths 0.1
+    assert (summary.min, summary.max, summary.worst) == (0.0, 1.0, "u0")
+    assert summary.deciles == pytest.approx([i / 10 for i in range(1, 10)])
+    assert summary.median == pytest.approx(0.5)
+
+
+def test_per_client_without_values() -> None:
+    summary = per_client({"a": math.nan})
+    assert (summary.clients, summary.undefined, summary.worst) == (0, 1, None)
+    assert math.isnan(summary.mean)
+    assert math.isnan(summary.median)
+
+
+def test_traffic_counts_bytes() -> None:
+    tree = {
+        "a": torch.zeros(2, 3),
+        "b": torch.zeros(5, dtype=torch.float64),
+        "c": torch.zeros((), dtype=torch.int64),
+    }
+    assert traffic(tree) == 24 + 40 + 8

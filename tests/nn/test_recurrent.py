@@ -1,0 +1,365 @@
+"""The recurrent layers against torch.nn over packed sequences, in value and in every gradient."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn.functional import embedding
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fedkeep.core.errors import DataError
+from fedkeep.kernels import status
+from fedkeep.nn import GRU, LSTM, masked_max, masked_mean, native
+
+KINDS = {"lstm": (LSTM, nn.LSTM), "gru": (GRU, nn.GRU)}
+needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
+
+
+@pytest.fixture(params=["native", "pure"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "pure":
+        monkeypatch.setattr(native, "usable", lambda *_: False)
+    elif not status().native:
+        pytest.skip(str(status()))
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(kind: str, shape: tuple[int, int, int, int], bidirectional: bool, dtype: torch.dtype, seed: int = 0):
+    """A layer, torch's with the same weights, inputs and ragged lengths (one of them full)."""
+    torch.manual_seed(seed)
+    sequences, length, inputs, hidden = shape
+    ours, theirs = KINDS[kind]
+    layer = ours(inputs, hidden, bidirectional).to(dtype)
+    reference = theirs(inputs, hidden, batch_first=True, bidirectional=bidirectional).to(dtype)
+    reference.load_state_dict(layer.state_dict())
+    lengths = torch.randint(1, length + 1, (sequences,))
+    lengths[:1] = length
+    return layer, reference, torch.randn(sequences, length, inputs, dtype=dtype), lengths
+
+
+def packed(reference: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    output, state = reference(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    h = state[0] if isinstance(state, tuple) else state
+    output, _ = pad_packed_sequence(output, batch_first=True, total_length=x.shape[1])
+    return output, h.transpose(0, 1).reshape(len(x), -1)
+
+
+def scalar(found: tuple[Tensor, ...]) -> Tensor:
+    """A number that every entry of both outputs moves, each by another amount."""
+    return sum((t * torch.arange(1, t.numel() + 1, dtype=t.dtype).cos().view(t.shape)).sum() for t in found)
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    if not wanted.numel():
+        return 0.0
+    return float(((found.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).detach())
+
+
+SHAPES = [(16, 21, 32, 64), (7, 9, 5, 33), (3, 4, 7, 5), (1, 1, 1, 1), (2, 1, 3, 16), (150, 6, 4, 8)]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
+def test_equals_torch(path, kind, shape, bidirectional, dtype, bound) -> None:
+    layer, reference, x, lengths = draw(kind, shape, bidirectional, dtype)
+    ids = torch.randint(0, 11, shape[:2])
+    table = torch.randn(13, shape[2], dtype=dtype, requires_grad=True)
+    reference = reference.double()
+    x.requires_grad_()
+    for use_ids in (False, True):
+        source = table if use_ids else x
+        found = layer.forward_ids(ids, table, lengths) if use_ids else layer(x, lengths)
+        exact = source.detach().double().requires_grad_()
+        wanted = packed(reference, embedding(ids, exact) if use_ids else exact, lengths)
+        for a, b in zip(found, wanted, strict=True):
+            assert relative(a, b) < bound
+        grads = torch.autograd.grad(scalar(found), [source, *layer.parameters()])
+        expected = torch.autograd.grad(scalar(wanted), [exact, *reference.parameters()])
+        for a, b in zip(grads, expected, strict=True):
+            assert a.is_contiguous()
+            assert relative(a, b) < bound
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_state_is_torchs(kind) -> None:
+    ours, theirs = KINDS[kind]
+    torch.manual_seed(3)
+    first = ours(5, 6, True).state_dict()
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    second = theirs(5, 6, batch_first=True, bidirectional=True).state_dict()
+    assert torch.equal(after, torch.rand(1))
+    assert list(first) == list(second)
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_never_read(path, kind) -> None:
+    layer, _, x, lengths = draw(kind, (5, 8, 3, 7), True, torch.float32)
+    wanted = scalar(layer(x, lengths))
+    expected = torch.autograd.grad(wanted, list(layer.parameters()))
+    for b, n in enumerate(lengths.tolist()):
+        x[b, n:] = torch.nan
+    found = layer(x.requires_grad_(), lengths)
+    assert all(not found[0][b, n:].any() for b, n in enumerate(lengths.tolist()))
+    grads = torch.autograd.grad(scalar(found), [x, *layer.parameters()])
+    assert torch.equal(scalar(found), wanted)
+    assert not any(grads[0][b, n:].any() for b, n in enumerate(lengths.tolist()))
+    assert all(torch.equal(a, b) for a, b in zip(grads[1:], expected, strict=True))
+    ids = torch.randint(0, 4, (5, 8)).masked_fill(torch.arange(8) >= lengths[:, None], -7)
+    assert layer.forward_ids(ids, torch.randn(4, 3), lengths)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_lengths_is_full_lengths(path, kind) -> None:
+    layer, _, x, _ = draw(kind, (4, 6, 3, 5), True, torch.float32)
+    for a, b in zip(layer(x), layer(x, torch.full((4,), 6)), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_gradients_the_same_numbers(path, kind) -> None:
+    layer, _, x, lengths = draw(kind, (70, 6, 3, 5), True, torch.float32)
+    with torch.no_grad():
+        quick = layer(x, lengths)
+    assert not quick[0].requires_grad
+    for a, b in zip(layer(x, lengths), quick, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_last_and_only_output(path, kind) -> None:
+    layer, reference, x, lengths = draw(kind, (5, 6, 3, 4), True, torch.float64)
+    for which in (0, 1):
+        grads = torch.autograd.grad(layer(x, lengths)[which].sin().sum(), list(layer.parameters()))
+        expected = torch.autograd.grad(
+            packed(reference, x, lengths)[which].sin().sum(), list(reference.parameters())
+        )
+        assert all(relative(a, b) < 1e-12 for a, b in zip(grads, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backward_twice_gives_the_same(path, kind) -> None:
+    layer, _, x, lengths = draw(kind, (5, 6, 3, 4), True, torch.float32)
+    loss = scalar(layer(x, lengths))
+    first = torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)
+    second = torch.autograd.grad(loss, list(layer.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strided_arguments(path, kind) -> None:
+    layer, _, x, lengths = draw(kind, (5, 6, 3, 4), True, torch.float32)
+    wanted = layer(x, lengths)
+    found = layer(x.transpose(0, 1).contiguous().transpose(0, 1), lengths.repeat_interleave(2)[::2])
+    turned = {k: v.t().contiguous().t() if v.dim() == 2 else v for k, v in layer.named_parameters()}
+    swapped = functional_call(layer, turned, (x, lengths))
+    for a, b, c in zip(wanted, found, swapped, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_batch(path, kind) -> None:
+    layer, _, _, _ = draw(kind, (1, 1, 3, 5), True, torch.float32)
+    output, last = layer(torch.zeros(0, 4, 3), torch.zeros(0, dtype=torch.int64))
+    assert output.shape == (0, 4, 10)
+    assert last.shape == (0, 10)
+    grads = torch.autograd.grad(output.sum() + last.sum(), list(layer.parameters()))
+    assert not any(g.any() for g in grads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weight", [False, True])
+def test_nan_flows_through(path, kind, weight) -> None:
+    layer, _, x, lengths = draw(kind, (3, 6, 3, 5), True, torch.float32)
+    if weight:
+        with torch.no_grad():
+            layer.weight_hh_l0[0, 0] = torch.nan
+    else:
+        x[0, 2, 1] = torch.nan
+    output, last = layer(x, lengths)
+    assert last[0].isnan().any()
+    assert weight or output[1:].isfinite().all()
+    assert layer.weight_ih_l0 is not None
+    (grad_w,) = torch.autograd.grad(last.sum(), [layer.weight_ih_l0])
+    assert grad_w.isnan().any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_inputs_saturate(path, kind) -> None:
+    layer, _, x, lengths = draw(kind, (3, 6, 3, 5), True, torch.float32)
+    for size in (1e3, 1e30, torch.inf):
+        output, _ = layer(torch.full_like(x, size), lengths)
+        exact, _ = layer.double()(torch.full_like(x, min(size, 1e30)).double(), lengths)
+        layer.float()
+        if size != torch.inf:
+            assert output.isfinite().all()
+            assert relative(output, exact) < 1e-6
+
+
+@pytest.mark.parametrize("lengths", [[1, 7], [0, 3], [-1, 3]])
+def test_bad_length(path, lengths) -> None:
+    with pytest.raises(DataError) as raised:
+        LSTM(3, 4)(torch.zeros(2, 6, 3), torch.tensor(lengths))
+    assert str(raised.value) == "lengths must lie between 1 and 6, the longest that the inputs have room for"
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_bad_id(path, wrong) -> None:
+    with pytest.raises(DataError) as raised:
+        GRU(3, 4).forward_ids(torch.tensor([[0, 1], [wrong, 0]]), torch.zeros(5, 3))
+    assert str(raised.value) == "ids must lie between 0 and 4, the last row of the table"
+
+
+def test_bad_shapes() -> None:
+    layer = LSTM(3, 4)
+    with pytest.raises(DataError, match=r"expected inputs of shape \(B, L, 3\); got \(2, 6, 4\)"):
+        layer(torch.zeros(2, 6, 4))
+    with pytest.raises(DataError, match=r"expected a table of shape \(V, 3\); got \(5, 2\)"):
+        layer.forward_ids(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(5, 2))
+    with pytest.raises(
+        DataError, match=r"expected int64 ids of shape \(B, L\); got torch.float32 of shape \(2, 6\)"
+    ):
+        layer.forward_ids(torch.zeros(2, 6), torch.zeros(5, 3))
+    with pytest.raises(
+        DataError, match=r"lengths must be int64 of shape \(2,\), one per sequence; got torch.int32"
+    ):
+        layer(torch.zeros(2, 6, 3), torch.ones(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shared", [(), ("layer",), ("table",), ("lengths", "ids")])
+def test_vmap_equals_loop(path, kind, shared) -> None:
+    torch.manual_seed(0)
+    clients, ours = 4, KINDS[kind][0]
+    layers = [ours(5, 7, True).double() for _ in range(clients)]
+    params = {k: v.detach() for k, v in stack_module_state(layers)[0].items()}
+    data = {
+        "layer": params,
+        "table": torch.randn(clients, 9, 5, dtype=torch.float64),
+        "ids": torch.randint(0, 9, (clients, 6, 8)),
+        "lengths": torch.randint(1, 9, (clients, 6)),
+    }
+    base = ours(5, 7, True).double()
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, ids: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+            return scalar(
+                (*self.base.forward_ids(ids, table, lengths), *self.base(embedding(ids, table), lengths))
+            )
+
+    def loss(layer, table, ids, lengths):
+        layer = {f"base.{k}": v for k, v in layer.items()}
+        return functional_call(Twice(), layer, (ids, table, lengths))
+
+    def pick(name: str, client: int):
+        value = data[name]
+        return {k: v[client] for k, v in value.items()} if name == "layer" else value[client]
+
+    arguments = [pick(name, 0) if name in shared else data[name] for name in data]
+    dims = tuple(None if name in shared else 0 for name in data)
+    found = vmap(grad(loss, argnums=(0, 1)), in_dims=dims)(*arguments)
+    for client in range(clients):
+        one = [pick(name, 0 if name in shared else client) for name in data]
+        leaves = {k: v.clone().requires_grad_() for k, v in one[0].items()}
+        table = one[1].clone().requires_grad_()
+        wanted = torch.autograd.grad(loss(leaves, table, *one[2:]), [*leaves.values(), table])
+        for a, b in zip([*(found[0][k][client] for k in leaves), found[1][client]], wanted, strict=True):
+            assert relative(a, b) < 1e-12
+
+
+@needs_native
+def test_vmap_runs_one_call_of_the_kernel(monkeypatch) -> None:
+    calls = []
+    run = native._Call.run
+    monkeypatch.setattr(native._Call, "run", lambda self, *a: (calls.append(self.clients), run(self, *a))[1])
+    layer = LSTM(3, 4, True)
+    params = {k: torch.stack([v.detach()] * 5) for k, v in layer.named_parameters()}
+    x = torch.randn(5, 2, 6, 3)
+    vmap(grad(lambda p, x: functional_call(layer, p, (x,))[1].sum()))(params, x)
+    assert calls == [5, 5]
+
+
+@needs_native
+@pytest.mark.parametrize("kind", KINDS)
+def test_nested_vmap(kind) -> None:
+    layer = KINDS[kind][0](3, 4, True).double()
+    x = torch.randn(2, 3, 5, 6, 3, dtype=torch.float64)
+    found = vmap(vmap(layer))(x)
+    for i, j in itertools.product(range(2), range(3)):
+        for a, b in zip(found, layer(x[i, j]), strict=True):
+            assert torch.equal(a[i, j], b)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(16, 21, 32, 64), (150, 6, 4, 8)])
+def test_threads_do_not_change_a_bit(kind, shape) -> None:
+    layer, _, x, lengths = draw(kind, shape, True, torch.float32)
+    ids, table = torch.randint(0, 30, shape[:2]), torch.randn(30, shape[2], requires_grad=True)
+    x.requires_grad_()
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found = (*layer(x, lengths), *layer.forward_ids(ids, table, lengths))
+        results.append([*found, *torch.autograd.grad(scalar(found), [x, table, *layer.parameters()])])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def _last(layer: LSTM, x: Tensor) -> list[float]:
+    return layer(x)[1].flatten().tolist()
+
+
+@needs_native
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_works_in_a_forked_child() -> None:
+    torch.set_num_threads(2)
+    layer, _, x, _ = draw("lstm", (4, 6, 3, 5), True, torch.float32)
+    wanted = _last(layer, x)  # the pool has a thread now, which the child does not inherit
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(_last, (layer, x)).get(timeout=20) == wanted
+
+
+@needs_native
+def test_custom_operations_pass_torchs_checks() -> None:
+    layer = LSTM(3, 4, True)
+    weights = [w.detach() for w in layer.parameters()]
+    x, lengths = torch.randn(2, 6, 3), torch.tensor([6, 2])
+    torch.library.opcheck(
+        native.recurrent,
+        (x, None, lengths, weights, False, False),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 1])])
+def test_pooling(lengths) -> None:
+    x = torch.tensor([[[1.0, -5.0], [2.0, -3.0], [6.0, -1.0]], [[4.0, -2.0], [9.0, 9.0], [9.0, 9.0]]])
+    if lengths is None:
+        x, mean, most = x[:1], [[3.0, -3.0]], [[6.0, -1.0]]
+    else:
+        mean, most = [[3.0, -3.0], [4.0, -2.0]], [[6.0, -1.0], [4.0, -2.0]]
+    assert masked_mean(x, lengths).tolist() == mean
+    assert masked_max(x, lengths).tolist() == most

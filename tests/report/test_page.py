@@ -1,0 +1,265 @@
+import json
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.report.run_folders import HOSTILE, all_analyses, map_of
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.records import Record, to_line
+from fedkeep.report.page import write_report
+from fedkeep.report.results import Row, write_results
+
+Write = Callable[..., Path]
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and shown text, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(data.strip())
+
+
+def read(page: Path) -> Page:
+    return Page(page.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def four(write_run: Write) -> list[Path]:
+    out = []
+    for name, end, pooled in (
+        ("Global Server", 0.29, True), ("Personalized Server", 0.65, True), ("Global FL", 0.15, False),
+        ("Personalized FL", 0.62, False),
+    ):  # fmt: skip
+        for seed in (0, 1):
+            analyses = all_analyses() if (name, seed) == ("Personalized FL", 0) else None
+            folder = f"{name.replace(' ', '-')}-{seed}"
+            end_here = end + 0.01 * seed
+            out.append(
+                write_run(folder, name=name, seed=seed, end=end_here, pooled=pooled, analyses=analyses)
+            )
+    return out
+
+
+def test_the_page_has_the_numbers(four: list[Path], tmp_path: Path) -> None:
+    page = write_report(four, tmp_path / "out", title="FURL")
+    assert page == tmp_path / "out" / "report.html"
+    texts = read(page).texts
+    for wanted in (
+        "FURL", "62.5 ± 0.7 %", "29.5 ± 0.7 %", "63.0 %", "−0.5 points", "21.5 kB", "128 B", "16.4 kB",
+        "128 × 32", "71.2 %", "0.31", "11,200", "2.13.0", "Sweep of learning rates · Personalized FL, seed 0",
+        "12.1 %", "The same everywhere",
+    ):  # fmt: skip
+        assert wanted in texts, wanted
+    # 6 evaluations, each up with 10 clients of 21,504 bytes
+    assert "1.3 MB" in texts
+
+
+def test_markdown_and_json_agree_with_the_page(four: list[Path], tmp_path: Path) -> None:
+    page = write_report(four, tmp_path / "out")
+    texts = set(read(page).texts)
+    markdown = page.with_suffix(".md").read_text()
+    content = json.loads(page.with_suffix(".json").read_text())
+    assert [s["title"] for s in content["sections"]] == re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    cells = 0
+    for section in content["sections"]:
+        for block in section["blocks"]:
+            table = block if block["kind"] == "table" else block.get("table")
+            for row in (table or {}).get("rows", []):
+                for cell in row:
+                    cells += 1
+                    assert cell in texts, cell
+                    shown = cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+                    assert shown in markdown.replace("\\", ""), cell
+    assert cells > 200
+    summary = {entry["configuration"]: entry for entry in content["summary"]}
+    assert summary["Personalized FL"]["test"] == pytest.approx(0.625)
+    assert summary["Personalized FL"]["std"] == pytest.approx(0.01 / math.sqrt(2))
+    assert summary["Global Server"]["pooled"] is True
+    assert summary["Global FL"]["seeds"] == [0, 1]
+
+
+def test_nothing_is_loaded_from_outside(four: list[Path], tmp_path: Path) -> None:
+    page = write_report(four, tmp_path / "out")
+    text = page.read_text(encoding="utf-8")
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    parsed = read(page)
+    assert not {"img", "iframe", "object", "embed", "base", "audio", "video", "image", "use"} & set(
+        parsed.tags
+    )
+    links = [
+        (tag, value)
+        for tag, name, value in parsed.attributes
+        if name in ("src", "href", "xlink:href", "srcset")
+    ]
+    assert {value[0] for tag, value in links if tag == "a"} == {"#"}
+    assert [value for tag, value in links if tag != "a"] == ["data:,"]
+    anchors = {value for _, name, value in parsed.attributes if name == "id"}
+    assert {value[1:] for tag, value in links if tag == "a"} <= anchors
+    policy = next(v for _, name, v in parsed.attributes if name == "content" and "default-src" in v)
+    assert policy.startswith("default-src 'none';")
+
+
+def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
+    evil = '"><img src=x onerror=alert(1)>'
+    analyses = {
+        "embedding_map": {**map_of(5, 0, [evil]), "title": evil, "note": evil, "trait_name": evil},
+        evil: {"columns": [evil], "rows": [[evil]], "title": evil, "note": evil},
+        "cold_start": {"k": [0, 1], "series": [{"name": evil, "mean": [0.1, 0.2]}]},
+    }
+    folder = write_run(
+        name=evil, analyses=analyses, config={evil: evil}, status=evil, environment={evil: evil}, data={"name": evil},
+        split_table=[{"name": evil, "half": evil, "shape": [evil], "bytes": 1}], method=evil, created=evil,
+    )  # fmt: skip
+    with (folder / "records.jsonl").open("a") as file:
+        file.writelines(
+            to_line(Record(1, 1.0, "test", client, "accuracy", 0.5, 3)) for client in (HOSTILE, evil)
+        )
+    page = write_report([folder], tmp_path / "out", title=evil)
+    parsed = read(page)
+    assert parsed.tags.count("script") == 1
+    assert "img" not in parsed.tags
+    assert not [name for _, name, _ in parsed.attributes if name.startswith("on")]
+    assert evil in parsed.texts
+    markdown = page.with_suffix(".md").read_text()
+    assert "<" not in markdown
+
+
+def test_one_run_without_analyses(write_run: Write, tmp_path: Path) -> None:
+    page = write_report([write_run()], tmp_path / "page.html")
+    texts = read(page).texts
+    assert page.name == "page.html"
+    assert "62.0 %" in texts
+    assert "Map of user vectors" not in texts
+    assert "Personalized FL" in texts
+    assert page.with_suffix(".md").exists()
+
+
+def test_settings_that_differ_stand_side_by_side(write_run: Write, tmp_path: Path) -> None:
+    folders = [
+        write_run(n, name=n, config={"rate": r, "rounds": 20, "seed": 0}) for n, r in (("a", 0.1), ("b", 0.5))
+    ]
+    markdown = write_report(folders, tmp_path).with_suffix(".md").read_text()
+    assert "### What differs\n\n| setting | a | b |\n|:---|:---|:---|\n| rate | 0.1 | 0.5 |\n" in markdown
+    assert "### The same everywhere\n\n| setting | value |\n|:---|:---|\n| rounds | 20 |\n" in markdown
+
+
+def test_the_best_possible_depends_on_what_a_model_knows(write_run: Write, tmp_path: Path) -> None:
+    federated = [{"name": "w", "shape": [2], "half": "federated", "bytes": 8}]
+    runs = [
+        write_run("g", name="Global FL", end=0.26, best=0.63, best_global=0.27, split_table=federated),
+        write_run("p", name="Personalized FL", end=0.62, best=0.63, best_global=0.27),
+    ]
+    page = write_report(runs, tmp_path / "out")
+    found = {
+        e["configuration"]: e["best_possible"]
+        for e in json.loads(page.with_suffix(".json").read_text())["summary"]
+    }
+    assert found == {"Global FL": 0.27, "Personalized FL": 0.63}
+    text = page.read_text()
+    assert "best possible 63.0 %</text>" in text
+    assert "best possible without knowing the user 27.0 %</text>" in text
+
+
+def test_an_unfinished_run_says_so(write_run: Write, tmp_path: Path) -> None:
+    folder = write_run(status="running", best=None)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"round"')
+    page = write_report([folder], tmp_path)
+    texts = read(page).texts
+    start = "Personalized FL: "
+    assert f"{start}This run is not finished (status: running); its numbers may still change." in texts
+    assert (
+        f"{start}The last line of records.jsonl (line 37) was not written to its end and is left out."
+        in texts
+    )
+    assert "valid accuracy so far" in texts
+    assert "not finished" in texts
+
+
+def test_a_run_without_any_record_still_gives_a_page(write_run: Write, tmp_path: Path) -> None:
+    folder = write_run(status="running")
+    (folder / "records.jsonl").write_text("")
+    texts = read(write_report([folder], tmp_path)).texts
+    assert "nothing measured yet" in texts
+
+
+def test_a_minimal_run_json_is_enough(tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"status": "finished"}')
+    (folder / "records.jsonl").write_text(to_line(Record(1, 0.0, "test", None, "rmse", 1.5, 3)))
+    texts = read(write_report([folder], tmp_path / "out")).texts
+    assert "bare" in texts
+    assert "1.5" in texts
+
+
+def test_numbers_that_are_not_finite_are_left_out(write_run: Write, tmp_path: Path) -> None:
+    folder = write_run()
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(to_line(Record(24, 6.0, "valid", None, "accuracy", math.nan, 3)))
+        file.write(to_line(Record(20, 5.0, "test", "user-1", "accuracy", math.nan, 0)))
+    page = write_report([folder], tmp_path / "out")
+    text = page.read_text()
+    assert "nan" not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL).lower()
+    content = json.loads(page.with_suffix(".json").read_text())
+    users = next(s for s in content["sections"] if s["title"] == "Spread over users")
+    assert users["blocks"][0]["data"][0]["undefined"] == 1
+
+
+def test_a_damaged_line_stops_the_report(write_run: Write, tmp_path: Path) -> None:
+    folder = write_run()
+    path = folder / "records.jsonl"
+    path.write_text("oops\n" + path.read_text())
+    with pytest.raises(RunError, match=re.escape(f"{path}, line 1: not a record")):
+        write_report([folder], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_published_numbers_stand_beside_ours(write_run: Write, tmp_path: Path) -> None:
+    rows = [
+        Row("zulip", "Global FL", "accuracy", 0.1583, None, (0,), 0.119, "quick", "abc"),
+        Row("zulip", "most frequent label", "auc", 0.5, None, (0,), None, "quick", "abc"),
+    ]
+    results, _ = write_results(tmp_path / "results", "t", rows, title="T")
+    texts = read(write_report([write_run()], tmp_path / "out", results=results)).texts
+    assert "Accuracy on zulip" in texts
+    assert "+3.93 points" in texts
+    assert "AUC on zulip" in texts
+
+
+def test_the_same_input_gives_the_same_bytes(four: list[Path], tmp_path: Path) -> None:
+    first = write_report(four, tmp_path / "a").read_bytes()
+    assert write_report(four, tmp_path / "b").read_bytes() == first
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^A report needs at least one run folder\.$"):
+        write_report([], tmp_path)
+
+
+def test_many_users_make_a_page_of_bearable_size(write_run: Write, tmp_path: Path) -> None:
+    folder = write_run(
+        users=3800, analyses={"embedding_map": map_of(3800, 0, ["Personalized Server", "Personalized FL"])}
+    )
+    page = write_report([folder], tmp_path / "out")
+    assert page.stat().st_size < 3_000_000

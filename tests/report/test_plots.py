@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+from tests.report.run_folders import all_analyses, curve, map_of
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.report import plots
+
+PNG = b"\x89PNG"
+
+
+def test_every_figure_is_drawn_and_repeats(tmp_path: Path) -> None:
+    analyses = all_analyses()
+    made = {}
+    for turn in ("a", "b"):
+        folder = tmp_path / turn
+        curves = {name: list(enumerate(curve(end, 10))) for name, end in (("_hidden $x$", 0.3), ("FL", 0.6))}
+        bars = [
+            ("Global FL", 0.158, 0.119),
+            ("Personalized FL, best recipe", 0.62, None),
+            ("not run", None, 0.5),
+        ]
+        made[turn] = [
+            plots.learning_curves(curves, folder / "curves.svg", metric="accuracy", title="$t", best=0.7,
+                                  dashed=["FL"]),
+            plots.comparison_bars(bars, folder / "bars.svg", metric="accuracy", std={"Global FL": 0.01}),
+            plots.client_distribution({"FL": {"u": 0.5, "v": float("nan")}, "S": [0.1, 0.9]}, folder / "users.svg",
+                                      metric="accuracy"),
+            plots.embedding_map(analyses["embedding_map"], folder / "map.svg"),
+            plots.embedding_map(map_of(20, 1, ["A", "B"], continuous=True), folder / "ramp.svg"),
+            plots.cold_start(analyses["cold_start"], folder / "cold.svg"),
+            plots.aggregation_time(analyses["aggregation_time"], folder / "time.svg"),
+        ]  # fmt: skip
+    for first, second in zip(made["a"], made["b"], strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.name
+        assert len(first.read_bytes()) > 5000
+
+
+def test_png_by_the_ending(tmp_path: Path) -> None:
+    path = plots.aggregation_time({"cohort": [1, 10], "seconds": [0.1, 1.0]}, tmp_path / "new" / "t.png")
+    assert path.read_bytes().startswith(PNG)
+    with pytest.raises(ConfigError, match=r"^Figures are saved as \.png or \.svg; got 't\.gif'\.$"):
+        plots.aggregation_time({"cohort": [1], "seconds": [0.1]}, tmp_path / "t.gif")
+
+
+def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one row"):
+        plots.comparison_bars([], tmp_path / "b.png", metric="accuracy")
+    with pytest.raises(ConfigError, match="at least one value"):
+        plots.client_distribution({"a": []}, tmp_path / "b.png", metric="accuracy")
+
+
+def test_several_ways_of_cold_start(tmp_path: Path) -> None:
+    analysis = {
+        "k": [0, "all"],
+        "series": [{"name": "a", "mean": [0.1, None]}, {"name": "b", "mean": [0.2, 0.3]}],
+    }
+    assert plots.cold_start(analysis, tmp_path / "c.png").read_bytes().startswith(PNG)

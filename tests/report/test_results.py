@@ -1,0 +1,106 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.report.results import Row, over_seeds, read_results, write_results
+
+GOOD: dict[str, Any] = {
+    "scene": "zulip", "method": "furl", "metric": "accuracy", "value": 0.56, "std": 0.01, "seeds": [0, 1],
+    "published": 0.6241, "scale": "quick", "commit": "abc",
+}  # fmt: skip
+
+
+def test_round_trip_and_markdown(tmp_path: Path) -> None:
+    figure = tmp_path / "figures" / "bars one.png"
+    figure.parent.mkdir()
+    figure.write_bytes(b"")
+    rows = [
+        over_seeds(
+            "zulip",
+            "Personalized FL",
+            "accuracy",
+            {1: 0.57, 0: 0.55},
+            published=0.6241,
+            scale="full",
+            commit="a",
+        ),
+        over_seeds("zulip", "local", "accuracy", {0: 0.5}, scale="full", commit="a"),
+    ]
+    text, markdown = write_results(
+        tmp_path / "results",
+        "furl-table3",
+        rows,
+        title="FURL, Table 3",
+        preamble="Data *differ*.",
+        figures=[figure],
+    )
+    assert json.loads(text.read_text())[0] == {
+        "scene": "zulip", "method": "Personalized FL", "metric": "accuracy", "value": pytest.approx(0.56),
+        "std": pytest.approx(0.0141421, abs=1e-6), "seeds": [0, 1], "published": 0.6241, "scale": "full", "commit": "a",
+    }  # fmt: skip
+    assert read_results(text) == rows
+    page = markdown.read_text()
+    assert "# FURL, Table 3\n\nData *differ*.\n\n## zulip\n" in page
+    assert "| Personalized FL | Accuracy | 56.00 ± 1.41 % | 62.41 % | −6.41 points | 2 |" in page
+    assert "![bars one](../figures/bars%20one.png)" in page
+    assert "Scale: full. Seeds: 0, 1. Commit: a." in page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"value": 56.0},
+            "value of accuracy must be a fraction from 0 to 1; got 56.0. Is it a percentage? Divide it by 100",
+        ),
+        ({"value": float("nan")}, "value must be a finite number or null; got nan"),
+        ({"value": True}, "value must be a finite number or null; got True"),
+        ({"std": -0.1}, "std must not be negative; got -0.1"),
+        ({"std": None}, "std must be given with two seeds or more, else null; got None and [0, 1]"),
+        ({"seeds": [0, 0]}, "seeds must be different integers; got (0, 0)"),
+        ({"seeds": "01"}, "seeds must be different integers; got '01'"),
+        ({"seeds": []}, "a value needs its seeds, and seeds need a value; got 0.56 and []"),
+        ({"scene": ""}, "scene must be a text that is not empty; got ''"),
+        ({"commit": 3}, "commit must be a text; got 3"),
+        ({"metrik": 1}, "unknown field 'metrik'. Did you mean 'metric'?"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps([GOOD | {"method": "other"}, GOOD | change]))
+    with pytest.raises(RunError) as error:
+        read_results(path)
+    assert str(error.value).rstrip(".") == f"{path}, row 2: {message}"
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    with pytest.raises(RunError, match="Cannot read the results"):
+        read_results(path)
+    for content, message in (
+        ("[{", "Cannot read the results"),
+        ("{}", "wanted a list of rows; got dict"),
+        ("[]", "there is no row"),
+        ("[3]", "row 1: wanted an object with scene, method"),
+        (json.dumps([{k: v for k, v in GOOD.items() if k != "std"}]), "row 1: missing std"),
+        (json.dumps([GOOD, GOOD]), "two rows for zulip, furl, accuracy, quick"),
+    ):
+        path.write_text(content)
+        with pytest.raises(RunError, match=message):
+            read_results(path)
+
+
+def test_writing_refuses_what_reading_would_refuse(tmp_path: Path) -> None:
+    row = Row(**{**GOOD, "seeds": (0, 1)})
+    with pytest.raises(ConfigError, match=r"^Results 'x': two rows for zulip, furl, accuracy, quick\.$"):
+        write_results(tmp_path, "x", [row, row], title="t")
+    with pytest.raises(ConfigError, match=r"got '\.\./x'"):
+        write_results(tmp_path, "../x", [row], title="t")
+    with pytest.raises(ConfigError, match=r"the figure .* doesn't exist"):
+        write_results(tmp_path, "x", [row], title="t", figures=[tmp_path / "no.png"])
+    with pytest.raises(ConfigError, match="must be a fraction from 0 to 1"):
+        over_seeds("s", "m", "accuracy", {0: 62.4}, scale="full", commit="")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,54 @@
+import math
+
+import pytest
+
+from fedkeep.report.results import Row
+from fedkeep.report.tables import Table, markdown_escape, mean_std, published_table, to_markdown, to_text
+
+
+def test_text_is_aligned() -> None:
+    table = Table(("who", "value"), (("a", "1.0 %"), ("long name", "12.0 %")), title="T", note="n")
+    assert to_text(table) == (
+        "T\nwho         value\n─────────  ──────\na           1.0 %\nlong name  12.0 %\nn\n"
+    )
+
+
+def test_wide_and_combining_characters_are_counted_as_shown() -> None:
+    lines = to_text(Table(("who", "v"), (("日本", "1"), ("e\u0301", "2"), ("abcd", "3")))).splitlines()
+    assert lines[2:] == ["日本  1", "e\u0301     2", "abcd  3"]
+
+
+def test_markdown_shows_any_cell_as_it_is() -> None:
+    table = Table(("a|b", "n"), (("<script>x</script>", "*1*"),), title="t", left=1)
+    assert to_markdown(table) == (
+        "### t\n\n| a\\|b | n |\n|:---|---:|\n| &lt;script&gt;x&lt;/script&gt; | \\*1\\* |\n"
+    )
+    assert markdown_escape("a\nb") == "a\\\\nb"
+
+
+def test_a_row_must_fit() -> None:
+    with pytest.raises(ValueError, match="1 cells in a table of 2 columns"):
+        Table(("a", "b"), (("x",),))
+
+
+def test_mean_and_deviation_by_hand() -> None:
+    assert mean_std([1.0, 2.0, 3.0]) == (2.0, 1.0)
+    assert mean_std([4.0]) == (4.0, None)
+    mean, std = mean_std([])
+    assert math.isnan(mean)
+    assert std is None
+
+
+def test_published_beside_ours() -> None:
+    rows = [
+        Row("s", "Global FL", "accuracy", 0.1583, 0.008, (0, 1), 0.119, "full", "c"),
+        Row("s", "local", "accuracy", 0.5, None, (0,), None, "full", "c"),
+        Row("s", "not run", "accuracy", None, None, (), 0.6241, "full", "c"),
+    ]
+    table = published_table(rows)
+    assert table.columns == ("scene", "method", "metric", "ours", "published", "ours − published", "seeds")
+    assert table.rows == (
+        ("s", "Global FL", "Accuracy", "15.83 ± 0.80 %", "11.90 %", "+3.93 points", "2"),
+        ("s", "local", "Accuracy", "50.00 %", "–", "–", "1"),
+        ("s", "not run", "Accuracy", "–", "62.41 %", "–", "0"),
+    )

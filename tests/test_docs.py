@@ -1,0 +1,99 @@
+"""The pages in docs/: their Python runs and their commands are understood. The examples run and show what they claim."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.documents import ROOT, blocks, fedkeep_commands, run_python
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+WITH_COMMANDS = [ROOT / "README.md", *PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python(page)
+
+
+def help_of(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what ``fedkeep COMMAND --help`` prints; the command must exist."""
+    from fedkeep.cli import main
+
+    for name, value in {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["fedkeep", *command, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    printed = capsys.readouterr()
+    assert stop.value.code == 0, printed.err
+    return printed.out
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_are_understood(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in fedkeep_commands(page):
+        text = help_of(words[:1] if words[0] != "--version" else [], monkeypatch, capsys)
+        known = set(re.findall(r"--[a-z][a-z-]*", text))
+        assert {w.split("=")[0] for w in words if w.startswith("--")} <= known, words
+
+
+def test_every_command_stands_in_the_documents(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = set(re.findall(r"^[│|\s]*([a-z]+) {2,}", help_of([], monkeypatch, capsys), re.MULTILINE))
+    assert {"demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"} <= listed
+    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
+        assert listed <= {words[0] for words in fedkeep_commands(page)}
+
+
+def test_configurations_in_the_documents_are_valid() -> None:
+    from fedkeep.experiments.config import parse_config
+
+    texts = [block for page in PAGES for block in blocks(page, "toml")]
+    assert texts
+    for block in texts:
+        parse_config(block.text, block.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+
+
+def example(name: str) -> Any:
+    return importlib.import_module(f"examples.{name}")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.name)
+def test_an_example_is_short(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_a_private_head_and_calibration_help_the_clinics() -> None:
+    found = example("own_module").main()
+    assert found["private"] > found["everything federated"] + 0.3
+
+
+def test_matrix_factorisation_learns_the_users_rows() -> None:
+    found = example("movielens_like").main(epochs=12)
+    assert found["own"] < found["shared"] - 0.1
+
+
+def test_new_users_gain_from_their_own_examples() -> None:
+    found = example("cold_start").main(users=40, epochs=8)
+    assert found[None] > found[0] + 0.3
+
+
+def test_a_task_gains_from_the_user_vector_of_another() -> None:
+    found = example("multi_task").main(users=40, examples=60, epochs=8)
+    assert found["both tasks"] > found["clicks alone"] + 0.03

@@ -1,0 +1,101 @@
+"""The house: imports look down only, importing fedkeep is cheap, and gradients are taken in one place."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from importlinter import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "fedkeep"
+HEAVY = {"pydantic", "sklearn", "matplotlib", "typer", "pyarrow", "jinja2", "rich", "scipy", "datasets", "click"}
+
+# Training takes gradients in the local run; the split checker's probes and the kernels' own backward passes are the
+# only other places.
+MAY_TAKE_GRADIENTS = {"engines/local.py", "split/check.py"}
+MAY_DEFINE_BACKWARD = ("nn/", "kernels/")
+TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value")
+UNPICKLES = ("torch.load", "pickle.load", "pickle.loads")
+
+
+def run_python(code: str) -> str:
+    environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_imports_only_look_down(capfd: pytest.CaptureFixture[str]) -> None:
+    code = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert code == cli.EXIT_STATUS_SUCCESS, capfd.readouterr().out
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = contracts["contracts"][0]["layers"]
+    named = {room.strip() for layer in layers for room in layer.replace(":", "|").split("|")}
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert rooms == named
+
+
+def test_importing_fedkeep_loads_torch_and_numpy_and_nothing_heavier() -> None:
+    before = set(json.loads(run_python("import torch, numpy, sys, json; print(json.dumps(sorted(sys.modules)))")))
+    after = set(json.loads(run_python("import fedkeep, sys, json; print(json.dumps(sorted(sys.modules)))")))
+    assert not (after - before) & HEAVY
+    assert {"torch", "numpy"} <= after
+
+
+def test_importing_fedkeep_costs_little_more_than_torch() -> None:
+    code = """
+import time
+began = time.perf_counter()
+import torch, numpy
+loaded = time.perf_counter()
+import fedkeep
+print((time.perf_counter() - began) / (loaded - began))
+"""
+    ratios: list[float] = []
+    while len(ratios) < 3 and min(ratios, default=9.0) > 1.15:  # other processes may disturb one measurement
+        ratios.append(float(run_python(code)))
+    assert min(ratios) <= 1.15, ratios
+
+
+def calls(module: Path, endings: tuple[str, ...]) -> list[int]:
+    """Return the lines of a module that call a function whose dotted name ends so."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(endings)]
+
+
+def test_gradients_are_taken_in_the_local_run_alone() -> None:
+    taken = {
+        module.relative_to(SOURCE).as_posix(): calls(module, TAKES_GRADIENTS)
+        for module in SOURCE.rglob("*.py")
+    }
+    elsewhere = {
+        name: lines
+        for name, lines in taken.items()
+        if lines and name not in MAY_TAKE_GRADIENTS and not name.startswith(MAY_DEFINE_BACKWARD)
+    }
+    assert all(taken[name] for name in MAY_TAKE_GRADIENTS)  # the search finds what it looks for
+    assert elsewhere == {}, "a second training loop? engines.local.local_run is the one"
+
+
+def test_nothing_is_unpickled() -> None:
+    found = {str(module): calls(module, UNPICKLES) for module in SOURCE.rglob("*.py")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
+    import fedkeep
+
+    assert (SOURCE / "py.typed").exists()
+    assert set(fedkeep.__all__) <= set(dir(fedkeep))
+    assert fedkeep.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

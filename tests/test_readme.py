@@ -1,0 +1,59 @@
+"""README and CONTRIBUTING: their Python runs, their commands exist, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.documents import ROOT, blocks, run_python
+
+
+def test_the_first_snippet_trains_in_ten_lines_and_prints_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    first = blocks(ROOT / "README.md", "python")[0]
+    after_imports = [line for line in first.text.splitlines() if line and not line.startswith("import")]
+    assert len(after_imports) <= 10
+    metrics = run_python(ROOT / "README.md", count=1)["run"].evaluate("test")
+    assert metrics["accuracy"] > 0.75
+    assert str(metrics["accuracy"]) in capsys.readouterr().out
+
+
+def test_the_snippet_keeps_its_private_part_private() -> None:
+    run = run_python(ROOT / "README.md")["run"]
+    assert set(run.server) == {"shared.weight", "shared.bias"}
+    own = [run.parameters(name)["user"] for name in ("user-7", "user-8")]
+    assert not torch.equal(own[0], own[1])
+    assert run.evaluate("test")["accuracy"] > run.evaluate("test", shared=True)["accuracy"]
+
+
+def test_the_method_on_one_page_works() -> None:
+    run_python(ROOT / "CONTRIBUTING.md")  # it asserts its own claims
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_to_files_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    targets = [t for t in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in t]
+    assert [t for t in targets if not (ROOT / t).exists()] == []
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for name in ("README.md", "CONTRIBUTING.md"):
+        named = [w.split()[1] for b in blocks(ROOT / name, "sh") for w in b.text.splitlines() if w.startswith("make ")]
+        assert named
+        assert set(named) <= targets
+
+
+def test_the_licence_is_the_whole_apache_licence() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_every_room_is_on_the_map() -> None:
+    rooms = {path.parent.name for path in Path(ROOT, "src", "fedkeep").glob("*/__init__.py")}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [room for room in sorted(rooms) if f"`{room}`" not in text] == []
