@@ -31,7 +31,7 @@ def two_tasks(users: int, examples: int) -> fedkeep.FederatedData:
     return fedkeep.FederatedData(columns, data.offsets, data.ids, data.bounds, meta)
 
 
-def main(users: int = 60, examples: int = 60, epochs: int = 10) -> dict[str, float]:
+def main(users: int = 40, examples: int = 60, epochs: int = 6) -> dict[str, float]:
     data = two_tasks(users, examples)
     sizes = {"embedding_dim": 16, "hidden": 24, "mlp": 32, "pool": "max"}
     losses = {name: terms.cross_entropy(name, task=name) for name in ("click", "label")}

@@ -81,7 +81,7 @@ def test_an_example_is_short(file: Path) -> None:
 
 def test_a_private_head_and_calibration_help_the_clinics() -> None:
     found = example("own_module").main()
-    assert found["private"] > found["everything federated"] + 0.3
+    assert found["private"] > found["everything federated"] + 0.2
 
 
 def test_matrix_factorisation_learns_the_users_rows() -> None:
@@ -95,5 +95,5 @@ def test_new_users_gain_from_their_own_examples() -> None:
 
 
 def test_a_task_gains_from_the_user_vector_of_another() -> None:
-    found = example("multi_task").main(users=40, examples=60, epochs=8)
-    assert found["both tasks"] > found["clicks alone"] + 0.03
+    found = example("multi_task").main()
+    assert found["both tasks"] > found["clicks alone"] + 0.1

@@ -56,20 +56,17 @@ def test_a_file_that_is_no_text(refused: Refused) -> None:
         (
             "cohort = 3",
             "cohrot = 3",
-            "toy.toml:\n  run.cohrot: unknown key. Did you mean 'cohort'? Known here: rounds, epochs, cohort, "
-            "sampling, engine, device, evaluate_every, hold_out, on_nonfinite.",
+            "toy.toml:\n  run.cohrot: unknown key. Did you mean 'cohort'? Known here: rounds, epochs, cohort, ",
         ),
         (
             "learning_rate = 0.1",
             "learning_rat = 0.1",
-            "toy.toml:\n  method.optimizer.learning_rat: unknown key. Did you mean 'learning_rate'? Known here: kind, "
-            "learning_rate, rates, momentum, weight_decay, betas, eps, schedule.",
+            "toy.toml:\n  method.optimizer.learning_rat: unknown key. Did you mean 'learning_rate'? Known here: kind, ",
         ),
         (
             'kind = "furl"',
             'kind = "furl"\nbatch_sizes = 3',
-            "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, epochs, batch_size, "
-            "clip_norm, weighting, private_scale, private_init.",
+            "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, epochs, batch_size, ",
         ),
         ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),
         ("cohort = 3", 'cohort = "3"', "toy.toml:\n  run.cohort: wanted a valid integer; got '3'."),
@@ -84,9 +81,17 @@ def test_a_file_that_is_no_text(refused: Refused) -> None:
         ("rounds = 4", "", "toy.toml:\n  run: give either rounds or epochs."),
         ("rounds = 4", 'rounds = 4\nengine = "poled"', "Unknown engine 'poled'; the engines are "),
         ("rounds = 4", 'rounds = 4\ndevice = "warp"', "The device 'warp' cannot be used: "),
-        ('kind = "furl"', 'kind = "furl"\nprivate = "usr"', "Split pattern 'usr' matches no parameter of Linear."),
+        (
+            'kind = "furl"',
+            'kind = "furl"\nprivate = "usr"',
+            "Split pattern 'usr' matches no parameter of Linear.",
+        ),
         ("user = 0.5", "usr = 0.5", "The learning rate pattern 'usr' matches no parameter; "),
-        ('kind = "furl"', 'kind = "local"\nserver_optimizer = {}', "method.server_optimizer: 'local' has no server "),
+        (
+            'kind = "furl"',
+            'kind = "local"\nserver_optimizer = {}',
+            "method.server_optimizer: 'local' has no server ",
+        ),
     ],
 )
 def test_settings(refused: Refused, old: str, new: str, message: str) -> None:
@@ -157,7 +162,9 @@ def test_a_truncated_data_file(refused: Refused, csv: Csv) -> None:
 def test_a_malformed_line(refused: Refused, csv: Csv, line: str, message: str) -> None:
     csv(line)
     names = 'data.label_names=["0", "1"]'
-    assert f"{Path('data/mine.csv')}, {message}" in refused("run", "table.toml", "--data", "data", "--set", names)
+    assert f"{Path('data/mine.csv')}, {message}" in refused(
+        "run", "table.toml", "--data", "data", "--set", names
+    )
 
 
 def test_a_user_with_one_example_takes_part(fedkeep: Command, csv: Csv) -> None:
@@ -175,7 +182,9 @@ def test_a_loss_that_becomes_nan(refused: Refused, fedkeep: Command) -> None:
     assert message.startswith("Error: Client 'user-")
     assert "became NaN or infinite" in message
     assert message.endswith("Lower the learning rate, set clip_norm, or look for NaN in this client's data.")
-    result = fedkeep("run", "toy.toml", "--out", "skipping", "--set", "run.on_nonfinite=skip", "--set", "run.rounds=2")
+    result = fedkeep(
+        "run", "toy.toml", "--out", "skipping", "--set", "run.on_nonfinite=skip", "--set", "run.rounds=2"
+    )
     assert result.exit_code == 0, result.output
 
 
@@ -201,8 +210,7 @@ def test_a_run_of_another_configuration(refused: Refused, fedkeep: Command) -> N
         "  cohort: 3 in the run, 2 now\n"
         "  evaluate_every: 2 in the run, 3 now\n"
         "Use the settings it was made with, or name another folder."
-    ) or message.startswith("Error: runs/toy-0 is a run of another configuration, so it cannot be resumed with this one:")
-    assert "cohort: 3 in the run, 2 now" in message
+    )
     assert states(Path("runs/toy-0")) == before
 
 
@@ -212,27 +220,31 @@ def test_nothing_to_resume(refused: Refused) -> None:
     )
 
 
-@pytest.mark.parametrize("command", [("run", "r", "--resume"), ("evaluate", "r"), ("personalize", "r", "--client", "user-1")])
+@pytest.mark.parametrize("command", ["run r --resume", "evaluate r", "personalize r --client user-1"])
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("run.json", b'{"format": 1', "run.json is damaged: "),
         ("commit.json", b"[]", "commit.json is damaged: "),
         ("config.toml", b"name = ", "is no valid TOML: "),
-        ("server-4.safetensors", b"too short", "server-4.safetensors is damaged: its hash is not the committed one."),
+        (
+            "server-4.safetensors",
+            b"too short",
+            "server-4.safetensors is damaged: its hash is not the committed one.",
+        ),
         ("private/journal", b"short", "damaged"),
         ("records.jsonl", b"", "records.jsonl is shorter than the "),
     ],
 )
 def test_a_damaged_run(
-    refused: Refused, fedkeep: Command, command: tuple[str, ...], name: str, content: bytes, message: str
+    refused: Refused, fedkeep: Command, command: str, name: str, content: bytes, message: str
 ) -> None:
     assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
-    whole = shutil.copytree("r", "whole")
+    whole = Path(shutil.copytree("r", "whole"))
     (Path("r") / name).write_bytes(content)
-    assert message in refused(*command)
+    assert message in refused(*command.split())
     shutil.copyfile(whole / name, Path("r") / name)  # restored from a copy, it is as good as before
-    result = fedkeep(*command)
+    result = fedkeep(*command.split())
     assert result.exit_code == 0, result.output
 
 

@@ -137,7 +137,9 @@ def test_stopped_before_the_first_round(fedkeep: Command, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal")
 def test_ctrl_c_of_a_real_process(fedkeep: Command) -> None:
-    start = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from fedkeep.cli import main; main()"
+    start = (
+        "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from fedkeep.cli import main; main()"
+    )
     settings = ["--set", "run.rounds=100000", "--set", "run.evaluate_every=0"]
     source = Path(simulate_module.__file__).parents[2]
     process = subprocess.Popen(

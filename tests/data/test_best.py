@@ -33,4 +33,7 @@ def test_best_possible_by_hand() -> None:
     assert best_possible(columns, np.array([0, 1]), "multiclass") == {"best": 0.625, "best_global": 0.25}
     assert best_possible(columns, np.arange(4), "binary") == {"best": 1.0, "best_global": 0.5}
     assert best_possible(columns, np.zeros(0, np.int64), "multiclass") == {"best": None, "best_global": None}
-    assert best_possible({"label": columns["label"]}, np.arange(4), "binary") == {"best": None, "best_global": None}
+    assert best_possible({"label": columns["label"]}, np.arange(4), "binary") == {
+        "best": None,
+        "best_global": None,
+    }

@@ -104,13 +104,25 @@ def test_ids_are_a_sequence_that_finds(ids: RangeIds | PackedIds) -> None:
     assert ids[-1] == "site 11 of many"
     assert ids[10:] == ["site 10 of many", "site 11 of many"]
     assert [ids.position(one) for one in ids] == list(range(12))
-    wrong = ("site 12 of many", "site 01 of many", "site -1 of many", "site  of many", "site ١ of many", "", "\ud800")
+    wrong = (
+        "site 12 of many",
+        "site 01 of many",
+        "site -1 of many",
+        "site  of many",
+        "site ١ of many",
+        "",
+        "\ud800",
+    )
     assert [ids.position(one) for one in wrong] == [-1] * len(wrong)
     with pytest.raises(IndexError):
         ids[12]
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=9), unique=True, min_size=1))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=9), unique=True, min_size=1
+    )
+)
 def test_packed_ids_find_each_of_any(ids: list[str]) -> None:
     packed = check_ids(ids)
     assert list(packed) == ids
@@ -157,7 +169,9 @@ def test_ids_that_are_refused(client_id: object, rest: str) -> None:
     assert message(error) == f"{RULE}; {rest}"
 
 
-@pytest.mark.parametrize("client_id", ["../../etc/passwd", "a/b\\c", "C:", ".", "名前", "a b", "x" * 200, "\u00a0"])
+@pytest.mark.parametrize(
+    "client_id", ["../../etc/passwd", "a/b\\c", "C:", ".", "名前", "a b", "x" * 200, "\u00a0"]
+)
 def test_ids_that_are_allowed(client_id: str) -> None:
     assert check_id(client_id) == client_id
 
@@ -165,7 +179,9 @@ def test_ids_that_are_allowed(client_id: str) -> None:
 def test_an_id_twice() -> None:
     with pytest.raises(DataError) as error:
         check_ids(["a", "b", "a"])
-    assert message(error) == "Client ids must be unique; 'a' occurs more than once. Merge its rows or rename it."
+    assert (
+        message(error) == "Client ids must be unique; 'a' occurs more than once. Merge its rows or rename it."
+    )
 
 
 @pytest.mark.parametrize("pattern", ["user", "{}{}", "{0}", "{", "{}{a}"])

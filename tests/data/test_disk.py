@@ -81,7 +81,10 @@ def test_a_folder_that_holds_something(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(DataError) as error:
         sample().save(tmp_path)
-    assert str(error.value) == f"{tmp_path} exists already and isn't an empty folder. Choose another, or remove it."
+    assert (
+        str(error.value)
+        == f"{tmp_path} exists already and isn't an empty folder. Choose another, or remove it."
+    )
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
@@ -172,7 +175,10 @@ def test_a_column_of_another_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"{", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (
+            b"{",
+            "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
         (b"{}", "KeyError: 'format'"),
         (b'{"format": 1, "columns": 3}', "AttributeError: 'int' object has no attribute 'items'"),
     ],

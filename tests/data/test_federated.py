@@ -26,7 +26,7 @@ def small() -> FederatedData:
         {
             "x": np.arange(6, dtype=np.float32),
             "text": Ragged.from_rows([[2], [3, 4], [], [5], [6, 7, 8], [9]], "uint8"),
-            "label": [0, 1, 2, 1, 0, 2],
+            "label": np.array([0, 1, 2, 1, 0, 2]),
         },
         ["test", "train", "train", "valid", "train", "train"],
         {"name": "small"},
@@ -45,9 +45,11 @@ def tiny(**changes: Any) -> FederatedData:
 def test_rows_are_sorted_by_client_then_split_then_as_given() -> None:
     data = small()
     assert list(data.ids) == ["a", "b"]
+    text = data.columns["text"]
+    assert isinstance(text, Ragged)
     assert np.asarray(data.columns["x"]).tolist() == [1, 4, 2, 5, 3, 0]
     assert np.asarray(data.columns["label"]).tolist() == [1, 0, 2, 2, 1, 0]
-    assert [row.tolist() for row in data.columns["text"]] == [[3, 4], [6, 7, 8], [], [9], [5], [2]]
+    assert [row.tolist() for row in text] == [[3, 4], [6, 7, 8], [], [9], [5], [2]]
     assert data.offsets.tolist() == [0, 2, 6]
     assert data.bounds is not None
     assert data.bounds.tolist() == [[0, 2, 2, 2], [2, 4, 5, 6]]
@@ -57,7 +59,7 @@ def test_rows_counts_and_owners() -> None:
     data = small()
     assert len(data) == 2
     assert data.examples == 6
-    assert data.rows(0, "train") == range(0, 2)
+    assert data.rows(0, "train") == range(2)
     assert data.rows(1, "train") == range(2, 4)
     assert data.rows(1, "valid") == range(4, 5)
     assert data.rows(1, "test") == range(5, 6)
@@ -129,7 +131,9 @@ def test_types_become_those_of_torch(given_as: str, becomes: str) -> None:
         ([0.5, 2.0, -1.0], {}, "regression", 1),
     ],
 )
-def test_task_and_classes_are_inferred(label: list[Any], meta: dict[str, Any], task: str, classes: int) -> None:
+def test_task_and_classes_are_inferred(
+    label: list[Any], meta: dict[str, Any], task: str, classes: int
+) -> None:
     data = tiny(columns={"label": np.array(label)}, meta=meta)
     assert (data.meta["task"], data.meta["classes"]) == (task, classes)
 
@@ -219,8 +223,9 @@ def test_fingerprint_sees_every_part() -> None:
     assert other["partition"] == plain["partition"]
 
     # The same tokens in rows of other lengths, the same rows in other splits, other names: each is seen.
-    assert tiny(columns={"t": Ragged.from_rows([[1], [2], [3]])}).fingerprint()["columns"] != (
-        tiny(columns={"t": Ragged.from_rows([[1, 2], [], [3]])}).fingerprint()["columns"]
+    assert (
+        tiny(columns={"t": Ragged.from_rows([[1], [2], [3]])}).fingerprint()["columns"]
+        != (tiny(columns={"t": Ragged.from_rows([[1, 2], [], [3]])}).fingerprint()["columns"])
     )
     assert tiny().fingerprint()["partition"] != tiny(ids=["a", "c"]).fingerprint()["partition"]
     assert tiny().fingerprint()["partition"] != tiny(offsets=[0, 1, 3]).fingerprint()["partition"]
@@ -261,8 +266,10 @@ def test_fingerprint_sees_every_part() -> None:
         ),
         (
             {"columns": {"text": ["a", "b", "c"]}},
-            "Column 'text' holds <U1 values, but a model takes numbers. Encode text with CharVocabulary or "
-            "WordVocabulary, map labels to 0..classes-1.",
+            (
+                "Column 'text' holds <U1 values, but a model takes numbers. Encode text with CharVocabulary or "
+                "WordVocabulary, map labels to 0..classes-1."
+            ),
         ),
         (
             {"columns": {"x": [[1], [2, 3], [4]]}},
@@ -282,13 +289,17 @@ def test_fingerprint_sees_every_part() -> None:
         ),
         (
             {"columns": {"label": np.array([0, 1, 5])}, "meta": {"classes": 3}},
-            "Wanted labels 0 to 2 (3 classes); got 5 in row 2 (client 'b') and 0 more out of range. Correct the labels "
-            "or meta['classes'].",
+            (
+                "Wanted labels 0 to 2 (3 classes); got 5 in row 2 (client 'b') and 0 more out of range. Correct the "
+                "labels or meta['classes']."
+            ),
         ),
         (
             {"columns": {"label": np.array([0, -1, -2])}},
-            "Wanted labels 0 to 1 (2 classes); got -1 in row 1 (client 'a') and 1 more out of range. Correct the "
-            "labels or meta['classes'].",
+            (
+                "Wanted labels 0 to 1 (2 classes); got -1 in row 1 (client 'a') and 1 more out of range. Correct the "
+                "labels or meta['classes']."
+            ),
         ),
         (
             {"columns": {"label": np.array([0.0, np.nan, 1.0])}, "meta": {"task": "binary"}},
@@ -326,7 +337,10 @@ def test_fingerprint_sees_every_part() -> None:
             {"bounds": np.array([[0, 1, 1, 1], [2, 2, 3, 3]])},
             "Wanted the bounds of client 'a' to rise from 0 to 2; got [0, 1, 1, 1].",
         ),
-        ({"ids": ["a", "a"]}, "Client ids must be unique; 'a' occurs more than once. Merge its rows or rename it."),
+        (
+            {"ids": ["a", "a"]},
+            "Client ids must be unique; 'a' occurs more than once. Merge its rows or rename it.",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], expected: str) -> None:
@@ -362,17 +376,18 @@ def test_what_is_refused(changes: dict[str, Any], expected: str) -> None:
             ["a", ""],
             {"label": [0, 1]},
             None,
-            "A client id must be a string of 1 to 200 characters without control characters; got an empty string. "
-            "Name every client.",
+            ("A client id must be a string of 1 to 200 characters without control characters; got an empty string. "
+            "Name every client."),
         ),
         (
             ["a", "a\0"],
             {"label": [0, 1]},
             None,
-            "A client id must be a string of 1 to 200 characters without control characters; got 'a\\x00'. Remove them.",
+            ("A client id must be a string of 1 to 200 characters without control characters; got 'a\\x00'. "
+            "Remove them."),
         ),
-        ([], {"label": []}, None, "Wanted one client id per row, strings or integers; got an array of shape (0,) "
-         "and type float64."),
+        ([], {"label": []}, None, ("Wanted one client id per row, strings or integers; got an array of shape (0,) "
+         "and type float64.")),
     ],
 )  # fmt: skip
 def test_what_from_columns_refuses(client: Any, columns: Any, split: Any, expected: str) -> None:
@@ -400,7 +415,7 @@ def test_splits_and_clients_that_are_none() -> None:
 
 
 def test_client_ids_with_path_characters_are_data() -> None:
-    data = FederatedData.from_columns(["../x", "a/b"], {"label": [0, 1]})
+    data = FederatedData.from_columns(["../x", "a/b"], {"label": np.array([0, 1])})
     assert data.index("../x") == 0
 
 

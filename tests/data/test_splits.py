@@ -18,7 +18,7 @@ def made(counts: list[int], time: list[float] | None = None) -> FederatedData:
 
 
 def rows_of(data: FederatedData, client: int, split: str) -> list[int]:
-    return np.asarray(data.columns["row"])[data.rows(client, split)].tolist()
+    return [int(row) for row in np.asarray(data.columns["row"])[data.rows(client, split)]]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,10 @@ def test_what_splitting_refuses() -> None:
     )
     with pytest.raises(DataError) as error:
         data.split_per_user(order="randon")
-    assert str(error.value) == "Wanted the order 'random' or 'chronological'; got 'randon'. Did you mean 'random'?"
+    assert (
+        str(error.value)
+        == "Wanted the order 'random' or 'chronological'; got 'randon'. Did you mean 'random'?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,9 @@ def test_bounds_by_hand() -> None:
     assert bounds_of(np.array([[2, 1, 0], [0, 0, 3]])).tolist() == [[0, 2, 3, 3], [3, 3, 3, 6]]
 
 
-@given(clients=st.integers(1, 40), fraction=st.sampled_from([0.0, 0.01, 0.1, 0.5, 0.99]), seed=st.integers(0, 3))
+@given(
+    clients=st.integers(1, 40), fraction=st.sampled_from([0.0, 0.01, 0.1, 0.5, 0.99]), seed=st.integers(0, 3)
+)
 def test_held_out_clients_are_disjoint_and_complete(clients: int, fraction: float, seed: int) -> None:
     inside, outside = hold_out(made([1] * clients), fraction, seed)
     assert sorted([*inside, *outside]) == list(range(clients))

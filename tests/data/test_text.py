@@ -48,7 +48,11 @@ def test_counts_of_clients_add() -> None:
     assert CharVocabulary.from_counts(dict(reversed(total.items()))) == pooled
 
 
-@given(known=st.text(max_size=20), texts=st.lists(st.text(max_size=12), max_size=6), cut=st.integers(0, 12) | st.none())
+@given(
+    known=st.text(max_size=20),
+    texts=st.lists(st.text(max_size=12), max_size=6),
+    cut=st.integers(0, 12) | st.none(),
+)
 def test_characters_equal_a_loop(known: str, texts: list[str], cut: int | None) -> None:
     vocabulary = CharVocabulary.from_texts([known])
     ids = {symbol: number for number, symbol in enumerate(vocabulary.symbols, start=2)}
@@ -82,12 +86,16 @@ def test_an_empty_vocabulary_knows_nothing() -> None:
     assert WordVocabulary([]).encode("").tolist() == []
 
 
-@pytest.mark.parametrize("vocabulary", [CharVocabulary(["ä", "b", "\n"]), WordVocabulary(["zwei", "ä"]), HashedWords(64)])
+@pytest.mark.parametrize(
+    "vocabulary", [CharVocabulary(["ä", "b", "\n"]), WordVocabulary(["zwei", "ä"]), HashedWords(64)]
+)
 def test_vocabularies_describe_themselves(vocabulary: CharVocabulary | WordVocabulary | HashedWords) -> None:
     again = vocabulary_from(vocabulary.to_dict())
     assert type(again) is type(vocabulary)
     assert vocabulary.to_dict()["size"] == len(vocabulary) == len(again)
-    assert again.encode_all(["ä b zwei"]).values.tolist() == vocabulary.encode_all(["ä b zwei"]).values.tolist()
+    assert (
+        again.encode_all(["ä b zwei"]).values.tolist() == vocabulary.encode_all(["ä b zwei"]).values.tolist()
+    )
 
 
 @pytest.mark.parametrize("kind", [CharVocabulary, WordVocabulary])
@@ -104,8 +112,8 @@ def test_save_and_load(tmp_path: Path, kind: type[CharVocabulary | WordVocabular
     ("content", "expected"),
     [
         (None, "The vocabulary {path} does not exist."),
-        ("{", "The vocabulary {path} is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
-         "(char 1)."),
+        ("{", ("The vocabulary {path} is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "
+         "(char 1).")),
         ("[]", "Wanted a JSON object in the vocabulary {path}; got a list."),
         ('{"kind": "word", "symbols": []}',
          "Wanted a char vocabulary with a list of symbols; got kind 'word' and symbols list."),
@@ -137,8 +145,7 @@ def test_hashed_words_by_hand() -> None:
     expected = [1 + 907060870 % 999, 1 + 2657877971 % 999]
     assert words.encode_all(["Hello!"]).values.tolist() == expected
     assert words.encode_all(["HELLO hello"], 1).values.tolist() == expected[:1]
-    assert [row.tolist() for row in words.encode_all(["", "a1_b"])][0] == []
-    assert len(words.encode_all(["a1_b"])[0]) == 4
+    assert [len(row) for row in words.encode_all(["", "a1_b"])] == [0, 4]
     with pytest.raises(DataError) as error:
         HashedWords(1)
     assert str(error.value) == "Hashed words need a size of at least 2 (padding and one id); got 1."

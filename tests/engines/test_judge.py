@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from itertools import product
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedkeep.engines.judge as room
 from fedkeep import FederatedData, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.engines import judge, tasks_of, to_records
@@ -49,7 +49,7 @@ def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str,
 @pytest.mark.parametrize("chunk", [1, 5, 1024])
 @pytest.mark.parametrize("kind", [Logits, Plain])
 def test_evaluation_equals_a_plain_loop(kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "CHUNK", chunk)
+    monkeypatch.setattr(importlib.import_module("fedkeep.engines.judge"), "CHUNK", chunk)
     data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
     run = simulate(kind().double(), methods.furl("user", optimizer=sgd(0.5)), data, rounds=4, cohort=3, evaluate_every=0)
     for split, clients in product(("train", "valid", "test"), (None, [3, 0], [5])):

@@ -73,20 +73,20 @@ class SharedLoss(Term):
         return nn.functional.cross_entropy(net.call("shared", params, batch), batch["label"])
 
 
-EVERYTHING = Phase(trains="private", examples="all", batch_size=2, optimizer=sgd(0.5))
+EVERYTHING = Phase(trains="private", examples="all", optimizer=sgd(0.5))
 METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedavg": (Logits, methods.fedavg(batch_size=2)),
     "fedavg adam": (Logits, methods.fedavg(batch_size=2, server_optimizer=adam(0.1), optimizer=adam(0.1), clip_norm=0.1)),
     "furl": (Logits, methods.furl("user", batch_size=2)),
     "furl share": (Logits, methods.furl("user", batch_size=2, private_scale="fedavg", private_init=("normal", 0.5))),
-    "furl noise": (lambda: Noisy(dropout=0.5), methods.furl("user", batch_size=4)),
+    "furl noise": (lambda: Noisy(dropout=0.5), methods.furl("user")),
     "first all, then shared": (
         lambda: Shared(dropout=0.5),
-        methods.furl("user").but(phases=(EVERYTHING, Phase(SharedLoss(), "federated", batch_size=4))),
+        methods.furl("user").but(phases=(EVERYTHING, Phase(SharedLoss(), "federated"))),
     ),
     "first shared, then all": (
         lambda: Shared(dropout=0.5),
-        methods.furl("user").but(phases=(Phase(SharedLoss(), "federated", batch_size=4), EVERYTHING)),
+        methods.furl("user").but(phases=(Phase(SharedLoss(), "federated"), EVERYTHING)),
     ),
 }
 
@@ -111,7 +111,7 @@ def test_nothing_that_leaves_depends_on_opted_out_examples(name: str) -> None:
 @pytest.mark.parametrize("loss", [methods.terms.cross_entropy(), SharedLoss() + 0.1 * methods.terms.l2_penalty("*")])
 def test_no_way_through_private_values(loss: Term) -> None:
     """A federated phase that reads private values fitted on every example is refused."""
-    phases = (EVERYTHING, Phase(loss, "federated", batch_size=4))
+    phases = (EVERYTHING, Phase(loss, "federated"))
     data = classes(counts=(8, 9, 7, 10), opted_in=True, kind="f4")
     with pytest.raises(MethodError) as error:
         leaves(Shared(), methods.furl("user").but(phases=phases), data)
@@ -123,7 +123,7 @@ def test_no_way_through_private_values(loss: Term) -> None:
 
 
 def test_where_nobody_can_opt_out_such_phases_may_mix() -> None:
-    phases = (EVERYTHING, Phase(trains="federated", batch_size=4))
+    phases = (EVERYTHING, Phase(trains="federated"))
     leaves(Shared(), methods.furl("user").but(phases=phases), classes(counts=(8, 9, 7, 10), kind="f4"))
 
 

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import embedding
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.kernels import status
 from fedkeep.nn import GRU, LSTM, masked_max, masked_mean, native
 
@@ -154,6 +154,54 @@ def test_only_last_and_only_output(path, kind) -> None:
         assert all(relative(a, b) < 1e-12 for a, b in zip(grads, expected, strict=True))
 
 
+@pytest.mark.parametrize("how", ["last", "mean", "max"])
+@pytest.mark.parametrize("shape", [(5, 9, 3, 7), (70, 6, 3, 16)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pooled_equals_pooling_of_the_outputs(path, kind, shape, how) -> None:
+    layer, reference, _, lengths = draw(kind, shape, True, torch.float64)
+    ids, table = torch.randint(0, 11, shape[:2]), torch.randn(11, 3, dtype=torch.float64)
+    output, last = packed(reference, embedding(ids, table), lengths)
+    rows = [o[:n] for o, n in zip(output, lengths.tolist(), strict=True)]
+    wanted = {
+        "last": last,
+        "mean": torch.stack([r.mean(0) for r in rows]),
+        "max": torch.stack([r.max(0).values for r in rows]),
+    }[how]
+    expected = torch.autograd.grad(scalar((wanted,)), list(reference.parameters()))
+    for found in (
+        layer.pooled_ids(ids, table, lengths, how),
+        layer.pooled(embedding(ids, table), lengths, how),
+    ):
+        assert relative(found, wanted) < 1e-12
+        grads = torch.autograd.grad(scalar((found,)), list(layer.parameters()))
+        assert all(relative(a, b) < 1e-12 for a, b in zip(grads, expected, strict=True))
+    with torch.no_grad():
+        assert relative(layer.pooled_ids(ids, table, lengths, how), wanted) < 1e-12
+
+
+def test_maximum_of_equal_values_is_the_first_and_nan_wins(path) -> None:
+    layer = GRU(2, 3, bidirectional=True)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.zero_()
+    x = torch.zeros(1, 5, 2, requires_grad=True)  # all states are 0: at every step the same
+    (grad_x,) = torch.autograd.grad(layer.pooled(x, how="max").sum(), [x])
+    assert not grad_x.any()
+    (grad_bias,) = torch.autograd.grad(layer.pooled(x, how="max").sum(), [layer.bias_ih_l0])
+    assert grad_bias.tolist() == [0.0] * 6 + [0.5] * 3  # n of the first step alone: 1 - z = 1/2
+    (grad_bias,) = torch.autograd.grad(layer.pooled(x, how="max").sum(), [layer.bias_ih_l0_reverse])
+    assert grad_bias[6:].tolist() == [0.96875] * 3  # the first in time is the last of 5 steps: 1 - 1/2^5
+    broken = x.detach().clone()
+    broken[0, 3] = torch.nan
+    assert layer.pooled(broken, how="max").isnan().all()
+
+
+def test_unknown_pooling() -> None:
+    with pytest.raises(ConfigError) as raised:
+        LSTM(2, 3).pooled(torch.zeros(1, 2, 2), how="sum")
+    assert str(raised.value) == "a sequence is pooled by 'last', 'mean' or 'max'; got 'sum'"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_backward_twice_gives_the_same(path, kind) -> None:
     layer, _, x, lengths = draw(kind, (5, 6, 3, 4), True, torch.float32)
@@ -265,9 +313,9 @@ def test_vmap_equals_loop(path, kind, shared) -> None:
             self.base = base
 
         def forward(self, ids: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-            return scalar(
-                (*self.base.forward_ids(ids, table, lengths), *self.base(embedding(ids, table), lengths))
-            )
+            x = embedding(ids, table)
+            pooled = [self.base.pooled(x, lengths, how) for how in ("last", "mean", "max")]
+            return scalar((*self.base.forward_ids(ids, table, lengths), *self.base(x, lengths), *pooled))
 
     def loss(layer, table, ids, lengths):
         layer = {f"base.{k}": v for k, v in layer.items()}
@@ -349,7 +397,7 @@ def test_custom_operations_pass_torchs_checks() -> None:
     x, lengths = torch.randn(2, 6, 3), torch.tensor([6, 2])
     torch.library.opcheck(
         native.recurrent,
-        (x, None, lengths, weights, False, False),
+        (x, None, lengths, weights, False, native.OUTPUT, False),
         test_utils=("test_schema", "test_faketensor"),
     )
 

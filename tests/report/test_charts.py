@@ -130,6 +130,14 @@ def test_spread_says_how_many_users() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("share", [1, 2, 5, 7, 9, 10])
+def test_shares_of_users_have_a_tick_that_is_not_zero(share: int) -> None:
+    values = (0.52,) * share + tuple(i / 100 for i in range(10 - share))
+    svg = spread_chart("t", [Strip("A", "0", values)], "accuracy")[0].svg
+    (tick,) = [e.text or "" for e in tree(svg).iter("text") if e.attrib.get("x") == "42"]
+    assert 0 < float(tick.removesuffix(" %")) <= 100
+
+
 def test_maps_name_user_trait_metric_and_examples() -> None:
     analysis = map_of(3, 0, ["Server", "FL"])
     first = analysis["panels"][0]["points"][0]

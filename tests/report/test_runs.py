@@ -134,6 +134,29 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: str | None, messag
             {"cold_start": {"k": ["most"], "mean": [0.1]}},
             "cold_start.k: wanted numbers of examples or 'all', got 'most'",
         ),
+        ({"cold_start": {"k": [1], "mean": ["x"]}}, "cold_start.mean[0]: wanted a number or null, got 'x'"),
+        ({"cold_start": {"k": [1], "mean": [0.1], "metric": 3}}, "cold_start.metric: wanted text, got 3"),
+        (
+            {"cold_start": {"k": [1], "series": [4]}},
+            "cold_start.series[0]: wanted an object with name, mean and std",
+        ),
+        ({"cold_start": {"k": [1], "mean": [0.1], "note": 4}}, "cold_start.note: wanted text, got 4"),
+        (
+            {"embedding_map": {"panels": [{"name": "a", "numbers": [], "points": []}]}},
+            "embedding_map.panels[0].numbers: wanted an object, got list",
+        ),
+        (
+            {"embedding_map": {"panels": [{"name": "a", "points": [{"x": 1}]}]}},
+            "embedding_map.panels[0].points[0]: wanted an object with client, x, y and trait",
+        ),
+        (
+            {
+                "embedding_map": {
+                    "panels": [{"name": "a", "points": [{"client": "u", "x": 1, "y": 2, "trait": 0.5}]}]
+                }
+            },
+            "embedding_map.panels[0].points[0].trait: wanted text or an integer, got 0.5",
+        ),
         ({"aggregation_time": {"cohort": [1]}}, "aggregation_time.seconds: wanted a list, got nothing"),
         (
             {"embedding_map": {"panels": [{}]}},
@@ -155,6 +178,13 @@ def test_a_damaged_analysis_is_named(write_run: Write, analyses: Any, message: s
     with pytest.raises(RunError) as error:
         read_run(folder)
     assert str(error.value).startswith(f"{folder / 'analyses.json'}: {message}")
+
+
+def test_analyses_that_are_no_json_are_named(write_run: Write) -> None:
+    folder = write_run()
+    (folder / "analyses.json").write_text("{")
+    with pytest.raises(RunError, match=r"analyses\.json is damaged: Expecting"):
+        read_run(folder)
 
 
 def test_seeds_are_grouped_and_equal_names_told_apart(write_run: Write) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -55,6 +55,9 @@ class Ragged:
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
         return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         return f"Ragged({len(self):,} rows, {len(self.values):,} values of {self.values.dtype})"

@@ -60,7 +60,7 @@ def many_user_text(
         topics: number of topics; default 6 (multiclass) or 4 (binary).
         choices: labels that a topic allows (multiclass only).
         trait_size: dimension of a user's trait; default 3 (multiclass) or 2 (binary).
-        strength: how much the trait decides; default 12 (multiclass) or 3 (binary).
+        strength: how much the trait decides; default 12 (multiclass) or 4 (binary).
         rate: mean probability of label 1 (binary only).
         skew: standard deviation of the logarithm of a user's number of examples.
         seed: of every draw.
@@ -74,14 +74,14 @@ def many_user_text(
     """
     if kind not in ("multiclass", "binary"):
         raise DataError(f"Wanted kind 'multiclass' or 'binary'; got {kind!r}.")
-    usual = (6, 3, 12.0) if kind == "multiclass" else (4, 2, 3.0)
+    usual = (6, 3, 12.0) if kind == "multiclass" else (4, 2, 4.0)
     topics = usual[0] if topics is None else topics
     trait_size = usual[1] if trait_size is None else trait_size
     strength = usual[2] if strength is None else strength
-    if min(users, examples, topics, trait_size) < 1 or not 0 < rate < 1:
+    if min(users, examples, topics) < 1 or trait_size < 2 or not 0 < rate < 1:
         raise DataError(
-            f"Wanted users, examples, topics and trait_size of at least 1 and a rate in (0, 1); got {users}, "
-            f"{examples}, {topics}, {trait_size} and {rate}."
+            f"Wanted users, examples and topics of at least 1, trait_size of at least 2 and a rate in (0, 1); got "
+            f"{users}, {examples}, {topics}, {trait_size} and {rate}."
         )
     if kind == "multiclass" and not 1 <= choices <= classes:
         raise DataError(f"Wanted choices between 1 and classes = {classes}; got {choices}.")

@@ -150,7 +150,7 @@ def _predictions(
     predict: Any, net: Net, server: Mapping[str, Tensor], store: PrivateStore, data: FederatedData,
     clients: Sequence[int], split: str, device: str, shared: bool,
 ) -> Iterator[tuple[Any, Params, np.ndarray]]:  # fmt: skip
-    kind = float_type(server) if server else torch.float32
+    kind = float_type({**server, **store.default.initial})
     for group in groups(data, clients, split):
         values = defaults(store, group) if shared else store.read(group)
         pooled = PooledNet(net.module, frozenset(values))

@@ -6,7 +6,7 @@ over pooled examples all come through ``local_run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -141,11 +141,11 @@ class _LocalRun:
         buffers = clone(buffers)
         seen = self._visible(names, trainable)
         leaves = [self.params[name].requires_grad_() for name in names]
-        total, steps = torch.zeros((), device=self.device), 0
+        total, steps = torch.zeros((), dtype=kind, device=self.device), 0
         scale = phase.optimizer.scale(self.progress)
         for chosen in batches(self.data, self.rows, phase, self.draws, number):
             batch = load_batch(self.data, chosen, self.device, kind, self.tables)
-            loss = phase.loss(self.net, seen, batch, self.received)
+            loss = self._loss(phase, seen, batch)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
             grads = {name: g for name, g in zip(names, found, strict=True) if g is not None}
             if phase.clip_norm is not None:
@@ -166,7 +166,17 @@ class _LocalRun:
         self.params.update(buffers)
         return float(total) / max(steps, 1), steps
 
-    def _visible(self, names: Sequence[str], trainable: Set[str]) -> Params:
+    def _loss(self, phase: Phase, params: Params, batch: Batch) -> Tensor:
+        try:
+            return phase.loss(self.net, params, batch, self.received)
+        except (ValueError, RuntimeError) as error:
+            raise MethodError(
+                f"Client {self.draws.client!r}, round {self.draws.round}: the model failed on a batch of "
+                f"{len(next(iter(batch.values())))} examples: {error} Check its forward and the data's columns; "
+                f"batch normalisation needs batches of more than one example."
+            ) from error
+
+    def _visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
         """Return the parameters that a phase may see.
 
         Where there are opted-out examples, a phase that trains federated parameters must not depend on private ones
@@ -180,7 +190,7 @@ class _LocalRun:
         return {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in self.params.items()}
 
 
-def tainted(phases: Sequence[Phase], split: Split, trainable: Set[str]) -> set[str]:
+def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) -> set[str]:
     """Return the private parameters that a phase trains on all examples, opted-out ones included."""
     names = sorted(trainable)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -150,7 +150,7 @@ def combine(result: CohortResult) -> Params:
 
 def apply(
     method: Method,
-    trainable: Set[str],
+    trainable: frozenset[str],
     received: Mapping[str, Tensor],
     combined: Mapping[str, Tensor],
     state: OptimizerState,

@@ -44,7 +44,6 @@ PLACES: dict[str, tuple[str, str | None]] = {
 MODELS: dict[str, type[nn.Module]] = {
     "document": models.DocumentModel,
     "bag_of_words": models.BagOfWords,
-    "bag_of_words": models.BagOfWords,
     "matrix_factorization": models.MatrixFactorization,
     "linear": models.Linear,
 }

@@ -246,7 +246,9 @@ def _fault(error: Any) -> str:
         return f"  {place}: missing."
     if error["type"] == "value_error":
         return f"  {place}: {error['msg'].removeprefix('Value error, ')}."
-    wanted = error["msg"].replace("Input should be", "wanted").removesuffix(" or instance of Config")
+    if error["type"] == "model_type":
+        return f"  {place}: wanted a table; got {error.get('input')!r}."
+    wanted = error["msg"].replace("Input should be", "wanted")
     return f"  {place}: {wanted}; got {error.get('input')!r}."
 
 

@@ -19,11 +19,11 @@ LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
 
 # The 64-bit words of `struct Call` in recurrent.cpp, in its order.
 FIELDS = (
-    *("gru", "is_double", "threads", "level", "G", "D", "B", "L", "I", "H", "V"),
+    *("gru", "is_double", "threads", "level", "pool", "G", "D", "B", "L", "I", "H", "V"),
     *("lengths", "lengths_stride", "x", "x_stride", "ids", "ids_stride", "table", "table_stride"),
     *(f"weights[{i}]" for i in range(8)),
     *(f"weight_strides[{i}]" for i in range(8)),
-    *("output", "last", "work", "grad_output", "grad_last", "grad_input"),
+    *("output", "pooled", "work", "grad_output", "grad_pooled", "grad_input"),
     *(f"grad_weights[{i}]" for i in range(8)),
 )
 _Words = ctypes.c_int64 * len(FIELDS)

@@ -25,7 +25,7 @@ typedef int64_t i64;
 
 // One call, as an array of 64-bit words shared with Python; keep native.FIELDS in the same order.
 struct Call {
-    i64 gru, is_double, threads, level;
+    i64 gru, is_double, threads, level, pool;
     i64 G, D, B, L, I, H, V;
     const i64* lengths;  // (G, B)
     i64 lengths_stride;  // strides count elements from client to client; 0 shares a value among all
@@ -38,11 +38,11 @@ struct Call {
     const void* weights[8];  // per direction: w_ih, w_hh, b_ih, b_hh
     i64 weight_strides[8];
     void* output;  // (G, B, L, D*H), may be null
-    void* last;  // (G, B, D*H)
-    void* work;  // (G, D, B*L, (6 or 5)*HP): gates, hidden states and (LSTM) cell states, kept for the backward
-                 // pass; null where there will be none
+    void* pooled;  // (G, B, D*H): by `pool` the last states, or the mean or the greatest over time
+    void* work;  // (G, D, B*L*(6 or 5)*HP): gates, hidden states and (LSTM) cell states, kept for the backward pass,
+                 // and, for the greatest, B*HP steps where it stood; null where there will be no backward pass
     const void* grad_output;  // as output, may be null
-    const void* grad_last;  // as last, may be null
+    const void* grad_pooled;  // as pooled, may be null
     void* grad_input;  // (copies, ...as x or table), zeroed by the caller; may be null. One copy per direction and,
                        // of the table, per chunk; the sum comes out in the first
     void* grad_weights[8];  // (chunks, ...as the weights); the sum comes out in the first
@@ -51,6 +51,7 @@ struct Call {
 struct Arena;
 void* arena_take(Arena* arena, size_t bytes);
 
+enum Pool { LAST, MEAN, GREATEST };
 enum Phase { FORWARD, BACKWARD, ADD_COPIES, PEAK };
 
 constexpr i64 CHUNK = 64;  // sequences, as in native.py; small enough for the cache, large enough for the matrix products
@@ -528,6 +529,7 @@ void project(const T* table, const Used& used, i64 I, i64 HP, const T* panels, c
 // Gates and states of all steps, kept for the backward pass, or of the last two, where there is none.
 template <class T, bool GRU> struct Kept {
     T *gates, *h, *c;
+    T* where;  // (B, HP): the steps of the greatest values
     i64 HP;
     const i64* offset;
     bool all;
@@ -536,13 +538,17 @@ template <class T, bool GRU> struct Kept {
         const Plan& p = task.plan;
         const i64 rows = all ? p.B * call.L : p.B;
         if (all) {
-            gates = (T*)call.work + ((task.g * call.D + task.d) * call.B + p.first) * call.L * (GRU ? 5 : 6) * HP;
+            const i64 width = (GRU ? 5 : 6) * HP, whole = call.B * (call.L * width + (call.pool == GREATEST ? HP : 0));
+            T* work = (T*)call.work + (task.g * call.D + task.d) * whole;
+            gates = work + p.first * call.L * width;
             h = gates + rows * 4 * HP;
             c = h + rows * HP;
+            where = work + call.B * call.L * width + p.first * HP;
         } else {
             gates = take<T>(arena, rows * 4 * HP);
             h = take<T>(arena, 2 * rows * HP);
             c = take<T>(arena, 2 * rows * HP);
+            where = take<T>(arena, rows * HP);
             half = rows;
         }
     }
@@ -554,6 +560,23 @@ template <class T, bool GRU> struct Kept {
 private:
     i64 half = 0;
 };
+
+// Takes the states of step t into the mean or the greatest so far; of equal values the first in time counts.
+template <class T> void pool_step(i64 pool, i64 d, i64 t, i64 n, const T* h, T* pooled, T* where) {
+    for (i64 i = 0; i < n; i += Lanes<T>::W) {
+        Vec<T> value = load(h + i), so_far = load(pooled + i);
+        if (pool == MEAN) {
+            store(pooled + i, t ? so_far + value : value);
+        } else if (t == 0) {
+            store(pooled + i, value);
+            store(where + i, Vec<T>{});
+        } else {  // written so that a NaN wins
+            auto keep = d == 0 ? value <= so_far : value < so_far;
+            store(pooled + i, keep ? so_far : value);
+            store(where + i, keep ? load(where + i) : splat<T>((T)t));
+        }
+    }
+}
 
 template <class T> const T* weight_of(const Call& c, const Task& task, int which) {
     return (const T*)c.weights[4 * task.d + which] + task.g * c.weight_strides[4 * task.d + which];
@@ -586,7 +609,8 @@ template <class T, bool GRU> void forward(const Call& c, i64 number, Arena* aren
     }
 
     T* output = (T*)c.output + g * c.B * c.L * width + d * c.H;
-    T* last = (T*)c.last + g * c.B * width + d * c.H;
+    T* result = (T*)c.pooled + g * c.B * width + d * c.H;
+    T* pooled = take<T>(arena, p.B * HP);
     const T** inputs = take<const T*>(arena, p.B);
     i64* cells = take<i64>(arena, p.B);
     for (i64 t = 0; t < p.steps; t++) {
@@ -607,7 +631,12 @@ template <class T, bool GRU> void forward(const Call& c, i64 number, Arena* aren
             step_rows<T, GRU>(s, n, u);
         }
         for (i64 j = 0; j < n && c.output; j++) __builtin_memcpy(output + cells[j] * width, s.h + j * HP, bytes);
-        for (i64 j = going_on; j < n; j++) __builtin_memcpy(last + p.order[j] * width, s.h + j * HP, bytes);
+        if (c.pool != LAST) pool_step(c.pool, d, t, n * HP, s.h, pooled, kept.where);
+        for (i64 j = going_on; j < n; j++) {
+            T* to = result + p.order[j] * width;
+            __builtin_memcpy(to, c.pool == LAST ? s.h + j * HP : pooled + j * HP, bytes);
+            for (i64 i = 0; i < c.H && c.pool == MEAN; i++) to[i] /= (T)p.length[j];
+        }
     }
     for (i64 j = 0; j < p.B && c.output; j++)
         for (i64 t = p.length[j]; t < c.L; t++) __builtin_memset(output + (p.order[j] * c.L + t) * width, 0, bytes);
@@ -634,6 +663,8 @@ template <class T> struct Back {
     i64 n, H, HP;
     const T *gates, *h_before, *c, *c_before;  // *_before null at the first step
     const T* const* grad_out;  // (n,) rows of H, null where the outputs' gradient is not given
+    const T *grad_greatest, *where;  // (n, HP), null where the greatest values' gradient is not given
+    T step;
     T *grad_h, *grad_c;  // (n, HP): in: what step t + 1 sent; out: what goes to step t - 1 beside the product
     T* grad_gates;  // (n, 4*HP)
     T* grad_bias;  // (4, HP)
@@ -650,6 +681,7 @@ template <class T, bool GRU> void back_cells(const Back<T>& s) {
             const i64 at = j * HP + u;
             Vec<T> dh = load(s.grad_h + at), grad[4];
             if (s.grad_out) dh += load_part(s.grad_out[j] + u, s.H - u);
+            if (s.where) dh += load(s.where + at) == s.step ? load(s.grad_greatest + at) : Vec<T>{};
             if (GRU) {
                 Vec<T> reset = load(gates), update = load(gates + HP), fresh = load(gates + 2 * HP);
                 Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
@@ -709,6 +741,13 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
     T* grad_h = take_zeros<T>(arena, p.B * HP);
     T* grad_c = take_zeros<T>(arena, p.B * HP);
     const T** grad_out = take<const T*>(arena, p.B);
+    T* grad_pooled = c.grad_pooled ? take_zeros<T>(arena, p.B * HP) : nullptr;
+    for (i64 j = 0; j < p.B && grad_pooled; j++) {
+        const T* from = (const T*)c.grad_pooled + (g * c.B + p.order[j]) * width + d * c.H;
+        const T share = c.pool == MEAN ? (T)p.length[j] : T(1);  // the mean sends every step the same
+        for (i64 i = 0; i < c.H; i++) grad_pooled[j * HP + i] = from[i] / share;
+        grad_out[j] = grad_pooled + j * HP;
+    }
 
     Used used = {};
     T* grad_projected = nullptr;
@@ -748,20 +787,22 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
         if (t < 0) break;
 
         const i64 ended = t + 1 < p.steps ? p.active[t + 1] : 0;  // sequences from here on have their last step now
-        for (i64 j = ended; j < n && c.grad_last; j++)
-            __builtin_memcpy(grad_h + j * HP, (const T*)c.grad_last + (g * c.B + p.order[j]) * width + d * c.H,
-                             (size_t)c.H * sizeof(T));
+        for (i64 j = ended; j < n && c.pool == LAST && grad_pooled; j++)
+            __builtin_memcpy(grad_h + j * HP, grad_pooled + j * HP, (size_t)HP * sizeof(T));
         for (i64 j = 0; j < n; j++) {
             i64 cell = cell_of(c, p, d, j, t);
             block_cell[filled + j] = cell;
-            grad_out[j] = (const T*)c.grad_output + ((g * c.B * c.L) + cell) * width + d * c.H;
+            if (c.grad_output) grad_out[j] = (const T*)c.grad_output + ((g * c.B * c.L) + cell) * width + d * c.H;
             if (!c.ids) __builtin_memcpy(block_x + (filled + j) * IP, x + cell * c.I, (size_t)c.I * sizeof(T));
         }
         Back<T> s;
         s.n = n, s.H = c.H, s.HP = HP;
         s.gates = kept.gates_at(t), s.c = kept.c_at(t);
         s.h_before = kept.h_at(t - 1), s.c_before = kept.c_at(t - 1);
-        s.grad_out = c.grad_output ? grad_out : nullptr;
+        s.grad_out = c.grad_output || (c.pool == MEAN && grad_pooled) ? grad_out : nullptr;
+        s.where = c.pool == GREATEST && grad_pooled ? kept.where : nullptr;
+        s.grad_greatest = grad_pooled;
+        s.step = (T)t;
         s.grad_h = grad_h, s.grad_c = grad_c;
         s.grad_gates = block + filled * 4 * HP;
         s.grad_bias = grad_bias;

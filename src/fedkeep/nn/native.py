@@ -16,6 +16,8 @@ from torch.autograd.function import once_differentiable
 from fedkeep.core.errors import DataError
 from fedkeep.kernels import native
 
+OUTPUT, LAST, MEAN, MAX = -1, 0, 1, 2  # what is wanted: all outputs and the last, or one vector per sequence
+
 
 def _per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
     """The tensor with each client's values contiguous, and the distance from client to client in elements."""
@@ -32,10 +34,10 @@ def _front(inputs: Tensor, ids: Tensor | None, cohort: bool) -> tuple[tuple[int,
     return ((inputs.shape[0],), shape[1:3]) if cohort else ((), shape[:2])
 
 
-def _work_width(hidden: int, gru: bool, dtype: torch.dtype) -> int:
-    """Numbers kept per step: four gates and one (GRU) or two states, each padded to whole vectors."""
-    wide = native.lanes(dtype)
-    return (5 if gru else 6) * -(-hidden // wide) * wide
+def _work_size(sequences: int, length: int, hidden: int, gru: bool, pool: int, dtype: torch.dtype) -> int:
+    """Numbers kept per direction: for each step four gates and one (GRU) or two states; where the greatest stood."""
+    padded = -(-hidden // native.lanes(dtype)) * native.lanes(dtype)
+    return sequences * padded * (length * (5 if gru else 6) + (pool == MAX))
 
 
 class _Call:
@@ -48,6 +50,7 @@ class _Call:
         lengths: Tensor,
         weights: Sequence[Tensor],
         gru: bool,
+        pool: int,
         cohort: bool,
     ) -> None:
         self.front, (self.sequences, self.length) = _front(inputs, ids, cohort)
@@ -67,6 +70,7 @@ class _Call:
             inputs.dtype == torch.float64,
             torch.get_num_threads(),
             native.load().level,
+            max(pool, LAST),
             self.clients,
             self.directions,
             self.sequences,
@@ -86,7 +90,6 @@ class _Call:
             *[stride for _, stride in pairs],
             *unused,
         ]
-        self.work_width = _work_width(self.hidden, gru, inputs.dtype)
 
     def run(self, backward: bool, pointers: list[int]) -> None:
         code = native.call(backward, self.words + pointers)
@@ -104,6 +107,7 @@ def forward(
     lengths: Tensor,
     weights: Sequence[Tensor],
     gru: bool,
+    pool: int,
     cohort: bool,
     keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,29 +117,33 @@ def forward(
         inputs: (B, L, I), or the table (V, I) where ``ids`` (B, L) are given.
         lengths: (B,) int64.
         weights: for each direction w_ih (K*H, I), w_hh (K*H, H), b_ih (K*H,), b_hh (K*H,).
+        pool: OUTPUT, LAST, MEAN or MAX.
         keep: whether a backward pass may follow.
 
     Returns:
-        output (B, L, D*H), last (B, D*H), and what the backward pass needs.
+        output (B, L, D*H) if ``pool`` is OUTPUT, else empty; last states, means or maxima (B, D*H); and what the
+        backward pass needs.
     """
-    c = _Call(inputs, ids, lengths, weights, gru, cohort)
+    c = _Call(inputs, ids, lengths, weights, gru, pool, cohort)
     width = c.directions * c.hidden
-    output = inputs.new_empty(*c.front, c.sequences, c.length, width)
-    last = inputs.new_empty(*c.front, c.sequences, width)
-    work = inputs.new_empty(*c.front, c.directions, c.sequences * c.length * c.work_width if keep else 0)
-    c.run(False, [output.data_ptr(), last.data_ptr(), work.data_ptr(), *[0] * 11])
-    return output, last, work
+    output = inputs.new_empty(*c.front, *((c.sequences, c.length, width) if pool == OUTPUT else (0,)))
+    pooled = inputs.new_empty(*c.front, c.sequences, width)
+    size = _work_size(c.sequences, c.length, c.hidden, gru, pool, inputs.dtype)
+    work = inputs.new_empty(*c.front, c.directions, size if keep else 0)
+    c.run(False, [output.data_ptr(), pooled.data_ptr(), work.data_ptr(), *[0] * 11])
+    return output, pooled, work
 
 
 def backward(
     grad_output: Tensor | None,
-    grad_last: Tensor | None,
+    grad_pooled: Tensor | None,
     work: Tensor,
     inputs: Tensor,
     ids: Tensor | None,
     lengths: Tensor,
     weights: Sequence[Tensor],
     gru: bool,
+    pool: int,
     cohort: bool,
     input_grad: bool,
 ) -> list[Tensor]:
@@ -144,9 +152,9 @@ def backward(
     Returns:
         The gradients of the weights in their order, then, with ``input_grad``, of ``inputs``.
     """
-    c = _Call(inputs, ids, lengths, weights, gru, cohort)
-    grad_output = None if grad_output is None else grad_output.contiguous()
-    grad_last = None if grad_last is None else grad_last.contiguous()
+    c = _Call(inputs, ids, lengths, weights, gru, pool, cohort)
+    grad_output = None if grad_output is None or pool != OUTPUT else grad_output.contiguous()
+    grad_pooled = None if grad_pooled is None else grad_pooled.contiguous()
     work = work.contiguous()
     chunks = native.chunks(c.sequences)
     copies = c.directions * (1 if ids is None else chunks)
@@ -154,10 +162,9 @@ def backward(
     grads = [torch.empty((*several, *w.shape), dtype=w.dtype) for w in weights]
     if input_grad:
         grads.append(torch.empty((copies, *inputs.shape), dtype=inputs.dtype))
-        grads[-1][
-            : copies if chunks > 1 else 1
-        ].zero_()  # without chunks all copies have the same rows written
-    pointers = [0, 0, work.data_ptr(), native.address(grad_output), native.address(grad_last)]
+        unwritten = copies if chunks > 1 else 1  # one chunk writes the same rows of all copies
+        grads[-1][:unwritten].zero_()
+    pointers = [0, 0, work.data_ptr(), native.address(grad_output), native.address(grad_pooled)]
     pointers.append(grads[-1].data_ptr() if input_grad else 0)
     pointers += [t.data_ptr() for t in grads[: len(weights)]] + [0] * (8 - len(weights))
     c.run(True, pointers)
@@ -171,54 +178,70 @@ def backward(
 
 @torch.library.custom_op("fedkeep::recurrent", mutates_args=(), device_types="cpu")
 def recurrent(
-    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, cohort: bool
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    pool: int,
+    cohort: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The forward pass; see ``forward``."""
-    return forward(inputs, ids, lengths, weights, gru, cohort)
+    return forward(inputs, ids, lengths, weights, gru, pool, cohort)
 
 
 @torch.library.custom_op("fedkeep::recurrent_backward", mutates_args=(), device_types="cpu")
 def recurrent_backward(
     grad_output: Tensor | None,
-    grad_last: Tensor | None,
+    grad_pooled: Tensor | None,
     work: Tensor,
     inputs: Tensor,
     ids: Tensor | None,
     lengths: Tensor,
     weights: list[Tensor],
     gru: bool,
+    pool: int,
     cohort: bool,
     input_grad: bool,
 ) -> list[Tensor]:
     """The backward pass; see ``backward``."""
-    return backward(grad_output, grad_last, work, inputs, ids, lengths, weights, gru, cohort, input_grad)
+    return backward(
+        grad_output, grad_pooled, work, inputs, ids, lengths, weights, gru, pool, cohort, input_grad
+    )
 
 
 @recurrent.register_fake
 def _(
-    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, cohort: bool
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    pool: int,
+    cohort: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     front, (sequences, length) = _front(inputs, ids, cohort)
     directions, hidden = len(weights) // 4, weights[1].shape[-1]
     width = directions * hidden
-    work = directions, sequences * length * _work_width(hidden, gru, inputs.dtype)
+    size = _work_size(sequences, length, hidden, gru, pool, inputs.dtype)
     return (
-        inputs.new_empty(*front, sequences, length, width),
+        inputs.new_empty(*front, *((sequences, length, width) if pool == OUTPUT else (0,))),
         inputs.new_empty(*front, sequences, width),
-        inputs.new_empty(*front, *work),
+        inputs.new_empty(*front, directions, size),
     )
 
 
 @recurrent_backward.register_fake
 def _(
     grad_output: Tensor | None,
-    grad_last: Tensor | None,
+    grad_pooled: Tensor | None,
     work: Tensor,
     inputs: Tensor,
     ids: Tensor | None,
     lengths: Tensor,
     weights: list[Tensor],
     gru: bool,
+    pool: int,
     cohort: bool,
     input_grad: bool,
 ) -> list[Tensor]:
@@ -234,7 +257,7 @@ def _stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
 
 
 def _unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
-    return [t.reshape(clients, -1, *t.shape[1:]) if cohort else t for t in tensors]
+    return [t.reshape(clients, t.shape[0] // clients, *t.shape[1:]) if cohort else t for t in tensors]
 
 
 @recurrent.register_vmap
@@ -246,6 +269,7 @@ def _(
     lengths: Tensor,
     weights: list[Tensor],
     gru: bool,
+    pool: int,
     cohort: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     n = info.batch_size
@@ -253,7 +277,7 @@ def _(
         _stacked(t, d, n, cohort) for t, d in zip((inputs, ids, lengths), dims[:3], strict=True)
     )
     weights = [_stacked(w, d, n, cohort) for w, d in zip(weights, dims[3], strict=True)]
-    found = recurrent(inputs, ids, lengths, weights, gru, True)
+    found = recurrent(inputs, ids, lengths, weights, gru, pool, True)
     return tuple(_unstacked(found, n, cohort)), (0, 0, 0)
 
 
@@ -262,37 +286,40 @@ def _(
     info: Any,
     dims: tuple[Any, ...],
     grad_output: Tensor | None,
-    grad_last: Tensor | None,
+    grad_pooled: Tensor | None,
     work: Tensor,
     inputs: Tensor,
     ids: Tensor | None,
     lengths: Tensor,
     weights: list[Tensor],
     gru: bool,
+    pool: int,
     cohort: bool,
     input_grad: bool,
 ) -> tuple[list[Tensor], list[int]]:
     n = info.batch_size
-    single = (grad_output, grad_last, work, inputs, ids, lengths)
+    single = (grad_output, grad_pooled, work, inputs, ids, lengths)
     stacked = [_stacked(t, d, n, cohort) for t, d in zip(single, dims[:6], strict=True)]
     weights = [_stacked(w, d, n, cohort) for w, d in zip(weights, dims[6], strict=True)]
-    found = recurrent_backward(*stacked, weights, gru, True, input_grad)
+    found = recurrent_backward(*stacked, weights, gru, pool, True, input_grad)
     return _unstacked(found, n, cohort), [0] * len(found)
 
 
 def _keep(ctx: Any, work: Tensor, arguments: tuple[Any, ...]) -> None:
-    inputs, ids, lengths, ctx.gru, *weights = arguments
+    inputs, ids, lengths, ctx.gru, ctx.pool, *weights = arguments
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(work, inputs, ids, lengths, *weights)
 
 
-def _gradients(ctx: Any, grad_output: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_output: Tensor | None, grad_pooled: Tensor | None) -> tuple[Tensor | None, ...]:
     work, inputs, ids, lengths, *weights = ctx.saved_tensors
     wanted = ctx.needs_input_grad[0]
     run = recurrent_backward if traced() else backward
-    found = run(grad_output, grad_last, work, inputs, ids, lengths, weights, ctx.gru, False, wanted)
+    found = run(
+        grad_output, grad_pooled, work, inputs, ids, lengths, weights, ctx.gru, ctx.pool, False, wanted
+    )
     grad_inputs = found.pop() if wanted else None
-    return grad_inputs, None, None, None, *found
+    return grad_inputs, None, None, None, None, *found
 
 
 class Eager(torch.autograd.Function):
@@ -301,10 +328,10 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         """See ``forward``."""
-        inputs, ids, lengths, gru, *weights = arguments
-        output, last, work = forward(inputs, ids, lengths, weights, gru, cohort=False)
+        inputs, ids, lengths, gru, pool, *weights = arguments
+        output, pooled, work = forward(inputs, ids, lengths, weights, gru, pool, cohort=False)
         _keep(ctx, work, arguments)
-        return output, last
+        return output, pooled
 
     @staticmethod
     @once_differentiable
@@ -320,10 +347,12 @@ class Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        inputs: Tensor, ids: Tensor | None, lengths: Tensor, gru: bool, *weights: Tensor
+        inputs: Tensor, ids: Tensor | None, lengths: Tensor, gru: bool, pool: int, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See ``forward``."""
-        found: tuple[Tensor, Tensor, Tensor] = recurrent(inputs, ids, lengths, list(weights), gru, False)
+        found: tuple[Tensor, Tensor, Tensor] = recurrent(
+            inputs, ids, lengths, list(weights), gru, pool, False
+        )
         return found
 
     @staticmethod
@@ -335,22 +364,22 @@ class Transformed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_output: Tensor | None, grad_last: Tensor | None, _: Any
+        ctx: Any, grad_output: Tensor | None, grad_pooled: Tensor | None, _: Any
     ) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
-        return _gradients(ctx, grad_output, grad_last)
+        return _gradients(ctx, grad_output, grad_pooled)
 
 
 def run(
-    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool
+    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, pool: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns output (B, L, D*H) and last (B, D*H), under vmap of a whole cohort; arguments as in ``forward``."""
+    """Returns the first two results of ``forward``, differentiable, under vmap of a whole cohort."""
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs, *weights))
     if not traced() and not differentiable:
-        return forward(inputs, ids, lengths, weights, gru, cohort=False, keep=False)[:2]
+        return forward(inputs, ids, lengths, weights, gru, pool, cohort=False, keep=False)[:2]
     way = Transformed if traced() else Eager
-    output, last, *_ = way.apply(inputs, ids, lengths, gru, *weights)  # type: ignore[no-untyped-call]
-    return output, last
+    output, pooled, *_ = way.apply(inputs, ids, lengths, gru, pool, *weights)  # type: ignore[no-untyped-call]
+    return output, pooled
 
 
 def traced() -> bool:

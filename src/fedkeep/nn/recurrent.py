@@ -7,15 +7,33 @@ PyTorch. ``torch.func.vmap`` over stacked parameters runs a whole cohort of clie
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.nn import native, pure
+from fedkeep.nn.pooling import masked_max, masked_mean
+
+Pool = Literal["last", "mean", "max"]
+_POOLS = {"last": native.LAST, "mean": native.MEAN, "max": native.MAX}
+
+
+def _pooled(
+    layer: nn.RNNBase, inputs: Tensor, ids: Tensor | None, lengths: Tensor | None, how: Pool
+) -> Tensor:
+    if how not in _POOLS:
+        raise ConfigError(f"a sequence is pooled by 'last', 'mean' or 'max'; got {how!r}")
+    return _run(layer, inputs, ids, lengths, _POOLS[how])[1]
 
 
 def _run(
-    layer: nn.RNNBase, inputs: Tensor, ids: Tensor | None, lengths: Tensor | None
+    layer: nn.RNNBase,
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor | None,
+    pool: int = native.OUTPUT,
 ) -> tuple[Tensor, Tensor]:
     # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
     weights = [getattr(layer, name) for name in layer._flat_weights_names]
@@ -29,8 +47,11 @@ def _run(
         )
     gru = isinstance(layer, nn.GRU)
     if native.usable(inputs, weights):
-        return native.run(inputs, ids, lengths.cpu(), weights, gru)
-    return pure.run(inputs, ids, lengths, weights, gru, native.functorch_active())
+        return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
+    output, last = pure.run(inputs, ids, lengths, weights, gru, native.functorch_active())
+    if pool in (native.MEAN, native.MAX):
+        last = (masked_mean if pool == native.MEAN else masked_max)(output, lengths)
+    return output, last
 
 
 def _check(layer: nn.RNNBase, x: Tensor) -> None:
@@ -88,6 +109,31 @@ class LSTM(nn.LSTM):
         _check_ids(self, ids, table)
         return _run(self, table, ids, lengths)
 
+    def pooled(self, x: Tensor, lengths: Tensor | None = None, how: Pool = "last") -> Tensor:
+        """One vector per sequence, faster than pooling the outputs, which are never written.
+
+        Args:
+            x: as in ``forward``.
+            lengths: as in ``forward``.
+            how: ``"last"`` as ``forward``'s second result, or the ``"mean"`` or ``"max"`` of the outputs over time.
+
+        Returns:
+            (B, D*H).
+
+        Raises:
+            ConfigError: ``how`` is none of these.
+            DataError: as in ``forward``.
+        """
+        _check(self, x)
+        return _pooled(self, x, None, lengths, how)
+
+    def pooled_ids(
+        self, ids: Tensor, table: Tensor, lengths: Tensor | None = None, how: Pool = "last"
+    ) -> Tensor:
+        """``pooled(embedding(ids, table), lengths, how)``; see ``forward_ids`` and ``pooled``."""
+        _check_ids(self, ids, table)
+        return _pooled(self, table, ids, lengths, how)
+
 
 class GRU(nn.GRU):
     """Gated recurrent unit; weights, gate order and initial values are those of ``torch.nn.GRU``.
@@ -110,3 +156,15 @@ class GRU(nn.GRU):
         """As ``LSTM.forward_ids``."""
         _check_ids(self, ids, table)
         return _run(self, table, ids, lengths)
+
+    def pooled(self, x: Tensor, lengths: Tensor | None = None, how: Pool = "last") -> Tensor:
+        """As ``LSTM.pooled``."""
+        _check(self, x)
+        return _pooled(self, x, None, lengths, how)
+
+    def pooled_ids(
+        self, ids: Tensor, table: Tensor, lengths: Tensor | None = None, how: Pool = "last"
+    ) -> Tensor:
+        """As ``LSTM.pooled_ids``."""
+        _check_ids(self, ids, table)
+        return _pooled(self, table, ids, lengths, how)

@@ -49,7 +49,7 @@ def _note(analysis: Analysis) -> str:
 def _map(analysis: Analysis, label: str) -> Iterator[Block]:
     panels = analysis["panels"]
     palette = palette_of(analysis)
-    caption = [_note(analysis)]
+    caption = [_note(analysis).removesuffix(".")]
     if not palette.continuous:
         caption.append(f"colour and shape: {palette.name}")
     if analysis.get("linear_cka") is not None:

@@ -68,7 +68,7 @@ def split(groups: Sequence[Configuration]) -> Iterator[Block]:
                     wording.size(e.get("bytes")),
                 )
             )
-        halves = dict.fromkeys(str(e["half"]) for e in entries)
+        halves = dict.fromkeys(("federated", "private", *(str(e["half"]) for e in entries)))
         sums = [
             f"{wording.printable(h)} {wording.size(sum(int(e.get('bytes', 0)) for e in entries if e['half'] == h))}"
             for h in halves

@@ -93,8 +93,8 @@ def line(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        ('{"user": 1,', "not JSON (Expecting property name enclosed in double quotes: line 1 column 12 (char 11)). "
-         "One object a line is wanted."),
+        ('{"user": 1,', ("not JSON (Expecting property name enclosed in double quotes: line 1 column 12 (char 11)). "
+         "One object a line is wanted.")),
         ("[1, 2]", "wanted a JSON object; got list."),
         (line(label=2), "label 2 is not in channels.tsv, which lists 0 to 1."),
         (line(label=-1), "label -1 is not in channels.tsv, which lists 0 to 1."),
@@ -118,8 +118,8 @@ def test_a_bad_line(tmp_path: Path, bad: Any, expected: str) -> None:
     [
         ("", "The data file {path} is empty. Fetch it again."),
         (None, "Wanted the data file {path}, which does not exist. Check the path."),
-        ("label\tchannel\n", "{path}, line 1: wanted the header ['label', 'community', 'channel', 'messages']; got "
-         "['label', 'channel']."),
+        ("label\tchannel\n", ("{path}, line 1: wanted the header ['label', 'community', 'channel', 'messages']; got "
+         "['label', 'channel'].")),
         (CHANNELS.splitlines()[0] + "\n", "{path} lists no channel. Fetch it again."),
         (CHANNELS + "3\ta\tb\t1\n", "{path}, line 4: wanted label 2 and 4 cells; got ['3', 'a', 'b', '1']."),
         (CHANNELS + "2\ta\n", "{path}, line 4: wanted label 2 and 4 cells; got ['2', 'a']."),
@@ -168,8 +168,8 @@ def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         zulip_channels(folder(tmp_path, b"<html>not found</html>"))
     assert str(error.value) == (
-        f"{tmp_path / 'messages.jsonl.gz'} is truncated or no gzip file: it breaks off after line 0 (Not a gzipped file "
-        f"(b'<h')). Fetch it again."
+        f"{tmp_path / 'messages.jsonl.gz'} is truncated or no gzip file: it breaks off after line 0 (Not a gzipped "
+        f"file (b'<h')). Fetch it again."
     )
 
 
@@ -212,7 +212,9 @@ def test_the_real_messages() -> None:
     # The reference accuracies of the data's description: 0.148 and 0.528.
     label = np.asarray(data.columns["label"])
     test = data.split_rows("test")
-    assert (label[test] == np.bincount(label[data.split_rows("train")]).argmax()).mean() == pytest.approx(0.148, abs=5e-4)
+    assert (label[test] == np.bincount(label[data.split_rows("train")]).argmax()).mean() == pytest.approx(
+        0.148, abs=5e-4
+    )
     place = {name: number for number, name in enumerate(data.meta["label_names"])}
     favourite = np.array([place[name] for name in data.meta["traits"]["most_used_label"]])
     assert (label[test] == favourite[data.clients_of(test)]).mean() == pytest.approx(0.528, abs=5e-4)

@@ -246,7 +246,7 @@ def _texts(table: Table, name: str) -> list[str]:
 def _splits(table: Table, name: str) -> list[str]:
     parts = []
     for row, part in enumerate(table.columns[name]):
-        if part not in ALIASES:
+        if not isinstance(part, str) or part not in ALIASES:
             raise DataError(
                 f"{table.where(row)}: wanted the split 'train', 'valid' or 'test'; got {part!r}."
                 f"{did_you_mean(str(part), ALIASES)}"

@@ -52,7 +52,7 @@ def in_bins(values: Sequence[float], edges: Sequence[float]) -> list[int]:
 def _draw(canvas: Canvas, strips: Sequence[Strip], edges: Sequence[float], tall: float, metric: str) -> str:
     counts = [in_bins(s.values, edges) for s in strips]
     highest = max(n / len(s.values) for s, row in zip(strips, counts, strict=True) for n in row)
-    tick = max((t for t in nice_ticks(0, highest, 2) if t <= highest), default=highest)
+    tick = max(t for t in nice_ticks(0, highest, 4) if t <= highest)
     right = canvas.width - 12
     x = Scale(edges[0], edges[-1], LEFT, right)
     canvas.text(2, 14, "Share of users (%)", "name")

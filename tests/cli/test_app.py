@@ -1,0 +1,75 @@
+"""The command as a whole: help, version, what there is to choose from."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Command
+from typer.main import get_command
+
+from fedkeep import __version__
+from fedkeep.cli import app, main
+from fedkeep.cli.settings import safe_name
+from fedkeep.experiments.build import MODELS, READERS
+from fedkeep.experiments.builtin import builtin_names
+from fedkeep.experiments.reproduce import REPRODUCTIONS
+from fedkeep.methods import METHODS
+
+COMMANDS = ["demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"]
+
+
+def test_the_commands() -> None:
+    assert list(get_command(app).commands) == COMMANDS  # type: ignore[attr-defined]
+
+
+def test_help_names_every_command(fedkeep: Command) -> None:
+    result = fedkeep("--help")
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert f" {name} " in result.stdout
+    assert "Start with: fedkeep demo" in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_an_example(fedkeep: Command, name: str) -> None:
+    result = fedkeep(name, "--help")
+    assert result.exit_code == 0
+    assert f"Example: fedkeep {name}" in result.stdout
+
+
+def test_no_command_shows_the_help(fedkeep: Command) -> None:
+    assert "Usage: fedkeep [OPTIONS] COMMAND" in fedkeep().output
+
+
+def test_a_misspelt_command(fedkeep: Command) -> None:
+    result = fedkeep("ruun")
+    assert result.exit_code == 2
+    assert "No such command 'ruun'. Did you mean 'run'?" in result.stderr
+
+
+def test_version(fedkeep: Command) -> None:
+    assert fedkeep("--version").stdout == f"fedkeep {__version__}\n"
+
+
+def test_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["fedkeep", "--version"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"fedkeep {__version__}\n"
+
+
+def test_list_names_everything(fedkeep: Command) -> None:
+    result = fedkeep("list")
+    assert result.exit_code == 0
+    words = result.stdout.split()
+    for name in [*METHODS, *MODELS, *READERS, *builtin_names(), *REPRODUCTIONS, "sequential", "pooled"]:
+        assert name in words
+    assert "furl" in words
+    assert "FURL: private user parameters beside a federated model." in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("Kernels: ")
+
+
+def test_names_of_folders_are_safe_on_any_system() -> None:
+    assert safe_name("Personalized FL, paper's recipe") == "personalized-fl-paper-s-recipe"
+    assert safe_name("../a:b\\c*?") == "a-b-c"
+    assert safe_name("...") == "run"

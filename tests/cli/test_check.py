@@ -1,0 +1,70 @@
+"""``fedkeep check``: the split's table, and the verdict."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Command
+
+from fedkeep.split import CheckReport, Violation
+
+
+def test_a_sound_split(fedkeep: Command) -> None:
+    result = fedkeep("check", "toy.toml")
+    assert result.exit_code == 0, result.output
+    # toy: 4 features, 3 classes, float32
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    for row in (
+        "user private parameter 3 12 B",
+        "linear.weight federated parameter 3 × 4 48 B",
+        "linear.bias federated parameter 3 12 B",
+        "all federated federated 60 B",
+        "all private private 12 B",
+    ):
+        assert row in rows
+    assert "A round sends 60 B down and 60 B up for each user (3 users: 180 B each way)." in result.stdout
+    for number in (1, 2, 3):
+        assert f"✓ equation ({number}) holds" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["demo/personalized-fl", "demo/personalized-server", "furl-sticker/personalized-fl"]
+)
+def test_built_in_splits_are_sound(fedkeep: Command, name: str) -> None:
+    result = fedkeep("check", name, "--set", "data.users=4", "--set", "data.examples=10")
+    assert result.exit_code == 0, result.output
+    assert "✓ equation (3) holds" in result.stdout
+
+
+def test_centralised_training_sends_nothing(fedkeep: Command) -> None:
+    result = fedkeep("check", "toy.toml", "--set", "run.engine=pooled")
+    assert "Centralised training: all users' data and private values are in one place" in result.stdout
+
+
+def test_nothing_private_nothing_to_probe(fedkeep: Command) -> None:
+    result = fedkeep("check", "toy.toml", "--set", "method.kind=fedavg", "--set", "method.optimizer={}")
+    assert result.exit_code == 0, result.output
+    assert "No equation was probed: nothing is private." in result.stdout
+
+
+def test_everything_private(fedkeep: Command) -> None:
+    result = fedkeep("check", "toy.toml", "--set", "method.kind=local")
+    assert result.exit_code == 0, result.output
+    assert "A round sends 0 B down and 0 B up for each user" in result.stdout
+
+
+def test_too_few_users_to_probe(fedkeep: Command) -> None:
+    result = fedkeep("check", "toy.toml", "--set", "data.users=1")
+    assert result.exit_code == 0, result.output
+    assert "No equation was probed: fewer than two users have training examples." in result.stdout
+
+
+def test_violations_are_named_and_give_exit_code_1(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = CheckReport([], (Violation(1, "user", "the loss of user 0 has a gradient."),), (1, 2, 3))
+    monkeypatch.setattr("fedkeep.cli.check.check_split", lambda *_, **__: found)
+    result = fedkeep("check", "toy.toml")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Equation (1) is violated by 'user' (independent local training: ∂L(user i)/∂w_p(user j) = 0): "
+        "the loss of user 0 has a gradient.\n"
+    )
+    assert "✓" not in result.stdout

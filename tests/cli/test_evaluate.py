@@ -1,0 +1,133 @@
+"""``fedkeep evaluate``, ``report`` and ``reproduce``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+
+from fedkeep.core.records import read_records
+
+
+@pytest.fixture
+def run_folder(fedkeep: Command) -> Path:
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    return Path("r")
+
+
+def test_the_last_rounds_metrics(fedkeep: Command, run_folder: Path) -> None:
+    recorded = {
+        (r.split, r.metric): r.value
+        for r in read_records(run_folder / "records.jsonl")
+        if r.client is None and r.round == 4
+    }
+    for split in ("valid", "test"):
+        result = fedkeep("evaluate", "r", "--split", split)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith("r: after round 4\n")
+        line = next(line for line in result.stdout.splitlines() if line.startswith("Accuracy "))
+        assert line.split() == ["Accuracy", f"{100 * recorded[split, 'accuracy']:.1f}", "%"]
+
+
+def test_every_user(fedkeep: Command, run_folder: Path) -> None:
+    recorded = {
+        r.client: r
+        for r in read_records(run_folder / "records.jsonl")
+        if r.client is not None and r.metric == "accuracy"
+    }
+    result = fedkeep("evaluate", "r", "--per-client")
+    shown = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.startswith("user-")}
+    assert shown.keys() == recorded.keys()
+    assert {name: int(cells[1]) for name, cells in shown.items()} == {c: r.n for c, r in recorded.items()}
+
+
+def test_an_unknown_split(refused: Callable[..., str], run_folder: Path) -> None:
+    message = "Error: --split wants one of train, valid, test; got 'tests'. Did you mean 'test'?"
+    assert refused("evaluate", "r", "--split", "tests") == message
+
+
+def test_an_unknown_device(refused: Callable[..., str], run_folder: Path) -> None:
+    assert refused("evaluate", "r", "--device", "warp").startswith(
+        "Error: The device 'warp' cannot be used: "
+    )
+
+
+def test_a_report_of_one_run_lies_in_its_folder(fedkeep: Command, run_folder: Path) -> None:
+    result = fedkeep("report", "r")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"Page: {Path('r/report.html')}\n"
+    assert Path("r/report.html").read_text(encoding="utf-8").startswith("<!")
+    assert Path("r/report.md").exists()
+    assert fedkeep("run", "r", "--resume").exit_code == 0  # the page does not disturb the run
+
+
+def test_a_report_of_several_runs(fedkeep: Command, run_folder: Path) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "s", "--seed", 1).exit_code == 0
+    assert fedkeep("report", "r", "s").stdout == f"Page: {Path('report/report.html')}\n"
+    result = fedkeep("report", "r", "s", "--out", "page", "--title", "Two seeds")
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("page/report.json").read_text(encoding="utf-8"))["title"] == "Two seeds"
+
+
+def test_a_report_needs_runs(fedkeep: Command) -> None:
+    assert fedkeep("report").exit_code == 2
+
+
+def test_a_report_that_cannot_be_written(refused: Callable[..., str], run_folder: Path) -> None:
+    Path("file").write_text("", encoding="utf-8")
+    assert refused("report", "r", "--out", "file/page").startswith("Error: Cannot write the report into ")
+
+
+def test_an_unknown_reproduction(refused: Callable[..., str]) -> None:
+    message = refused("reproduce", "furl-table4")
+    assert message.startswith("Error: There is no reproduction 'furl-table4'; there are furl-table3")
+    assert message.endswith("Did you mean 'furl-table3'?")
+
+
+def test_a_reproduction_without_its_data(refused: Callable[..., str]) -> None:
+    assert "--data DIR or the variable FEDKEEP_DATA" in refused("reproduce", "furl-table3")
+
+
+def test_a_reproduction_is_called_with_what_was_asked(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def reproduce(name: str, request: Any) -> Path:
+        asked.append((name, request))
+        return request.out / "furl-table3.md"
+
+    monkeypatch.setattr("fedkeep.experiments.reproduce.reproduce", reproduce)
+    result = fedkeep(
+        "reproduce", "furl-table3", "--data", "d", "--scale", "full", "--seeds", "0,2", "--out", "o"
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"Results: {Path('o/furl-table3.md')}\n"
+    ((name, request),) = asked
+    assert (name, request.data, request.out) == ("furl-table3", Path("d"), Path("o"))
+    assert (request.scale, request.seeds, request.workers) == ("full", [0, 2], 1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        ("0,a", "--seeds wants whole numbers between commas, e.g. 0,1,2; got '0,a'."),
+        ("1,1", "--seeds names a seed twice: '1,1'."),
+    ],
+)
+def test_wrong_seeds(refused: Callable[..., str], seeds: str, message: str) -> None:
+    assert refused("reproduce", "furl-table3", "--seeds", seeds) == f"Error: {message}"
+
+
+def test_a_stopped_reproduction(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.experiments.reproduce.reproduce", stop)
+    result = fedkeep("reproduce", "furl-table3")
+    assert result.exit_code == 130
+    assert result.stderr.startswith("Stopped. Call the same command again to go on")

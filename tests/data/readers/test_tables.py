@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import CharVocabulary, FederatedData, WordVocabulary, read_table
+
+ROWS: list[dict[str, Any]] = [
+    {"user": "bo", "text": "ab, a", "label": "nba", "split": "train", "time": 3},
+    {"user": "al", "text": "b\nc", "label": "cfb", "split": "val", "time": 2},
+    {"user": "bo", "text": "zz", "label": "politics", "split": "test", "time": 1},
+]
+
+
+def csv_of(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
+    def cell(value: Any) -> str:
+        return '"' + str(value).replace('"', '""') + '"'
+
+    lines = [delimiter.join(rows[0])] + [delimiter.join(cell(v) for v in row.values()) for row in rows]
+    return "\n".join(lines).encode() + b"\n"
+
+
+def jsonl_of(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+    "t.csv": csv_of,
+    "t.csv.gz": lambda rows: gzip.compress(csv_of(rows)),
+    "t.tsv": lambda rows: csv_of(rows, "\t"),
+    "t.jsonl": jsonl_of,
+    "t.jsonl.gz": lambda rows: gzip.compress(jsonl_of(rows)),
+    "t.parquet": parquet_of,
+}
+
+
+def read(
+    tmp_path: Path, content: bytes | list[dict[str, Any]], name: str = "t.jsonl", **settings: Any
+) -> FederatedData:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else WRITERS[name](content))
+    return read_table(path, **settings)
+
+
+def refused(
+    tmp_path: Path, content: bytes | list[dict[str, Any]], name: str = "t.jsonl", **settings: Any
+) -> str:
+    with pytest.raises(DataError) as error:
+        read(tmp_path, content, name, **settings)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_reads_the_same(tmp_path: Path, name: str) -> None:
+    data = read(tmp_path, ROWS, name)
+    assert list(data.ids) == ["al", "bo"]
+    assert data.meta["label_names"] == ["cfb", "nba", "politics"]
+    assert (data.meta["task"], data.meta["classes"], data.meta["name"]) == ("multiclass", 3, "t")
+    assert data.meta["source"] == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()}
+    assert data.counts("train").tolist() == [0, 1]
+    assert data.counts("valid").tolist() == [1, 0]
+    assert data.counts("test").tolist() == [0, 1]
+    batch = data.batch(range(3))
+    assert batch["label"].tolist() == [0, 1, 2]
+    assert batch["time"].tolist() == [2, 3, 1]
+    assert batch["time"].dtype == torch.int64
+    # The only training text is "ab, a": a is 2, then by value " ", "," and b. The rest is unknown.
+    assert data.meta["vocabulary"]["symbols"] == ["a", " ", ",", "b"]
+    assert batch["text"].tolist() == [[5, 1, 1, 0, 0], [2, 5, 4, 3, 2], [1, 1, 0, 0, 0]]
+
+
+def test_other_column_names_words_and_a_cut(tmp_path: Path) -> None:
+    rows = [{"author": 7, "body": "a b a", "subreddit": 1}, {"author": 12, "body": "b", "subreddit": 0}]
+    data = read(
+        tmp_path,
+        rows,
+        user="author",
+        text="body",
+        label="subreddit",
+        tokens="word",
+        vocabulary=3,
+        max_length=2,
+    )
+    assert list(data.ids) == ["12", "7"]
+    assert data.bounds is None
+    assert data.meta["task"] == "binary"
+    assert data.meta["label_names"] == ["0", "1"]
+    assert data.meta["vocabulary"] == {"kind": "word", "size": 3, "symbols": ["a"]}
+    assert data.batch(range(2))["text"].tolist() == [[1, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("vocabulary", [CharVocabulary(["z"]), WordVocabulary(["zz"])])
+def test_a_vocabulary_given(tmp_path: Path, vocabulary: CharVocabulary | WordVocabulary) -> None:
+    data = read(tmp_path, ROWS, vocabulary=vocabulary)
+    assert data.batch(data.rows(1, "test"))["text"].tolist() in ([[2, 2]], [[2]])
+    assert data.meta["vocabulary"] == vocabulary.to_dict()
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_features_and_regression(tmp_path: Path, name: str) -> None:
+    rows = [{"user": "a", "f1": 0.5, "f2": 2, "label": 1.5}, {"user": "a", "f1": -1, "f2": 3e2, "label": -2}]
+    data = read(tmp_path, rows, name, features=["f2", "f1"], task="regression")
+    batch = data.batch([0, 1])
+    assert batch["x"].tolist() == [[2.0, 0.5], [300.0, -1.0]]
+    assert batch["x"].dtype == batch["label"].dtype == torch.float32
+    assert batch["label"].tolist() == [1.5, -2.0]
+    assert data.meta["features"] == ["f2", "f1"]
+    assert "text" not in data.columns
+
+
+def test_labels_that_are_numbers(tmp_path: Path) -> None:
+    rows = [{"user": "a", "text": "x", "label": label} for label in (2, 0, 2)]
+    for name in ("t.csv", "t.jsonl"):
+        data = read(tmp_path, rows, name)
+        assert data.meta["classes"] == 3
+        assert data.batch([0, 1, 2])["label"].tolist() == [2, 0, 2]
+    floats = [row | {"label": float(row["label"])} for row in rows]
+    assert read(tmp_path, floats).batch([0, 1, 2])["label"].tolist() == [2, 0, 2]
+    flags = [row | {"label": row["label"] == 2} for row in rows]
+    assert read(tmp_path, flags).batch([0, 1, 2])["label"].tolist() == [1, 0, 1]
+
+
+def test_label_names_fix_the_order(tmp_path: Path) -> None:
+    names = ["politics", "nba", "cfb", "other"]
+    data = read(tmp_path, ROWS, label_names=names)
+    assert data.meta["classes"] == 4
+    assert data.batch(range(3))["label"].tolist() == [2, 1, 0]
+    assert refused(tmp_path, ROWS, label_names=["politics", "nbaa", "cfb"]) == (
+        f"{tmp_path / 't.jsonl'}, line 1: label 'nba' is not one of label_names, ['politics', 'nbaa', 'cfb']. "
+        f"Did you mean 'nbaa'?"
+    )
+
+
+def test_times_with_fractions(tmp_path: Path) -> None:
+    data = read(tmp_path, [row | {"time": row["time"] + 0.5} for row in ROWS])
+    assert np.asarray(data.columns["time"]).tolist() == [2.5, 3.5, 1.5]
+
+
+def test_lines_are_those_of_the_file_when_cells_span_several(tmp_path: Path) -> None:
+    rows = [ROWS[1], ROWS[0] | {"split": "never"}]  # the first text holds a line break, so row 2 is on line 4
+    assert refused(tmp_path, rows, "t.csv") == (
+        f"{tmp_path / 't.csv'}, line 4: wanted the split 'train', 'valid' or 'test'; got 'never'."
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    assert len(read(tmp_path, b"\xef\xbb\xbfuser,text,label\r\na,b,0\r\n", "t.csv")) == 1
+
+
+def without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_missing_column(tmp_path: Path, name: str) -> None:
+    rows = [{"users" if key == "user" else key: value for key, value in row.items()} for row in ROWS]
+    assert refused(tmp_path, rows, name) == (
+        f"{tmp_path / name} has no column 'user'; it has ['label', 'split', 'text', 'time', 'users']. "
+        f"Did you mean 'users'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            without(ROWS[0], "time"),
+            "wanted the column 'time'; it has only ['label', 'split', 'text', 'user'].",
+        ),
+        (ROWS[0] | {"user": None}, "wanted a user id, text or an integer; got None."),
+        (ROWS[0] | {"user": ""}, "wanted a user id, text or an integer; got ''."),
+        (ROWS[0] | {"user": 1.5}, "wanted a user id, text or an integer; got 1.5."),
+        (ROWS[0] | {"user": True}, "wanted a user id, text or an integer; got True."),
+        (ROWS[0] | {"text": 3}, "wanted text in column 'text'; got 3."),
+        (ROWS[0] | {"text": None}, "wanted text in column 'text'; got None."),
+        (
+            ROWS[0] | {"split": "tain"},
+            "wanted the split 'train', 'valid' or 'test'; got 'tain'. Did you mean 'train'?",
+        ),
+        (ROWS[0] | {"split": None}, "wanted the split 'train', 'valid' or 'test'; got None."),
+        (
+            ROWS[0] | {"split": ["train"]},
+            "wanted the split 'train', 'valid' or 'test'; got ['train']. Did you mean 'train'?",
+        ),
+        (ROWS[0] | {"time": "soon"}, "wanted a number in column 'time'; got 'soon'."),
+        (ROWS[0] | {"time": True}, "wanted a number in column 'time'; got True."),
+        (ROWS[0] | {"time": float("nan")}, "column 'time' holds nan. Drop such rows or fill in a number."),
+        (
+            ROWS[0] | {"label": 0.5},
+            (
+                "wanted a class in column 'label', text or an integer; got 0.5. For numbers as labels say "
+                "task='regression'."
+            ),
+        ),
+        (
+            ROWS[0] | {"label": float("nan")},
+            (
+                "wanted a class in column 'label', text or an integer; got nan. For numbers as labels say "
+                "task='regression'."
+            ),
+        ),
+        (
+            ROWS[0] | {"label": None},
+            (
+                "wanted a class in column 'label', text or an integer; got None. For numbers as labels say "
+                "task='regression'."
+            ),
+        ),
+    ],
+)
+def test_a_bad_row(tmp_path: Path, row: dict[str, Any], expected: str) -> None:
+    assert refused(tmp_path, [*ROWS, row]) == f"{tmp_path / 't.jsonl'}, line 4: {expected}"
+
+
+def test_a_label_below_zero(tmp_path: Path) -> None:
+    rows = [{"user": "a", "text": "x", "label": label} for label in (0, -1)]
+    assert (
+        refused(tmp_path, rows, "t.csv")
+        == f"{tmp_path / 't.csv'}, line 3: wanted a label of 0 or more; got -1."
+    )
+
+
+def test_features_and_labels_that_are_not_finite(tmp_path: Path) -> None:
+    rows = [{"user": "a", "f": 1.0, "label": 1.0}, {"user": "a", "f": "inf", "label": 1.0}]
+    where = f"{tmp_path / 't.csv'}, line 3"
+    assert refused(tmp_path, rows, "t.csv", features=["f"], task="regression") == (
+        f"{where}: column 'f' holds inf. Drop such rows or fill in a number."
+    )
+    rows[1] = {"user": "a", "f": 1.0, "label": "nan"}
+    assert refused(tmp_path, rows, "t.csv", features=["f"], task="regression") == (
+        f"{where}: column 'label' holds nan. Drop such rows or fill in a number."
+    )
+    rows[1] = {"user": "a", "f": "x", "label": 1.0}
+    assert refused(tmp_path, rows, "t.csv", features=["f"], task="regression") == (
+        f"{where}: wanted a number in column 'f'; got 'x'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "expected"),
+    [
+        (b"", "t.csv", "The data file {path} is empty. Fetch it again."),
+        (b"user,text,label\n", "t.csv", "The data file {path} holds no example, only a header. Fetch it again."),
+        (b"user,text,label\na,b\n", "t.csv", "{path}, line 2: wanted 3 cells, as in the header; got 2."),
+        (b'user,text,label\na,"b,0\n', "t.csv",
+         "{path}, line 2: malformed (unexpected end of data). Check the quotes."),
+        (b'user,text,label\na,"b"c,0\n', "t.csv", ("{path}, line 2: malformed (',' expected after '\"'). Check the "
+         "quotes.")),
+        (b"user,text,label\na,\xff,0\n", "t.csv", "{path}, line 2: not utf-8 text (invalid start byte at byte 2)."),
+        (b"\n", "t.jsonl", "The data file {path} holds no line. Fetch it again."),
+        (b"{}x\n", "t.jsonl", ("{path}, line 1: not JSON (Extra data: line 1 column 3 (char 2)). One object a line is "
+         "wanted.")),
+        (b"x", "t.xlsx", ("Wanted a file that ends in one of .csv, .csv.gz, .tsv, .tsv.gz, .jsonl, .jsonl.gz, "
+         ".parquet; "
+         "got t.xlsx.")),
+    ],
+)  # fmt: skip
+def test_malformed_files(tmp_path: Path, content: bytes, name: str, expected: str) -> None:
+    assert refused(tmp_path, content, name) == expected.format(path=tmp_path / name)
+
+
+def test_a_truncated_table(tmp_path: Path) -> None:
+    said = refused(tmp_path, gzip.compress(csv_of(ROWS))[:-4], "t.csv.gz")
+    assert said.startswith(f"{tmp_path / 't.csv.gz'} is truncated or no gzip file: it breaks off after line ")
+    assert said.endswith(
+        "(Compressed file ended before the end-of-stream marker was reached). Fetch it again."
+    )
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        read_table(tmp_path / "t.csv")
+    assert (
+        str(error.value)
+        == f"Wanted the data file {tmp_path / 't.csv'}, which does not exist. Check the path."
+    )
+
+
+def test_a_truncated_parquet_file(tmp_path: Path) -> None:
+    said = refused(tmp_path, parquet_of(ROWS)[:-20], "t.parquet")
+    assert said.startswith(f"{tmp_path / 't.parquet'} is truncated or no Parquet file: ")
+    assert said.endswith(" Fetch it again.")
+
+
+def test_an_empty_parquet_table(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({name: pa.array([], pa.string()) for name in ("user", "text", "label")}), path)
+    with pytest.raises(DataError) as error:
+        read_table(path)
+    assert str(error.value) == f"The data file {path} holds no example, only a header. Fetch it again."
+
+
+def test_parquet_rows_are_named(tmp_path: Path) -> None:
+    assert refused(tmp_path, [*ROWS, ROWS[0] | {"split": "x"}], "t.parquet") == (
+        f"{tmp_path / 't.parquet'}, row 3: wanted the split 'train', 'valid' or 'test'; got 'x'."
+    )
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = parquet_of(ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert refused(tmp_path, content, "t.parquet") == (
+        "Reading t.parquet needs pyarrow. Install it: pip install 'fedkeep[parquet]'."
+    )
+
+
+def test_tokens_that_are_none(tmp_path: Path) -> None:
+    assert refused(tmp_path, ROWS, tokens="byte") == "Wanted tokens 'char' or 'word'; got 'byte'."

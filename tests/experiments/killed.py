@@ -1,0 +1,82 @@
+"""What the kill tests run in processes of their own: a small simulation that is killed at a chosen instant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep import Method, Run, adam, methods, sgd, simulate
+from fedkeep.core.errors import RunError
+from fedkeep.experiments.run_directory import RunDirectory
+from tests.tiny import Noisy, classes
+
+ENGINES: dict[str, Method] = {
+    "sequential": methods.furl(
+        "user", batch_size=6, optimizer=sgd(0.2, momentum=0.5), server_optimizer=adam(0.05), private_init=("normal", 0.3)
+    ),
+    "pooled": methods.furl("user", batch_size=10, optimizer=adam(0.05)),
+}
+
+
+def run(engine: str, out: Path | None, rounds: int, resume: bool = False) -> Run:
+    """Run a simulation that uses all that may carry over: dropout, batch statistics, server and pooled moments."""
+    data = classes(counts=(5, 9, 3, 8, 4, 6), kind="f4")
+    return simulate(
+        Noisy(dropout=0.3), ENGINES[engine], data, rounds=rounds, cohort=2, seed=4, engine=engine, out=out, resume=resume,
+        evaluate_every=2, on_nonfinite="stop", progress=False,
+    )  # fmt: skip
+
+
+def go_on(engine: str, out: Path, rounds: int) -> Run:
+    """Resume the run, or start it where it was killed before there was anything to resume."""
+    if (out / "run.json").exists():
+        return run(engine, out, rounds, resume=True)
+    return run(engine, out, rounds)
+
+
+def start(engine: str, out: str, rounds: int) -> None:
+    """Run until killed from outside."""
+    torch.set_num_threads(1)
+    go_on(engine, Path(out), rounds)
+
+
+def kill_at(engine: str, out: str, rounds: int, instant: int) -> None:
+    """Run, and kill this very process with SIGKILL before its ``instant``-th touch of the run's files."""
+    torch.set_num_threads(1)
+    count = 0
+
+    def tick() -> None:
+        nonlocal count
+        count += 1
+        if count == instant:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir") and str(arguments[0]).startswith(out):
+            tick()
+
+    sync = os.fsync
+
+    def fsync(handle: int) -> None:
+        tick()
+        sync(handle)
+
+    sys.addaudithook(watch)
+    os.fsync = fsync
+    go_on(engine, Path(out), rounds)
+
+
+def hold(out: str, ready: Any, done: Any) -> None:
+    """Hold the run's folder until told to let go."""
+    directory = RunDirectory.open(Path(out))
+    ready.set()
+    done.wait(60)
+    directory.close()
+
+
+__all__ = ["RunError", "go_on", "hold", "kill_at", "run", "start"]

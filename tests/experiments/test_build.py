@@ -1,0 +1,277 @@
+"""From a configuration to data, model and method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkeep import methods, models
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.optim import sgd
+from fedkeep.data import FederatedData, many_user_text, toy
+from fedkeep.experiments.build import (
+    MODELS,
+    READERS,
+    build_data,
+    build_loss,
+    build_method,
+    build_model,
+    data_folder,
+    run_config,
+    sizes_of,
+)
+from fedkeep.experiments.config import Config, LossConfig, MethodConfig
+from fedkeep.methods import terms
+
+
+class Mine(nn.Module):
+    """A module of the user's own."""
+
+    def __init__(self, features: int, classes: int, width: int = 5) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(features, width), nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.hidden(x))  # type: ignore[no-any-return]
+
+
+def config(**tables: Any) -> Config:
+    content: dict[str, Any] = {
+        "data": {"reader": "toy"},
+        "model": {"kind": "linear"},
+        "method": {"kind": "furl"},
+        "run": {"rounds": 2, "cohort": 2},
+    }
+    return Config.model_validate(content | tables)
+
+
+# --- data
+
+
+def test_generated_data_take_the_seed_unless_they_name_their_own() -> None:
+    drawn = build_data(config(seed=5))
+    assert drawn.fingerprint() == toy(seed=5).fingerprint()
+    fixed = build_data(config(seed=5, data={"reader": "toy", "seed": 2, "users": 3}))
+    assert fixed.fingerprint() == toy(users=3, seed=2).fingerprint()
+
+
+def test_a_split_of_its_own() -> None:
+    split = {"fractions": [0.5, 0.25, 0.25], "seed": 3}
+    made = build_data(config(data={"reader": "toy", "seed": 0, "split": split}))
+    expected = toy(seed=0).split_per_user((0.5, 0.25, 0.25), seed=3)
+    assert made.fingerprint() == expected.fingerprint()
+
+
+def test_data_without_a_split_are_split(tmp_path: Path) -> None:
+    whole = FederatedData({"x": np.ones((20, 2)), "label": np.arange(20) % 2}, [0, 10, 20], ["a", "b"])
+    whole.save(tmp_path / "mine")
+    made = build_data(config(seed=4, data={"reader": "saved", "folder": "mine"}), tmp_path)
+    assert made.fingerprint() == whole.split_per_user(seed=4).fingerprint()
+    assert [made.count(0, s) for s in ("train", "valid", "test")] == [8, 1, 1]
+
+
+def test_a_place_is_looked_up_in_the_folder_of_data(tmp_path: Path) -> None:
+    toy(users=3).save(tmp_path / "mine")
+    relative, absolute = (
+        {"reader": "saved", "folder": "mine"},
+        {"reader": "saved", "folder": str(tmp_path / "mine")},
+    )
+    assert len(build_data(config(data=relative), tmp_path)) == 3
+    assert len(build_data(config(data=relative), tmp_path / "mine")) == 3  # the data set's own folder
+    assert len(build_data(config(data=absolute))) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "folder", "kind", "message"),
+    [
+        ({"reader": "toi"}, None, ConfigError, "data.reader: there is no reader 'toi'; there are "),
+        (
+            {"reader": "table"},
+            ".",
+            ConfigError,
+            "data.path: missing. It says where in the folder of data to read.",
+        ),
+        ({"reader": "table", "path": 3}, ".", ConfigError, "data.path: wanted a path as text; got 3."),
+        ({"reader": "movielens"}, None, DataError, "The reader 'movielens' wants a folder of data."),
+        ({"reader": "movielens"}, "none", DataError, "The folder of data none does not exist."),
+        ({"reader": "toy", "split": {"order": 1}}, None, ConfigError, "data.split.order: wanted str; got 1."),
+        (
+            {"reader": "toy", "split": {"odrer": "x"}},
+            None,
+            ConfigError,
+            "data.split.odrer: unknown key. Did you mean 'order'?",
+        ),
+    ],
+)
+def test_data_that_cannot_be_read(
+    data: dict[str, Any], folder: str | None, kind: type[Exception], message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as error:
+        build_data(config(data=data), None if folder is None else Path(folder))
+    assert str(error.value).startswith(message)
+
+
+def test_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    assert data_folder(None) is None
+    monkeypatch.setenv("FEDKEEP_DATA", "there")
+    assert data_folder(None) == Path("there")
+    assert data_folder(Path("here")) == Path("here")
+
+
+# --- model
+
+
+def test_sizes_come_from_the_data() -> None:
+    text = many_user_text(users=4, examples=8, classes=6)
+    assert sizes_of(text) == {"vocabulary": text.meta["vocabulary"]["size"], "classes": 6}
+    assert sizes_of(toy(features=7, classes=4)) == {"classes": 4, "features": 7}
+    model = build_model(config(model={"kind": "document", "user_dim": 5, "hidden": 3, "pool": "max"}), text)
+    assert isinstance(model, models.DocumentModel)
+    assert model.embedding.num_embeddings == text.meta["vocabulary"]["size"]
+    assert model.user.shape == (5,)
+    assert model.pool == "max"
+
+
+def test_initial_values_follow_the_seed_and_disturb_nothing() -> None:
+    data = toy()
+    before = torch.random.get_rng_state()
+    first, same, other = (build_model(config(seed=s), data).state_dict() for s in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first["linear.weight"], same["linear.weight"])
+    assert not torch.equal(first["linear.weight"], other["linear.weight"])
+
+
+def test_a_module_of_ones_own() -> None:
+    model = build_model(config(model={"kind": f"{__name__}:Mine", "width": 7}), toy())
+    assert type(model).__name__ == "Mine"
+    assert model.hidden.out_features == 7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kind": "lineer"}, "model.kind: there is no model 'lineer'; there are document, "),
+        ({"kind": "linear", "classes": "3"}, "model.classes: wanted int; got '3'."),
+        ({"kind": "linear", "width": 3}, "model.width: unknown key. "),
+        ({"kind": "document"}, "model: missing vocabulary."),
+        (
+            {"kind": "linear", "features": -1},
+            "model: 'linear' cannot be made of {'classes': 3, 'features': -1}: ",
+        ),
+        ({"kind": "nowhere.at_all:Net"}, "model.kind: 'nowhere.at_all:Net' cannot be imported: "),
+        ({"kind": "torch.nn:Linaer"}, "model.kind: 'torch.nn:Linaer' cannot be imported: "),
+        ({"kind": "os:system"}, "model.kind: 'os:system' is no class of torch.nn.Module."),
+        ({"kind": "builtins:dict"}, "model.kind: 'builtins:dict' is no class of torch.nn.Module."),
+    ],
+)
+def test_models_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=model), toy())
+    assert str(error.value).startswith(message)
+
+
+# --- method
+
+
+def method(**table: Any) -> methods.Method:
+    return build_method(MethodConfig.model_validate({"kind": "furl"} | table))
+
+
+def test_a_method_is_what_a_call_would_make() -> None:
+    assert method() == methods.furl()
+    assert method(kind="fedavg", batch_size=8) == methods.fedavg(batch_size=8)
+    assert method(kind="local", optimizer={"learning_rate": 0.5}) == methods.local(optimizer=sgd(0.5))
+    built = method(
+        private=["user", "head.*"], private_init=["normal", 0.1], weighting="uniform", clip_norm=2,
+        optimizer={"learning_rate": 0.3, "rates": {"user": 1.0}}, server_optimizer={"momentum": 0.9},
+        loss={"kind": "squared_error", "label": "y", "l2": {"user": 0.5}},
+    )  # fmt: skip
+    assert built == methods.furl(
+        ["user", "head.*"], private_init=("normal", 0.1), weighting="uniform", clip_norm=2,
+        optimizer=sgd(0.3, rates={"user": 1.0}), server_optimizer=sgd(1.0, momentum=0.9),
+        loss=terms.squared_error("y") + 0.5 * terms.l2_penalty("user"),
+    )  # fmt: skip
+
+
+def test_adaptation() -> None:
+    built = method(
+        adapt={"optimizer": {"learning_rate": 2.0}, "epochs": 3, "batch_size": 4, "clip_norm": 1.0}
+    )
+    (phase,) = built.adapt
+    assert phase.optimizer == sgd(2.0)
+    assert (phase.trains, phase.examples, phase.epochs, phase.batch_size, phase.clip_norm) == (
+        "private",
+        "all",
+        3,
+        4,
+        1,
+    )
+    assert phase.loss == built.phases[0].loss
+
+
+def test_loss() -> None:
+    assert build_loss(LossConfig()) == terms.cross_entropy()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"kind": "fural"}, "method.kind: there is no method 'fural'; there are fedavg, furl, local"),
+        ({"batch": 3}, "method.batch: unknown key. "),
+        ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
+        ({"weighting": "none"}, "method.weighting: wanted Literal['examples', 'uniform']; got 'none'."),
+        (
+            {"kind": "local", "server_optimizer": {}},
+            "method.server_optimizer: 'local' has no server optimiser.",
+        ),
+    ],
+)
+def test_methods_that_cannot_be_made(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        method(**table)
+    assert str(error.value).startswith(message)
+
+
+# --- all together
+
+
+def test_run_config_keeps_a_file_that_gives_the_run_again(tmp_path: Path) -> None:
+    from fedkeep.experiments.config import read_config
+
+    run_config(config(seed=3), out=tmp_path / "r")
+    kept, _ = read_config(tmp_path / "r" / "config.toml")
+    assert kept == config(seed=3)
+
+
+def test_movielens_end_to_end(tmp_path: Path) -> None:
+    """Matrix factorisation as an instance of FURL: the error falls below that of the mean rating."""
+    from fedkeep.experiments.builtin import builtin_config
+
+    rng = np.random.default_rng(0)
+    taste, kind = rng.standard_normal((20, 1)), rng.standard_normal((15, 1))
+    lines = [
+        f"{u + 1}\t{i + 1}\t{int(np.clip(np.rint(3 + 1.5 * (taste[u] @ kind[i])), 1, 5))}\t{u * 100 + i}"
+        for u in range(20)
+        for i in range(15)
+    ]
+    (tmp_path / "ml-100k").mkdir()
+    (tmp_path / "ml-100k" / "u.data").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    small = builtin_config("matrix-factorization", {"run.epochs": "20", "run.cohort": "10"})
+    run = run_config(small, folder=tmp_path)
+    ratings = np.concatenate([run.data.columns["label"][list(run.data.rows(c, "test"))] for c in range(20)])  # type: ignore[index]
+    assert run.evaluate("test")["rmse"] < 0.8 * ratings.std()
+
+
+def test_every_name_has_a_line_of_documentation() -> None:
+    from fedkeep.cli.listing import about
+
+    for thing in [*READERS.values(), *MODELS.values(), *methods.METHODS.values()]:
+        assert len(about(thing)) > 10

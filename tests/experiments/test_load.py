@@ -1,0 +1,164 @@
+"""A run's folder comes back as the run that wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep import methods, models
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RunError
+from fedkeep.data import toy
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.config import Config
+from fedkeep.experiments.load import load_run, run_folder_config
+from fedkeep.experiments.simulate import Run, simulate
+
+
+def config(**tables: Any) -> Config:
+    content: dict[str, Any] = {
+        "name": "Toy",
+        "data": {"reader": "toy", "users": 7},
+        "model": {"kind": "linear"},
+        "method": {"kind": "furl", "private_init": ["normal", 0.5]},
+        "run": {"rounds": 3, "cohort": 2, "hold_out": 0.3},
+    }
+    return Config.model_validate(content | tables)
+
+
+def fault(kind: type[FedkeepError], folder: Path, **arguments: Any) -> str:
+    with pytest.raises(kind) as error:
+        load_run(folder, **arguments)
+    return str(error.value)
+
+
+def same(a: Run, b: Run) -> None:
+    assert a.server.keys() == b.server.keys()
+    assert all(torch.equal(a.server[n], b.server[n]) for n in a.server)
+    everybody = list(range(len(a.data)))
+    mine, other = a.private.read(everybody), b.private.read(everybody)
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[n], other[n]) for n in mine)
+    assert a.private.seen(everybody) == b.private.seen(everybody)
+    assert a.evaluate("test") == b.evaluate("test")
+    assert np.array_equal(a.clients, b.clients)
+    assert np.array_equal(a.held_out, b.held_out)
+    assert (a.round, a.epoch, a.engine, a.folder) == (b.round, b.epoch, b.engine, b.folder)
+    assert a.method == b.method
+    assert a.history[-1].round == b.history[-1].round
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"seed": 8},
+        {"method": {"kind": "fedavg"}},
+        {"method": {"kind": "local"}},
+        {"run": {"rounds": 2, "engine": "pooled"}},
+        {"method": {"kind": "furl", "server_optimizer": {"kind": "adam", "learning_rate": 0.1}}},
+    ],
+    ids=["furl", "other seed", "fedavg", "local", "pooled", "adam"],
+)
+def test_a_finished_run_comes_back(tmp_path: Path, tables: dict[str, Any]) -> None:
+    run = run_config(config(**tables), out=tmp_path / "r")
+    loaded = load_run(tmp_path / "r")
+    same(run, loaded)
+    before = sorted(
+        (r.split, r.metric, r.round, r.value) for r in run.history if r.split in ("valid", "test")
+    )
+    after = sorted(
+        (r.split, r.metric, r.round, r.value) for r in loaded.history if r.split in ("valid", "test")
+    )
+    assert before == after
+
+
+def test_loading_changes_nothing_and_leaves_the_folder_free(tmp_path: Path) -> None:
+    run_config(config(), out=tmp_path / "r")
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    first = load_run(tmp_path / "r")
+    load_run(tmp_path / "r")  # not locked by the first
+    first.evaluate("test")
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+def test_a_run_killed_before_its_first_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.experiments.simulate.run_round", die)
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config(), out=tmp_path / "r")
+    loaded = load_run(tmp_path / "r")
+    assert (loaded.round, loaded.history) == (0, [])
+
+
+def test_data_given_need_not_be_read(tmp_path: Path) -> None:
+    run = run_config(config(), out=tmp_path / "r")
+    assert load_run(tmp_path / "r", data=run.data).data is run.data
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    run_config(config(), out=tmp_path / "r")
+    message = fault(RunError, tmp_path / "r", data=toy(users=7, seed=1))
+    assert message.startswith(
+        f"The data differ from those that {tmp_path / 'r'} was made with:\n  columns.label: "
+    )
+    assert message.endswith("\nName the same with --data DIR.")
+
+
+def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
+    run_config(config(), out=tmp_path / "r")
+    path = tmp_path / "r" / "config.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace("cohort = 2", "cohort = 3"), encoding="utf-8")
+    assert fault(RunError, tmp_path / "r") == (
+        f"{path} was changed after the run was made:\n  run.cohort: 2 in the run, 3 now\nRestore it, or start "
+        "another run."
+    )
+
+
+def test_a_run_made_by_code_has_no_configuration(tmp_path: Path) -> None:
+    simulate(models.Linear(4, 3), methods.furl(), toy(), rounds=1, out=tmp_path / "r")
+    assert fault(RunError, tmp_path / "r").startswith(
+        f"{tmp_path / 'r'} keeps no config.toml: it was not made from"
+    )
+
+
+def test_an_unknown_device(tmp_path: Path) -> None:
+    run_config(config(), out=tmp_path / "r")
+    assert fault(ConfigError, tmp_path / "r", device="warp").startswith("The device 'warp' cannot be used: ")
+
+
+def test_the_folder_of_data_is_asked_for(tmp_path: Path) -> None:
+    toy(users=5).save(tmp_path / "data" / "mine")
+    saved = config(data={"reader": "saved", "folder": "mine"})
+    run = run_config(saved, folder=tmp_path / "data", out=tmp_path / "r")
+    assert "wants a folder of data" in fault(DataError, tmp_path / "r")
+    same(run, load_run(tmp_path / "r", data_folder=tmp_path / "data"))
+
+
+def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
+    import hashlib
+
+    from safetensors.torch import save
+
+    run_config(config(), out=tmp_path / "r")
+    content = save({"params/linear.weight": torch.zeros(3, 4)})
+    commit = json.loads((tmp_path / "r" / "commit.json").read_text(encoding="utf-8"))
+    (tmp_path / "r" / commit["server"]).write_bytes(content)
+    commit["server_sha256"] = hashlib.sha256(content).hexdigest()
+    (tmp_path / "r" / "commit.json").write_text(json.dumps(commit), encoding="utf-8")
+    assert fault(RunError, tmp_path / "r") == (
+        f"{tmp_path / 'r'} is damaged: its server state does not fit its configuration: missing ['linear.bias']."
+    )
+
+
+def test_the_configuration_and_its_text(tmp_path: Path) -> None:
+    run_config(config(), out=tmp_path / "r")
+    kept, text = run_folder_config(tmp_path / "r")
+    assert kept == config()
+    assert text == config().to_toml()

@@ -1,0 +1,127 @@
+"""The reproduction of FURL's Table 3 on tiny generated scenes: whole, interrupted, and with a run that diverges."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedkeep.core.errors import ConfigError, DataError, RunError
+from fedkeep.experiments.reproduce import REPRODUCTIONS, Request, furl, jobs, reproduce
+from fedkeep.experiments.reproduce.references import most_frequent_label
+
+TINY = {
+    "run.epochs": "2",
+    "data.users": "12",
+    "data.examples": "20",
+    "model.hidden": "4",
+    "model.embedding_dim": "4",
+    "model.mlp": "8",
+}
+
+
+def scene(name: str = "sticker-like (generated)") -> furl.Scene:
+    found = next(s for s in furl.SCENES if s.name == name)
+    return replace(found, quick=TINY, medium=TINY)
+
+
+def request(folder: Path, **changes: object) -> Request:
+    return Request(data=None, out=folder, progress=False, **changes)  # type: ignore[arg-type]
+
+
+def test_every_reproduction_is_described() -> None:
+    with pytest.raises(
+        ConfigError, match=r"There is no reproduction 'furl-tabel3'; .* Did you mean 'furl-table3'\?"
+    ):
+        reproduce("furl-tabel3", request(Path("results")))
+    assert set(REPRODUCTIONS) == {"furl-table3", "furl-sweep"}
+
+
+def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furl, "SCENES", (scene(),))
+    path = reproduce("furl-table3", request(tmp_path, seeds=[0, 1]))
+    assert path == tmp_path / "furl-table3-quick.md"
+    rows = json.loads((tmp_path / "furl-table3-quick.json").read_text(encoding="utf-8"))
+    trained = {r["method"]: r for r in rows if not r["method"].startswith("(")}
+    assert list(trained) == [c.name for c in furl.SCENES[0].rows]
+    assert trained["Personalized Server"]["published"] == 0.6560
+    assert all(r["seeds"] == [0, 1] and r["std"] is not None and r["metric"] == "auc" for r in trained.values())
+    finished = [p for p in (tmp_path / "runs" / "furl-table3-quick").iterdir() if "held-out" not in p.name]
+    assert len(finished) == 12
+    outcomes = [jobs.outcome(p) for p in finished if p.name.startswith("sticker-global-server")]
+    mean = sum(o.test for o in outcomes) / 2
+    assert trained["Global Server"]["value"] == pytest.approx(mean, abs=1e-12)
+    text = path.read_text(encoding="utf-8")
+    for figure in ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start"):
+        assert f"sticker-{figure}.png" in text
+        assert (tmp_path / "furl-table3-quick" / f"sticker-{figure}.png").stat().st_size > 5_000
+    assert "differ from the paper's" in text
+    page = (tmp_path / "furl-table3-quick" / "page" / "report.html").read_text(encoding="utf-8")
+    assert "Personalized Server" in page
+    assert "embedding_map" in json.loads(
+        next((tmp_path / "runs" / "furl-table3-quick").glob("*personalized-fl-0/analyses.json")).read_text()
+    )
+
+
+def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furl, "SCENES", (scene(),))
+    ran: list[str] = []
+    whole = jobs.run_job
+
+    def stopped(job: jobs.JobSpec, progress: bool | None = None) -> object:
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(job.folder.name)
+        return whole(job, progress)
+
+    monkeypatch.setattr(jobs, "run_job", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("furl-table3", request(tmp_path))
+    monkeypatch.setattr(jobs, "run_job", lambda job, progress=None: (ran.append(job.folder.name), whole(job))[1])
+    reproduce("furl-table3", request(tmp_path))
+    assert len(ran) == len(set(ran))
+
+
+def test_a_run_that_diverges_leaves_a_row_without_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furl, "SCENES", (scene(),))
+    monkeypatch.setattr(furl, "RATES", (1e30,))
+    text = reproduce("furl-sweep", request(tmp_path)).read_text(encoding="utf-8")
+    rows = json.loads((tmp_path / "furl-sweep-quick.json").read_text(encoding="utf-8"))
+    paper = next(r for r in rows if r["method"].startswith("Global FL, paper's recipe"))
+    assert paper["value"] is None
+    assert paper["seeds"] == []
+    assert "rate 1e+30" in text
+
+
+def test_a_scene_of_real_data_wants_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="The scene zulip_channels reads real data. Name its folder with --data DIR"):
+        reproduce("furl-table3", request(tmp_path))
+
+
+def test_outcome_of_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        jobs.outcome(tmp_path)
+    assert not jobs.is_finished(tmp_path)
+
+
+def test_folder_names_are_safe_and_distinct() -> None:
+    assert jobs.folder_name("a", "b.c", "0") == "a-b.c-0"
+    odd, other = jobs.folder_name("../x"), jobs.folder_name("/./x")
+    assert odd != other
+    assert not set(odd) & set('/\\:*?"<>|')
+
+
+def test_most_frequent_label_by_hand() -> None:
+    from fedkeep import FederatedData
+
+    data = FederatedData.from_columns(
+        ["a"] * 4 + ["b"] * 3,
+        {"label": [0, 0, 1, 0, 2, 2, 1]},
+        split=["train", "train", "train", "test", "train", "train", "test"],
+        meta={"classes": 3},
+    )
+    assert most_frequent_label(data) == 0.5
+    assert math.isnan(most_frequent_label(data, "valid"))

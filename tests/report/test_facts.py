@@ -1,0 +1,75 @@
+from collections.abc import Callable
+from pathlib import Path
+
+from fedkeep.report import analysed, facts
+from fedkeep.report.blocks import Figure
+from fedkeep.report.groups import configurations
+from fedkeep.report.runs import read_run
+from fedkeep.report.tables import Table
+
+Write = Callable[..., Path]
+
+
+def test_nested_settings_are_written_flat() -> None:
+    settings = {
+        "model": {"sizes": [1, 20000], "dropout": 0.1, "pooled": True}, "rates": [{"a": 1}], "none": None, "empty": [],
+        "seed": 12345, "hash": "ab" * 32, "text": "",
+    }  # fmt: skip
+    assert dict(facts.flat(settings)) == {
+        "model.sizes": "1, 20,000", "model.dropout": "0.1", "model.pooled": "yes", "rates.0.a": "1", "none": "–",
+        "empty": "none", "seed": "12345", "hash": "abababababababab…", "text": "(empty)",
+    }  # fmt: skip
+
+
+def test_totals_count_every_client_of_a_round(write_run: Write) -> None:
+    (table,) = facts.traffic(configurations([read_run(write_run())]))
+    assert isinstance(table, Table)
+    # 6 rounds recorded: 10 clients x 21,504 bytes, 2.5 s, 4 ms of them aggregation
+    assert table.rows == (
+        ("Personalized FL", "21.5 kB", "21.5 kB", "128 B", "1.3 MB", "1.3 MB", "4 ms", "15.0 s"),
+    )  # fmt: skip
+
+
+def test_pooled_training_has_no_traffic(write_run: Write) -> None:
+    folder = write_run(pooled=True, bytes_up=None, bytes_down=None)
+    (table,) = facts.traffic(configurations([read_run(folder)]))
+    assert isinstance(table, Table)
+    assert table.rows[0][1:3] == ("pooled", "pooled")
+
+
+def test_halves_are_added_up(write_run: Write) -> None:
+    (table,) = facts.split(configurations([read_run(write_run())]))
+    assert isinstance(table, Table)
+    assert table.note == "Together: federated 21.5 kB, private 128 B."
+    assert table.rows[-1] == ("user", "private", "32", "128 B")
+
+
+def test_seeds_of_a_group_are_listed(write_run: Write) -> None:
+    groups = configurations([read_run(write_run("a", seed=3)), read_run(write_run("b", seed=5))])
+    (table,) = facts.configuration(groups)
+    assert isinstance(table, Table)
+    assert ("seed", "3, 5") in table.rows
+
+
+def test_cold_start_that_measured_nothing_is_a_table(write_run: Write) -> None:
+    analyses = {
+        "cold_start": {"k": [0, 1], "mean": [None, None]},
+        "aggregation_time": {"cohort": [1, 2], "seconds": [0.5, None]},
+    }
+    cold, timed = analysed.sections(configurations([read_run(write_run(analyses=analyses))]))
+    assert isinstance(cold.blocks[0], Table)
+    assert cold.blocks[0].rows == (("Accuracy", "–", "–"),)
+    figure = timed.blocks[0]
+    assert isinstance(figure, Figure)
+    assert figure.table is not None
+    assert figure.table.rows == (("1", "500 ms", "500 ms"),)
+
+
+def test_plain_tables_write_fractions_in_percent_where_the_heading_says_so(write_run: Write) -> None:
+    columns = ["name", "valid accuracy", "AUC", "weight"]
+    analyses = {"sweep": {"columns": columns, "rows": [["a", 0.5, 57.2, 0.5], ["b", None, 60.0, 2]]}}
+    (section,) = analysed.sections(configurations([read_run(write_run(analyses=analyses))]))
+    table = section.blocks[0]
+    assert isinstance(table, Table)
+    assert table.rows == (("a", "50.0 %", "57.2", "0.5"), ("b", "–", "60", "2"))
+    assert table.left == 1
