@@ -24,7 +24,7 @@ ARGS ?=
 JOBS ?= 2
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp)
 
 # A process of the tests computes on one core each, so that workers don't get into each other's way.

@@ -214,6 +214,15 @@ def test_a_run_of_another_configuration(refused: Refused, fedkeep: Command) -> N
     assert states(Path("runs/toy-0")) == before
 
 
+def test_a_run_goes_on_with_its_own_settings_only(refused: Refused, fedkeep: Command) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    before = states(Path("r"))
+    message = refused("run", "r", "--resume", "--seed", "3")
+    assert message.startswith("Error: r is a run of another configuration")
+    assert "  seed: 0 in the run, 3 now\n" in message
+    assert states(Path("r")) == before
+
+
 def test_nothing_to_resume(refused: Refused) -> None:
     assert refused("run", "toy.toml", "--resume") == (
         "Error: runs/toy-0 holds no run: there is no run.json in it. Name the folder that a run wrote."

@@ -50,6 +50,14 @@ def test_an_unknown_split(refused: Callable[..., str], run_folder: Path) -> None
     assert refused("evaluate", "r", "--split", "tests") == message
 
 
+def test_nothing_to_judge(fedkeep: Command, refused: Callable[..., str]) -> None:
+    settings = ["--set", "data.split={fractions=[0.9,0.0,0.1]}"]
+    result = fedkeep("run", "toy.toml", "--out", "r", *settings)
+    assert result.exit_code == 0, result.output
+    message = "Error: The users of r have no valid examples, so there is nothing to judge."
+    assert refused("evaluate", "r", "--split", "valid") == message
+
+
 def test_an_unknown_device(refused: Callable[..., str], run_folder: Path) -> None:
     assert refused("evaluate", "r", "--device", "warp").startswith(
         "Error: The device 'warp' cannot be used: "

@@ -16,7 +16,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.local import batches
 from fedkeep.methods import terms
-from fedkeep.models import DocumentModel
+from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.reference import rows_of
 from tests.tiny import Logits, Noisy, classes, same_bits, texts
 
@@ -163,6 +163,14 @@ def document(lookup: bool) -> DocumentModel:
     return model
 
 
+def words(lookup: bool) -> BagOfWords:
+    torch.manual_seed(3)
+    model = BagOfWords(200, 3, 4, embedding_dim=5, mlp=6).double()
+    if not lookup:
+        model.lookup = {}  # type: ignore[misc]
+    return model
+
+
 @pytest.mark.parametrize(
     "phase",
     [
@@ -178,12 +186,13 @@ def document(lookup: bool) -> DocumentModel:
     ],
     ids=["sgd", "momentum", "adam", "decay", "adam decay", "clip", "penalty", "sum of penalties", "nested penalty"],
 )
-def test_a_local_vocabulary_changes_nothing(phase: Phase) -> None:
+@pytest.mark.parametrize("make", [document, words], ids=["document", "words"])
+def test_a_local_vocabulary_changes_nothing(phase: Phase, make: Any) -> None:
     """Training only the rows that a client's texts use equals training the whole table."""
     data = texts(vocabulary=200)
-    for client in range(2):
-        narrow = run(document(True), [phase], data, client=client).params
-        whole = run(document(False), [phase], data, client=client).params
+    for client, split in enumerate((Split("user"), Split("*"))):
+        narrow = run(make(True), [phase], data, client=client, split=split).params
+        whole = run(make(False), [phase], data, client=client, split=split).params
         for name in whole:
             torch.testing.assert_close(narrow[name], whole[name], rtol=0, atol=1e-12)
         assert narrow["embedding.weight"].shape == (200, 5)

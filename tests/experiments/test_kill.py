@@ -101,7 +101,6 @@ def test_killed_at_every_touch_of_the_files(quick_path: Path, engine: str, proce
         killed.go_on(engine, folder, rounds)
         check(folder, expected)
         shutil.rmtree(folder)
-    print(len(ends))
     assert ends[-1] == 0
     assert set(ends[:-1]) == {-signal.SIGKILL}
     assert len(ends) > (25 if engine == "sequential" else 8)

@@ -382,8 +382,6 @@ template <> struct Cell<true> {
     static constexpr int h_first = 1;
     static constexpr int h_sum[3] = {0, 1, 3};
 };
-constexpr int Cell<false>::x_gate[], Cell<false>::h_gate[], Cell<false>::h_sum[];
-constexpr int Cell<true>::x_gate[], Cell<true>::h_gate[], Cell<true>::h_sum[];
 
 template <class T> struct Sizes {
     static constexpr int W = Lanes<T>::W;

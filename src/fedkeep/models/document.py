@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.nn import LSTM, masked_max, masked_mean
+from fedkeep.nn import LSTM
 
 
 class DocumentModel(nn.Module):
@@ -48,7 +48,7 @@ class DocumentModel(nn.Module):
         super().__init__()
         if pool not in ("last", "max", "mean"):
             raise ConfigError(f"pool must be 'last', 'max' or 'mean'; got {pool!r}.")
-        self.pool = pool
+        self.pool: Literal["last", "max", "mean"] = pool
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         self.lstm = LSTM(embedding_dim, hidden, bidirectional=True)
         if user_dim:
@@ -74,11 +74,9 @@ class DocumentModel(nn.Module):
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return text vectors joined with the user's, shape (B, 2 · hidden + user_dim)."""
-        output, last = self.lstm.forward_ids(text, self.embedding.weight, text_length)  # (B, L, 2H), (B, 2H)
-        if self.pool != "last":
-            last = (masked_max if self.pool == "max" else masked_mean)(output, text_length)
+        vector = self.lstm.pooled_ids(text, self.embedding.weight, text_length, self.pool)  # (B, 2H)
         user: Tensor | None = getattr(self, "user", None)
-        return last if user is None else torch.cat([last, user.expand(len(last), -1)], 1)
+        return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits for features, shape (B, classes)."""

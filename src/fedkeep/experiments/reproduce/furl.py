@@ -68,7 +68,7 @@ SCENES = (
         True,
         _rows("furl", (0.2893, 0.6613, 0.1190, 0.6241)),
         {"run.epochs": "3", "data.limit_users": "80", "data.max_length": "64"},
-        {"run.epochs": "16", "data.max_length": "80"},
+        {"run.epochs": "12", "data.max_length": "80"},
     ),
     Scene(
         "zulip_channels, bag of words",

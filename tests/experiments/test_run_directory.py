@@ -1,0 +1,400 @@
+"""A run's folder: what it holds, what damages it, and that a failed commit loses nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep import Run, adam, methods, sgd, simulate
+from fedkeep.core.errors import FedkeepError, RunError, StoreError
+from fedkeep.core.files import read_tensors
+from fedkeep.core.records import Record, read_records
+from tests.tiny import Logits, classes, everyone, files, same_bits
+
+METHOD = methods.furl("user", batch_size=4, server_optimizer=sgd(1.0, momentum=0.9))
+DATA = classes(counts=(5, 9, 3, 7), kind="f4")
+
+
+def run(out: Path | None, *, resume: bool = False, rounds: int = 4, model: Any = None, **changes: Any) -> Run:
+    options: dict[str, Any] = {"method": METHOD, "data": DATA, "cohort": 2, "seed": 5, "evaluate_every": 2} | changes
+    return simulate(model or Logits(), rounds=rounds, out=out, resume=resume, **options)
+
+
+def lasting(folder: Path) -> dict[str, bytes]:
+    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json"))
+    commit = json.loads((folder / "commit.json").read_text())
+    return found | {"commit.json": json.dumps({**commit, "timings_bytes": 0}).encode()}
+
+
+class Stop(Exception):
+    """Stops a run between two rounds."""
+
+
+def stopped(out: Path, after: int) -> None:
+    """Leave a run at its commit of round ``after``."""
+    from fedkeep.experiments.run_directory import RunDirectory
+
+    commit = RunDirectory.commit
+
+    def stopping(self: RunDirectory, round: int, *arguments: Any) -> None:
+        if round > after:
+            raise Stop
+        commit(self, round, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "commit", stopping)
+        with pytest.raises(Stop):
+            run(out)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(folder)
+    return lasting(folder)
+
+
+def test_what_a_folder_holds(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "run"
+    done = run(out, name="mine", config={"seed": 5}, config_text="seed = 5\n")
+    names = set(files(out))
+    assert names == {
+        "lock", "run.json", "config.toml", "records.jsonl", "timings.jsonl", "commit.json", "server-4.safetensors",
+        "private/table.bin", "private/schema.json", "private/journal",
+    }  # fmt: skip
+    assert (out / "config.toml").read_text() == "seed = 5\n"
+    info = json.loads((out / "run.json").read_text())
+    assert (info["name"], info["method"], info["seed"], info["status"]) == ("mine", "furl", 5, "finished")
+    assert (info["engine"], info["pooled"], info["rounds"], info["cohort"]) == ("sequential", False, 4, 2)
+    assert (info["rounds_per_epoch"], info["metric"], info["config"]) == (2, "accuracy", {"seed": 5})
+    assert info["bytes_up"] == info["bytes_down"] == 48
+    assert [(r["name"], r["half"], r["bytes"]) for r in info["split_table"]] == [
+        ("user", "private", 12), ("linear.weight", "federated", 36), ("linear.bias", "federated", 12),
+    ]  # fmt: skip
+    assert info["data"]["counts"] == {"train": 24, "valid": 8, "test": 12}
+    assert info["data"]["fingerprint"] == DATA.fingerprint()
+    assert {"python", "torch", "fedkeep", "platform", "machine", "cores", "commit"} <= info["environment"].keys()
+    assert list(read_records(out / "records.jsonl")) == done.history
+    server = read_tensors(out / "server-4.safetensors")
+    assert same_bits({n.removeprefix("params/"): v for n, v in server.items() if n.startswith("params/")}, done.server)
+
+
+def test_records_hold_what_is_reproducible_and_timings_the_rest(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(tmp_path / name)
+    assert (tmp_path / "a" / "records.jsonl").read_bytes() == (tmp_path / "b" / "records.jsonl").read_bytes()
+    assert {(r.split, r.metric) for r in read_records(tmp_path / "a" / "timings.jsonl")} == {
+        ("time", "seconds"), ("time", "aggregate_seconds"),
+    }  # fmt: skip
+    assert not any(r.split == "time" for r in read_records(tmp_path / "a" / "records.jsonl"))
+
+
+def test_a_run_with_a_folder_equals_one_without(tmp_path: Path) -> None:
+    kept, fleeting = run(tmp_path / "run"), run(None)
+    assert same_bits(kept.server, fleeting.server)
+    assert same_bits(everyone(kept.private, 4), everyone(fleeting.private, 4))
+    assert kept.history == fleeting.history
+    assert kept.evaluate() == fleeting.evaluate()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, after: int, whole: dict[str, bytes]) -> None:
+    stopped(tmp_path / "run", after)
+    done = run(tmp_path / "run", resume=True)
+    assert lasting(tmp_path / "run") == whole
+    assert done.round == 4
+    assert done.history == list(read_records(tmp_path / "run" / "records.jsonl"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = run(tmp_path / "run")
+    before = lasting(tmp_path / "run")
+    again = run(tmp_path / "run", resume=True)
+    assert lasting(tmp_path / "run") == before
+    assert again.history == first.history
+    assert same_bits(again.server, first.server)
+    assert again.evaluate() == first.evaluate()
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(out, rounds=1)
+    before = files(out)
+    with pytest.raises(RunError) as error:
+        run(out, rounds=1)
+    assert str(error.value) == (
+        f"{out} already exists and is not empty. Resume that run (resume=True, on the command line --resume), "
+        f"or name another folder."
+    )
+    assert files(out) == before
+    other = tmp_path / "file"
+    other.write_text("mine")
+    with pytest.raises(RunError, match="already exists and is not empty"):
+        run(other)
+    assert other.read_text() == "mine"
+    with pytest.raises(RunError, match=r"^Cannot make the run's folder .*: Not a directory\.$"):
+        run(other / "below")
+    (tmp_path / "empty").mkdir()
+    run(tmp_path / "empty", rounds=1)
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    for out in (tmp_path / "none", tmp_path):
+        with pytest.raises(RunError) as error:
+            run(out, resume=True)
+        assert str(error.value) == (
+            f"{out} holds no run: there is no run.json in it. Name the folder that a run wrote."
+        )
+    assert files(tmp_path) == {}
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": ({"seed": 6}, "seed: 5 in the run, 6 now"),
+    "rounds": ({"rounds": 9}, "rounds: 4 in the run, 9 now"),
+    "cohort": ({"cohort": 3}, "cohort: 2 in the run, 3 now"),
+    "sampling": ({"sampling": "independent"}, "sampling: 'shuffled' in the run, 'independent' now"),
+    "method": ({"method": METHOD.but(weighting="uniform")}, "method.weighting: 'examples' in the run, 'uniform' now"),
+    "server": (
+        {"method": METHOD.but(server_optimizer=adam(0.1))}, "method.server_optimizer.kind: 'sgd' in the run, 'adam' now",
+    ),
+    "model": ({"model": Logits(seed=1)}, "model.initial_sha256: "),
+    "data": ({"data": classes(counts=(5, 9, 3, 7), kind="f4", seed=1)}, "data.columns.label: "),
+    "engine": ({"engine": "pooled"}, "pooled: False in the run, True now"),
+    "hold out": ({"hold_out": 0.25}, "hold_out: 0.0 in the run, 0.25 now"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_of_another_configuration_is_refused_and_the_difference_named(tmp_path: Path, name: str) -> None:
+    changes, line = OTHERS[name]
+    out = tmp_path / "run"
+    stopped(out, 2)
+    before = files(out)
+    with pytest.raises(RunError) as error:
+        run(out, resume=True, **changes)
+    message = str(error.value)
+    assert message.startswith(
+        f"{out} is a run of another configuration, so it cannot be resumed with this one:\n  "
+    )
+    assert message.endswith("\nUse the settings it was made with, or name another folder.")
+    assert f"\n  {line}" in message
+    assert files(out) == before
+
+
+class Wider(Logits):
+    """The same values as ``Logits``, used in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.drop(x))
+
+
+def test_a_model_of_the_same_values_but_other_layers_is_refused(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", 1)
+    with pytest.raises(RunError, match="model"):
+        run(tmp_path / "run", resume=True, model=Wider())
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "flip":
+        path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    else:
+        path.write_text(how)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("commit.json", "missing"),
+        ("commit.json", "empty"),
+        ("commit.json", "cut"),
+        ("commit.json", "{}"),
+        ("commit.json", "[]"),
+        ("commit.json", '{"round": 2}'),
+        ("run.json", "empty"),
+        ("run.json", "cut"),
+        ("run.json", "[]"),
+        ("server-2.safetensors", "missing"),
+        ("server-2.safetensors", "empty"),
+        ("server-2.safetensors", "cut"),
+        ("server-2.safetensors", "flip"),
+        ("records.jsonl", "missing"),
+        ("records.jsonl", "cut"),
+        ("timings.jsonl", "missing"),
+        ("private/journal", "missing"),
+        ("private/journal", "cut"),
+        ("private/journal", "flip"),
+        ("private/table.bin", "missing"),
+        ("private/table.bin", "cut"),
+        ("private/schema.json", "cut"),
+    ],
+)
+def test_a_damaged_folder_is_named_and_not_made_worse(tmp_path: Path, name: str, how: str) -> None:
+    out = tmp_path / "run"
+    stopped(out, 2)
+    damage(out / name, how)
+    before = files(out)
+    with pytest.raises((RunError, StoreError)) as error:
+        run(out, resume=True)
+    assert Path(name).name in str(error.value) or str(out / "private") in str(error.value)
+    assert files(out) == before
+
+
+def test_damaged_records_are_named_by_their_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stopped(out, 2)
+    path = out / "records.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b"#" * (len(lines[1]) - 1) + b"\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(RunError, match=r"records\.jsonl, line 2: not a record"):
+        run(out, resume=True)
+
+
+def test_a_folder_of_a_later_fedkeep(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(out, rounds=1)
+    info = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**info, "format": 99}))
+    with pytest.raises(RunError) as error:
+        run(out, rounds=1, resume=True)
+    assert str(error.value) == f"{out} has the format 99; this fedkeep reads format 1. Update fedkeep."
+
+
+def test_what_was_written_after_the_last_commit_is_dropped(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    out = tmp_path / "run"
+    stopped(out, 2)
+    with open(out / "records.jsonl", "a") as file:
+        file.write('{"round": 3, "torn')
+    (out / "server-3.safetensors").write_bytes(b"half a file")
+    (out / "server-3.safetensors.part").write_bytes(b"half a file")
+    (out / "commit.json.part").write_bytes(b"{")
+    run(out, resume=True)
+    (out / "commit.json.part").unlink(missing_ok=True)
+    assert lasting(out) == whole
+
+
+def test_a_start_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "lock").write_bytes(b"")
+    (out / "run.json.part").write_bytes(b'{"na')
+    run(out, rounds=1)
+
+
+def failing(call: str, number: int, error: BaseException) -> Callable[..., Any]:
+    """Return ``os.<call>``, but its ``number``-th call fails."""
+    real, count = getattr(os, call), 0
+
+    def maybe(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise error
+        return real(*arguments, **options)
+
+    return maybe
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fills_up_at_any_instant_loses_nothing(
+    tmp_path: Path, whole: dict[str, bytes], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every flush (rename) of rounds 1 and 2 fails once; afterwards the run resumes to the same bits."""
+    messages = []
+    for number in range(2, 22 if call == "fsync" else 8):
+        out = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(call, number, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+            with pytest.raises(FedkeepError) as error:
+                run(out)
+        messages.append(str(error.value))
+        run(out, resume=(out / "run.json").exists())
+        assert lasting(out) == whole
+    assert all("No space left on device" in m for m in messages)
+    assert all("Nothing was lost" in m and "resume" in m for m in messages)
+    assert {m.split(":")[0].split("/")[-1] for m in messages} >= {"journal", "commit.json"}
+
+
+@pytest.mark.parametrize("number", [3, 8, 14])
+def test_an_interrupt_inside_a_commit_loses_nothing(
+    tmp_path: Path, whole: dict[str, bytes], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing("fsync", number, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run(out)
+    run(out, resume=True)
+    assert lasting(out) == whole
+
+
+class Interrupted(Logits):
+    """Its ``left``-th forward is interrupted, as by Ctrl-C."""
+
+    left = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).left -= 1
+        if type(self).left == 0:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("left", [1, 5, 9, 14])
+def test_an_interrupt_inside_a_round_leaves_the_last_commit(
+    tmp_path: Path, whole: dict[str, bytes], left: int
+) -> None:
+    out = tmp_path / "run"
+    Interrupted.left = left
+    with pytest.raises(KeyboardInterrupt):
+        run(out, model=Interrupted())
+    Interrupted.left = 0
+    committed = len(list(read_records(out / "records.jsonl"))) if (out / "records.jsonl").exists() else 0
+    round = json.loads((out / "commit.json").read_text())["round"] if (out / "commit.json").exists() else 0
+    assert (committed == 0) == (round == 0)
+    run(out, resume=True, model=Interrupted())  # the folder is free again
+    assert {n: v for n, v in lasting(out).items() if n != "run.json"} == whole
+
+
+def test_client_ids_with_path_characters_write_nothing_outside(tmp_path: Path) -> None:
+    ids = ("../../evil", "/etc/passwd", "CON", "a/b\\c", "..", " ", "ü\u202e", "x" * 200)
+    data = classes(counts=(3, 4, 5, 2, 3, 3, 3, 3), kind="f4", ids=ids)
+    out = tmp_path / "deep" / "run"
+    done = run(out, data=data, rounds=4)
+    assert [p.name for p in tmp_path.iterdir()] == ["deep"]
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["run"]
+    assert not any("evil" in n or "CON" in n for n in files(out))
+    assert {r.client for r in done.history if r.client} == set(ids)
+    assert run(out, data=data, rounds=4, resume=True).history == done.history
+    assert done.parameters("../../evil").keys() == {"user", "linear.weight", "linear.bias"}
+
+
+def test_the_run_is_free_after_an_error(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stopped(out, 1)
+    with pytest.raises(RunError):
+        run(out, resume=True, seed=7)
+    run(out, resume=True)
+    assert isinstance(Record(0, 0.0, "", None, "", 0.0, 0), Record)
+    assert dataclasses.is_dataclass(Record)

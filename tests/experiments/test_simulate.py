@@ -1,0 +1,286 @@
+"""A whole simulation: reproducible, independent of order and threads, and plain about bad calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Run, adam, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, DataError, MethodError, NonFiniteError, SplitError
+from fedkeep.data import RangeIds
+from fedkeep.engines import Sampler, judge
+from fedkeep.store import Default, MemoryStore
+from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, texts
+
+DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
+FURL = methods.furl("user", batch_size=4, optimizer=sgd(0.3))
+
+
+def bits(run: Run) -> tuple[Any, ...]:
+    private = everyone(run.private, len(run.data))
+    return (
+        {n: v.tolist() for n, v in run.server.items()},
+        {n: v.tolist() for n, v in private.items()},
+        [str(r) for r in run.history],
+    )
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    one, two = (simulate(Noisy(dropout=0.5), FURL.but(private_init=("normal", 0.1)), classes(counts=(8, 6, 10), kind="f4"), rounds=4, cohort=2, seed=3) for _ in range(2))  # fmt: skip
+    assert bits(one) == bits(two)
+
+
+def test_another_seed_gives_other_results() -> None:
+    found = [bits(simulate(Logits(), FURL, DATA, rounds=3, cohort=2, seed=seed)) for seed in (0, 1)]
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "pooled"])
+def test_the_global_random_state_is_neither_read_nor_moved(engine: str) -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        before = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
+        data = classes(counts=(8, 6, 10), kind="f4")
+        found.append(bits(simulate(Noisy(dropout=0.5), methods.furl("user", private_init=("normal", 0.1)), data, rounds=2, engine=engine)))  # fmt: skip
+        assert torch.equal(before[0], torch.random.get_rng_state())
+        assert before[1] == str(np.random.get_state())  # noqa: NPY002
+    assert found[0] == found[1]
+
+
+def test_threads_change_no_bit() -> None:
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(bits(simulate(Logits(), FURL, DATA, rounds=4, cohort=3, seed=3)))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1]
+
+
+def test_an_epoch_uses_every_client_once() -> None:
+    run = simulate(Logits(), FURL, DATA, epochs=2, cohort=4, seed=3)
+    assert (run.round, run.rounds_per_epoch, run.epoch) == (4, 2, 2.0)
+    assert [r.n for r in run.history if (r.split, r.metric) == ("train", "loss")][0::2] != []
+    examples = [r.n for r in run.history if (r.split, r.metric) == ("train", "loss")]
+    assert sum(examples[:2]) == sum(examples[2:]) == 34
+    drawn = [Sampler(np.arange(6), 4, "shuffled", 3)(r) for r in range(2)]
+    assert sorted(c for d in drawn for c in d) == list(range(6))
+
+
+def test_evaluations_come_once_an_epoch_and_at_the_end() -> None:
+    def rounds(**options: Any) -> list[int]:
+        run = simulate(Logits(), FURL, DATA, cohort=2, **options)
+        return [r.round for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None]
+
+    assert rounds(rounds=7) == [3, 6, 7]
+    assert rounds(rounds=4, evaluate_every=2) == [2, 4]
+    assert rounds(rounds=4, evaluate_every=0) == []
+    assert rounds(rounds=0) == []
+
+
+def test_independent_sampling() -> None:
+    run = simulate(Logits(), FURL, DATA, rounds=3, cohort=2, seed=1, sampling="independent")
+    sampler = Sampler(np.arange(6), 2, "independent", 1)
+    drawn = {c for r in range(3) for c in sampler(r)}
+    assert run.private.seen(range(6)) == [c in drawn for c in range(6)]
+
+
+def test_clients_never_drawn_keep_the_default() -> None:
+    run = simulate(Logits(), FURL.but(private_init=0.5), DATA, rounds=1, cohort=2)
+    seen = run.private.seen(range(6))
+    assert sum(seen) == 2
+    users = everyone(run.private, 6)["user"]
+    assert all((users[c] == 0.5).all() != seen[c] for c in range(6))
+
+
+def test_who_is_held_out_never_trains() -> None:
+    data = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
+    run = simulate(Logits(), FURL, data, rounds=9, cohort=2, hold_out=0.34, seed=2)
+    assert len(run.held_out) == 2
+    assert sorted([*run.clients, *run.held_out]) == list(range(6))
+    assert run.private.seen(run.held_out) == [False, False]
+    assert all(run.private.seen(run.clients))
+    other = {n: np.array(c) for n, c in data.columns.items()}  # type: ignore[arg-type]
+    for c in run.held_out:
+        other["x"][data.offsets[c] : data.offsets[c + 1]] += 100
+    changed = FederatedData(other, data.offsets, data.ids, data.bounds, data.meta)
+    again = simulate(Logits(), FURL, changed, rounds=9, cohort=2, hold_out=0.34, seed=2)
+    assert bits(run) == bits(again)  # not even the records of evaluations know of them
+    assert run.evaluate("test", clients=run.held_out.tolist()) != again.evaluate("test", clients=run.held_out.tolist())
+
+
+def test_the_clients_own_records_are_those_of_the_best_epoch() -> None:
+    run = simulate(Logits(), methods.furl("user", optimizer=adam(0.3)), DATA, rounds=8, cohort=6, seed=1)
+    valid = [(r.round, r.value) for r in run.history if (r.split, r.metric) == ("valid", "accuracy") and r.client is None]
+    own = [r for r in run.history if r.client is not None]
+    assert {(r.split, r.metric) for r in own} == {("test", "accuracy")}
+    best = max(v for _, v in valid)
+    last = max(r.round for r in own)
+    assert last == next(r for r, v in valid if v == best)
+    assert {r.client for r in own if r.round == last} == set(DATA.ids)
+    improving = [r for r, v in valid if v > max([w for q, w in valid if q < r], default=-1.0)]
+    assert sorted({r.round for r in own}) == improving
+    assert 1 < len(improving) < len(valid)
+
+
+def test_without_validation_examples_the_clients_own_records_are_the_last() -> None:
+    data = classes(counts=(5, 9, 3), valid=0, kind="f4")
+    run = simulate(Logits(), FURL, data, rounds=3, cohort=3)
+    assert max(r.round for r in run.history if r.client is not None) == 3
+
+
+def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(["a", "b"], 10)
+    data = FederatedData.from_columns(
+        owner, {"x": rng.standard_normal((20, 3)), "label": rng.standard_normal(20)}, parts(6, 2, 2) * 2,
+        meta={"task": "regression"},
+    )  # fmt: skip
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    method = methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.6), batch_size=2)
+    run = simulate(Line(), method, data, rounds=10, cohort=1)
+    valid = {r.round: r.value for r in run.history if (r.split, r.metric) == ("valid", "rmse") and r.client is None}
+    assert max(r.round for r in run.history if r.client) == min(valid, key=lambda r: (valid[r], r))
+
+
+def test_nan_in_the_loss_names_the_client() -> None:
+    class Thin(Logits):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x[:, :1]) + super().forward(x)
+
+    data = FederatedData.from_columns(
+        ["good", "good", "ill", "ill"], {"x": np.array([[1.0] * 3, [2.0] * 3, [-1.0] * 3, [1.0] * 3], "f4"), "label": np.array([0, 1, 2, 0])},
+        parts(2) * 2, meta={"task": "multiclass", "classes": 3},
+    )  # fmt: skip
+    with pytest.raises(NonFiniteError, match=r"^Client 'ill', round 0: the training loss became NaN or infinite"):
+        simulate(Thin(), FURL, data, rounds=1, cohort=2)
+    run = simulate(Thin(), FURL, data, rounds=2, cohort=2, on_nonfinite="skip", evaluate_every=0)
+    assert run.private.seen([0, 1]) == [True, False]
+    assert [r.value for r in run.history if r.metric == "refused_clients"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({}, ConfigError, "Give either rounds or epochs."),
+        ({"rounds": 1, "epochs": 1}, ConfigError, "Give either rounds or epochs."),
+        ({"rounds": -1}, ConfigError, "rounds must be at least 0; got -1."),
+        ({"rounds": 1, "cohort": 0}, ConfigError, "cohort must be at least 1; got 0."),
+        (
+            {"rounds": 1, "engine": "sequentail"},
+            ConfigError,
+            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'pooled']. Did you mean 'sequential'?",
+        ),
+        ({"rounds": 1, "evaluate_every": -1}, ConfigError, "evaluate_every must be at least 0 (0: never); got -1."),
+        ({"rounds": 1, "hold_out": 1.0}, ConfigError, "hold_out must be a fraction in [0, 1); got 1.0."),
+        ({"rounds": 1, "sampling": "all"}, ConfigError, "sampling must be 'shuffled' or 'independent'; got 'all'."),
+        ({"rounds": 1, "resume": True}, ConfigError, "resume=True needs the folder of the run: pass out=...."),
+    ],
+)
+def test_bad_calls(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        simulate(Logits(), FURL, DATA, **options)
+    assert str(error.value) == message
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(ConfigError, match="on_nonfinite must be 'stop' or 'skip'; got 'ignore'"):
+        simulate(Logits(), FURL, DATA, rounds=1, on_nonfinite="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="^The device 'cuda:99' cannot be used: .*Use device='cpu'"):
+        simulate(Logits(), FURL, DATA, rounds=1, device="cuda:99")
+    with pytest.raises(ConfigError, match="^The device 'gpu' cannot be used: "):
+        simulate(Logits(), FURL, DATA, rounds=1, device="gpu")
+
+
+def test_nothing_is_written_before_the_call_is_checked(tmp_path: Any) -> None:
+    for options in ({"rounds": -1}, {"rounds": 1, "engine": "x"}, {"rounds": 1, "private": MemoryStore(Default({}))}):
+        with pytest.raises(ConfigError):
+            simulate(Logits(), FURL, DATA, out=tmp_path / "run", **options)  # type: ignore[arg-type]
+    with pytest.raises(SplitError):
+        simulate(Logits(), methods.furl("usr"), DATA, rounds=1, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_without_a_split_or_a_column() -> None:
+    unsplit = FederatedData.from_columns(["a", "b"], {"x": np.zeros((2, 3)), "label": np.array([0, 1])})
+    with pytest.raises(DataError, match="not split yet"):
+        simulate(Logits(), FURL, unsplit, rounds=1)
+    with pytest.raises(MethodError, match=r"^Logits.forward wants the column 'x'; the data have "):
+        simulate(Logits(), FURL, texts(), rounds=1)
+
+
+def test_a_store_may_go_on_with_another_task() -> None:
+    first = simulate(Logits(), FURL, DATA, rounds=3, cohort=6)
+    second = simulate(Logits(seed=3), FURL, DATA, rounds=0, private=first.private)
+    assert torch.equal(everyone(second.private, 6)["user"], everyone(first.private, 6)["user"])
+    third = simulate(Logits(seed=3), FURL, DATA, rounds=1, cohort=6, private=first.private)
+    assert third.private is first.private
+    assert not same_bits(third.server, second.server)
+
+
+def test_parameters_are_the_clients_whole_model() -> None:
+    run = simulate(Logits(), FURL, DATA, rounds=3, cohort=6)
+    whole = run.parameters("user-4")
+    assert whole.keys() == Logits().state_dict().keys()
+    assert torch.equal(whole["user"], everyone(run.private, 6)["user"][4])
+    model = Logits()
+    model.load_state_dict(whole)
+    x = torch.from_numpy(np.asarray(DATA.batch(DATA.rows(4, "test"))["x"]))
+    right = (model(x).argmax(1) == DATA.batch(DATA.rows(4, "test"))["label"]).double().mean()
+    assert run.evaluate(clients=[4])["accuracy"] == pytest.approx(float(right))
+    with pytest.raises(DataError, match="Did you mean 'user-4'"):
+        run.parameters("usr-4")
+
+
+def test_extend_adds_the_methods_own_modules() -> None:
+    def extend(model: nn.Module) -> nn.Module:
+        model.user = nn.Parameter(torch.zeros(3))
+        return model
+
+    class Base(Logits):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.user
+
+    given = Base()
+    run = simulate(given, FURL.but(extend=extend), DATA, rounds=1, cohort=2)
+    assert set(everyone(run.private, 6)) == {"user"}
+    assert "user" not in given.state_dict()
+
+
+def test_a_million_clients_cost_only_the_cohort() -> None:
+    """Two of a million clients train: neither store nor sampler may walk over all of them in Python."""
+    count = 1_000_000
+    rows = np.arange(count, dtype=np.int64)
+    bounds = np.stack([rows, rows + 1, rows + 1, rows + 1], 1)
+    columns: dict[str, Any] = {"x": np.ones((count, 3), "f4"), "label": np.zeros(count, np.int64)}
+    data = FederatedData(columns, np.arange(count + 1), RangeIds(count, "user-{}"), bounds, {"task": "multiclass", "classes": 3})  # fmt: skip
+    run = simulate(Logits(), FURL, data, rounds=3, cohort=2, evaluate_every=0)
+    assert len(run.clients) == count
+    assert len([r for r in run.history if r.metric == "loss"]) == 3
+
+
+def test_judging_needs_no_more_than_the_run() -> None:
+    run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3, evaluate_every=1)
+    judged = judge(run.method, run.net, run.server, run.private, run.data, run.clients.tolist(), "test")
+    last = {r.metric: r.value for r in run.history if r.split == "test" and r.round == 2 and r.client is None}
+    assert judged[0].metrics() == last == run.evaluate()
+    assert dataclasses.is_dataclass(judged[0])
