@@ -19,7 +19,9 @@ def two_tasks(users: int, examples: int) -> fedkeep.FederatedData:
     data = fedkeep.data.many_user_text(users=users, examples=examples, classes=6, topics=4, choices=4)
     draw = np.random.default_rng(0)
     owner = data.clients_of(np.arange(data.examples))
-    favourite = np.array([np.bincount(data.columns["label"][list(data.rows(u))]).argmax() for u in range(users)])
+    favourite = np.array(
+        [np.bincount(data.columns["label"][list(data.rows(u))]).argmax() for u in range(users)]
+    )
     click = ((favourite[owner] + data.columns["_topic"]) % 2 == 0) ^ (draw.random(data.examples) < 0.05)
     silent = (owner % 4 != 0) & ~np.isin(np.arange(data.examples), data.split_rows("test"))
     columns = data.columns | {"click": np.where(silent, -1, click)}

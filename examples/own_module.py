@@ -45,7 +45,10 @@ def main() -> dict[str, float]:
     settings = {"optimizer": fedkeep.sgd(0.1), "epochs": 2, "batch_size": 16}
     private = fedkeep.methods.furl(["head.*", "calibration.*"], private_init="model", **settings)
     found = {}
-    for name, method in {"everything federated": fedkeep.methods.fedavg(**settings), "private": private}.items():
+    for name, method in {
+        "everything federated": fedkeep.methods.fedavg(**settings),
+        "private": private,
+    }.items():
         run = fedkeep.simulate(Clinic(), method, data, epochs=10, cohort=10, evaluate_every=0)
         found[name] = run.evaluate("test")["accuracy"]
         print(f"{name:22} accuracy on test {found[name]:.3f}")

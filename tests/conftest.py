@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two workers shall not fight for cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported: two workers shall not fight for cores
 
 import hypothesis
 import pytest

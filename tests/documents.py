@@ -32,7 +32,8 @@ def blocks(file: Path, language: str) -> list[Block]:
     """Return a file's fenced blocks of one language, in order."""
     text = file.read_text(encoding="utf-8")
     found = [
-        Block(file, match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in FENCE.finditer(text)
+        Block(file, match[1], match[2], text.count("\n", 0, match.start()) + 2)
+        for match in FENCE.finditer(text)
     ]
     return [block for block in found if block.language == language]
 

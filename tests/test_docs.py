@@ -1,4 +1,4 @@
-"""The pages in docs/: their Python runs and their commands are understood. The examples run and show what they claim."""
+"""The pages in docs/: their Python runs, their commands are understood. The examples show what they claim."""
 
 from __future__ import annotations
 

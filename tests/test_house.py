@@ -14,7 +14,18 @@ from importlinter import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "fedkeep"
-HEAVY = {"pydantic", "sklearn", "matplotlib", "typer", "pyarrow", "jinja2", "rich", "scipy", "datasets", "click"}
+HEAVY = {
+    "pydantic",
+    "sklearn",
+    "matplotlib",
+    "typer",
+    "pyarrow",
+    "jinja2",
+    "rich",
+    "scipy",
+    "datasets",
+    "click",
+}
 
 # Training takes gradients in the local run; the split checker's probes and the kernels' own backward passes are the
 # only other places.
@@ -47,7 +58,9 @@ def test_every_room_stands_on_a_floor() -> None:
 
 
 def test_importing_fedkeep_loads_torch_and_numpy_and_nothing_heavier() -> None:
-    before = set(json.loads(run_python("import torch, numpy, sys, json; print(json.dumps(sorted(sys.modules)))")))
+    before = set(
+        json.loads(run_python("import torch, numpy, sys, json; print(json.dumps(sorted(sys.modules)))"))
+    )
     after = set(json.loads(run_python("import fedkeep, sys, json; print(json.dumps(sorted(sys.modules)))")))
     assert not (after - before) & HEAVY
     assert {"torch", "numpy"} <= after
@@ -71,7 +84,9 @@ print((time.perf_counter() - began) / (loaded - began))
 def calls(module: Path, endings: tuple[str, ...]) -> list[int]:
     """Return the lines of a module that call a function whose dotted name ends so."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
-    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(endings)]
+    return [
+        n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(endings)
+    ]
 
 
 def test_gradients_are_taken_in_the_local_run_alone() -> None:

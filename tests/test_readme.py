@@ -42,7 +42,12 @@ def test_links_to_files_lead_somewhere(name: str) -> None:
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for name in ("README.md", "CONTRIBUTING.md"):
-        named = [w.split()[1] for b in blocks(ROOT / name, "sh") for w in b.text.splitlines() if w.startswith("make ")]
+        named = [
+            w.split()[1]
+            for b in blocks(ROOT / name, "sh")
+            for w in b.text.splitlines()
+            if w.startswith("make ")
+        ]
         assert named
         assert set(named) <= targets
 

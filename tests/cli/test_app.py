@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.cli.conftest import Command
 from typer.main import get_command
 
 from fedkeep import __version__
@@ -13,6 +12,7 @@ from fedkeep.experiments.build import MODELS, READERS
 from fedkeep.experiments.builtin import builtin_names
 from fedkeep.experiments.reproduce import REPRODUCTIONS
 from fedkeep.methods import METHODS
+from tests.cli.conftest import Command
 
 COMMANDS = ["demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"]
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
-from tests.cli.test_run import states
 
 from fedkeep.core import files
 from fedkeep.experiments.run_directory import RunDirectory
+from tests.cli.conftest import Command
+from tests.cli.test_run import states
 
 Refused = Callable[..., str]
 Csv = Callable[..., Path]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.cli.conftest import Command
 
 from fedkeep.split import CheckReport, Violation
+from tests.cli.conftest import Command
 
 
 def test_a_sound_split(fedkeep: Command) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
 
 from fedkeep.cli import demo as demo_module
 from fedkeep.experiments.demo import run_demo
+from tests.cli.conftest import Command
 
 SMALL = {"data.users": "8", "data.examples": "15", "run.epochs": "1"}
 

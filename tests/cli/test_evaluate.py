@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command
 
 from fedkeep.core.records import read_records
+from tests.cli.conftest import Command
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from tests.cli.conftest import Command
-from tests.cli.test_run import states
 
 from fedkeep.cli.personalize import parse_k, state_name
 from fedkeep.core.errors import ConfigError
+from tests.cli.conftest import Command
+from tests.cli.test_run import states
 
 
 def folder_of(fedkeep: Command, *further: str) -> Path:

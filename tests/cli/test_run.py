@@ -12,11 +12,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
 
 from fedkeep.core.records import read_records
 from fedkeep.experiments import progress
 from fedkeep.experiments import simulate as simulate_module
+from tests.cli.conftest import Command
 
 
 def states(folder: Path) -> dict[str, bytes]:
@@ -36,15 +36,15 @@ def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command)
     test = next(r.value for r in records if (r.round, r.split, r.metric) == (best, "test", "accuracy"))
     line = next(line for line in result.stdout.splitlines() if line.startswith("Accuracy "))
     assert line.split() == ["Accuracy", f"{100 * valid[best]:.1f}", "%", f"{100 * test:.1f}", "%"]
-    assert f"epoch {best // 2}" in result.stdout.splitlines()[0]
+    assert result.stdout.startswith(f"Toy: epoch {best // 2} of 2, the best by accuracy on valid\n")
     assert result.stdout.splitlines()[-1] == "Run folder: runs/toy-0"
     assert result.stderr == ""  # no progress where there is no terminal
 
 
 def test_a_progress_bar_is_shown_on_a_terminal(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        progress, "Silent", lambda: progress.Bar("Toy", 4)
-    )  # as if standard error were a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    # as if standard error were a terminal
+    monkeypatch.setattr(progress, "Silent", lambda: progress.Bar("Toy", 4))
     result = fedkeep("run", "toy.toml")
     assert result.exit_code == 0, result.output
     for shown in ("Toy", "4/4", "rounds/s", "valid accuracy 0."):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +133,18 @@ def test_dropout_draws_from_the_clients_own_stream() -> None:
     assert same_bits(one, run(model, phases).params)
     model.drop.p = 0.0
     assert not same_bits(one, run(model, phases).params)
+
+
+def test_a_phases_noise_depends_on_no_other_phase() -> None:
+    """Otherwise the number of opted-out examples in a private phase would choose the masks of a federated one."""
+    model = Noisy(dropout=0.5)
+    still = Phase(batch_size=7, optimizer=sgd(0.0), trains="private")
+    last = Phase(batch_size=7, trains="linear.*")
+    found = [run(model, [dataclasses.replace(still, steps=steps), last]).params["linear.weight"] for steps in (1, 2)]
+    assert torch.equal(found[0], found[1])
+    same = Phase(batch_size=7, optimizer=sgd(0.1), trains="linear.*")
+    losses = [run(model, phases).loss for phases in ([same], [dataclasses.replace(same, optimizer=sgd(0.0)), same])]
+    assert losses[0] != losses[1]  # a second phase draws masks of its own
 
 
 def test_optimiser_states_live_on_where_they_are_given() -> None:

@@ -46,7 +46,11 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     for number in dict.fromkeys(n for report in reports for n in report.probed):
         say(f"✓ equation ({number}) holds: {EQUATIONS[number]}")
     if not reports[0].probed:
-        why = "nothing is private" if not method.split.private else "fewer than two users have training examples"
+        why = (
+            "nothing is private"
+            if not method.split.private
+            else "fewer than two users have training examples"
+        )
         say(f"✓ patterns match, nothing is tied across the halves. No equation was probed: {why}.")
 
 

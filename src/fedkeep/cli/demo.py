@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from fedkeep.cli.output import note, say, show_table
@@ -23,6 +24,7 @@ def demo(
 ) -> None:
     """Train with and without private user vectors on generated text: a table and a page in about a minute."""
     folder = demo_folder(out)
+    torch.set_num_threads(1)  # tensors this small only lose time over several threads
     found = run_demo(folder, say=note)
     rows = [
         [r.method, number(r.accuracy, "accuracy"), number(r.best, "accuracy"), duration(r.seconds)]

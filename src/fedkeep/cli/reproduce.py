@@ -24,7 +24,9 @@ class Scale(StrEnum):
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; fedkeep list shows them.")],
     data: DataOption = None,
-    scale: Annotated[Scale, typer.Option("--scale", help="quick takes minutes, medium about an hour, full hours.")] = Scale.quick,
+    scale: Annotated[
+        Scale, typer.Option("--scale", help="quick takes minutes, medium about an hour, full hours.")
+    ] = Scale.quick,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of results.")] = Path(
         "results"
     ),

@@ -61,7 +61,7 @@ def show_result(run: Run, found: Found) -> None:
     note = (
         f"Best possible {metric_inline(metric)} on test: {number(known, metric)}" if known is not None else ""
     )
-    title = f"{name}: best of {run.epoch:g} epochs by {metric_inline(metric)} on valid: epoch {best.epoch:g}"
+    title = f"{name}: epoch {best.epoch:g} of {run.epoch:g}, the best by {metric_inline(metric)} on valid"
     metrics_table(title, {"valid": best.valid, "test": best.test}, note)
 
 

@@ -230,7 +230,9 @@ def load_batch(
     batch = data.batch(rows)
     for table in tables:
         batch[table.column] = table.local(batch[table.column])
-    return {n: v.to(device, kind) if v.is_floating_point() else v.to(device) for n, v in batch.items()}
+    if device != "cpu":
+        batch = {name: value.to(device) for name, value in batch.items()}
+    return {n: v.to(kind) if v.is_floating_point() and v.dtype != kind else v for n, v in batch.items()}
 
 
 def float_type(params: Mapping[str, Tensor]) -> torch.dtype:

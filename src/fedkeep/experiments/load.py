@@ -11,7 +11,7 @@ from fedkeep.core.params import difference_of_names, to
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, build_method, build_model
-from fedkeep.experiments.config import Config, read_config
+from fedkeep.experiments.config import Config, parse_config, read_config
 from fedkeep.experiments.run_directory import RunDirectory, read_info
 from fedkeep.experiments.simulate import Run, check_device, take_part
 from fedkeep.store import Default, TableStore
@@ -25,13 +25,14 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
     """
     info = read_info(folder)
     path = folder / "config.toml"
-    if not path.exists():
+    kept = str(info.get("config_text") or "")
+    if not path.exists() and not kept:
         raise RunError(
             f"{folder} keeps no config.toml: it was not made from a configuration, so its model is not known here. "
             f"Call fedkeep.simulate with the same model, out=... and resume=True instead."
         )
     try:
-        config, text = read_config(path)
+        config, text = read_config(path) if path.exists() else (parse_config(kept, str(path)), kept)
         before = Config.model_validate(info.get("config"), strict=False)
     except (ConfigError, ValueError) as error:
         raise RunError(f"{folder} is damaged: {error}") from error

@@ -44,8 +44,9 @@ def check_options(
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    called = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     try:
-        return get_type_hints(function.__init__ if isinstance(function, type) else function)
+        return get_type_hints(called)
     except NameError:  # a module's own annotation that can't be resolved: its options go unchecked
         return {}
 

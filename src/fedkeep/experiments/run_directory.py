@@ -64,7 +64,11 @@ class RunDirectory:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
         run = cls(folder)
         run._acquire()
-        run.write_info({**info, "format": FORMAT})
+        try:
+            run.write_info({**info, "format": FORMAT})
+        except RunError:
+            run.close()
+            raise
         return run
 
     @classmethod

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import fedkeep
 from fedkeep.core.describe import describe, digest
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, RunError, did_you_mean
+from fedkeep.core.files import write_whole
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
@@ -208,6 +209,8 @@ class _Simulation:
         self.sampler = Sampler(trains, max(1, len(trains)) if pooled else cohort, sampling, seed)
         self.rounds = count_rounds(rounds, epochs, self.sampler.rounds_per_epoch)
         every = self.sampler.rounds_per_epoch if evaluate_every is None else evaluate_every
+        if on_nonfinite not in ("stop", "skip"):
+            raise ConfigError(f"on_nonfinite must be 'stop' or 'skip'; got {on_nonfinite!r}.")
         if every < 0:
             raise ConfigError(f"evaluate_every must be at least 0 (0: never); got {every}.")
         self.every = every
@@ -364,11 +367,15 @@ class _Simulation:
             self.engine.states = [OptimizerState.from_tensors(part(f"pooled/{k}/")) for k in range(count)]
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
-        if resume:
-            return RunDirectory.open(out, self.identity)
-        directory = RunDirectory.create(out, self._info())
-        if self.config_text is not None:
-            (out / "config.toml").write_text(self.config_text, encoding="utf-8")
+        directory = (
+            RunDirectory.open(out, self.identity) if resume else RunDirectory.create(out, self._info())
+        )
+        if self.config_text is not None and not (out / "config.toml").exists():
+            try:
+                write_whole(out / "config.toml", self.config_text.encode())
+            except RunError:
+                directory.close()
+                raise
         return directory
 
     def _info(self) -> dict[str, Any]:
@@ -381,6 +388,7 @@ class _Simulation:
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "status": "running",
             "config": describe(self.config or {}),
+            "config_text": self.config_text,
             "seed": self.seed,
             "method": self.method.name,
             "identity": self.identity,

@@ -53,10 +53,10 @@ class BagOfWords(nn.Module):
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return text vectors joined with the user's, shape (B, embedding_dim + user_dim)."""
-        weight = self.embedding.weight
         inside = torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)  # (B, L)
-        vector = self.embedding(text, per_sample_weights=inside.to(weight.dtype))
-        vector = vector / text_length.to(weight.dtype).sqrt().unsqueeze(1)
+        starts = text_length.cumsum(0) - text_length
+        vector = self.embedding(text[inside], starts)  # padding costs nothing
+        vector = vector / text_length.to(vector.dtype).sqrt().unsqueeze(1)
         user: Tensor | None = getattr(self, "user", None)
         return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
 

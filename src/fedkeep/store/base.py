@@ -75,7 +75,7 @@ class Default:
     def __call__(self, client: int) -> Params:
         """Return the client's default values, by name."""
         if self.std is None:
-            return self.initial
+            return {name: value.clone() for name, value in self.initial.items()}
         draw = generator(self.seed, "private_init", str(client))
         return {
             n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if v.is_floating_point() else v
