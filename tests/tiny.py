@@ -157,7 +157,9 @@ def everyone(store: Any, clients: int) -> Params:
 def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
     """Return the bytes of every file below a folder, by relative path."""
     return {
-        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in but
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name not in but
     }
 
 

@@ -86,10 +86,18 @@ def test_the_content_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: p
 
 def test_tensors_survive_the_file(tmp_path: Path) -> None:
     whole = torch.arange(6.0).reshape(2, 3)
-    tensors = {"a": whole, "view": whole.T, "n": torch.tensor(3), "b": torch.tensor([True]), "e": torch.zeros(0, 2)}
+    tensors = {
+        "a": whole,
+        "view": whole.T,
+        "n": torch.tensor(3),
+        "b": torch.tensor([True]),
+        "e": torch.zeros(0, 2),
+    }
     write_tensors(tmp_path / "t", tensors)
     found = read_tensors(tmp_path / "t")
-    assert {n: (v.dtype, v.tolist()) for n, v in found.items()} == {n: (v.dtype, v.tolist()) for n, v in tensors.items()}
+    assert {n: (v.dtype, v.tolist()) for n, v in found.items()} == {
+        n: (v.dtype, v.tolist()) for n, v in tensors.items()
+    }
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x80\x04K\x01.", b"\x10" + b"\0" * 7 + b"{}"])

@@ -13,7 +13,10 @@ from fedkeep.core.net import Net, PooledNet, gather
 from fedkeep.core.params import Params
 from tests.tiny import Logits, Noisy
 
-BATCH = {"x": torch.randn(4, 3, generator=torch.Generator().manual_seed(3)), "label": torch.tensor([0, 1, 2, 0])}
+BATCH = {
+    "x": torch.randn(4, 3, generator=torch.Generator().manual_seed(3)),
+    "label": torch.tensor([0, 1, 2, 0]),
+}
 
 
 class Two(nn.Module):

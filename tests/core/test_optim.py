@@ -24,7 +24,10 @@ def start() -> dict[str, Tensor]:
 
 def slopes() -> list[dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(2)
-    return [{n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in SHAPES.items()} for _ in range(STEPS)]
+    return [
+        {n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in SHAPES.items()}
+        for _ in range(STEPS)
+    ]
 
 
 def follow(ours: Optimizer, theirs: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
@@ -82,7 +85,9 @@ def test_a_parameter_without_a_gradient_stays_and_starts_fresh_later(ours: Optim
     assert torch.equal(params["b"], alone["b"])
 
 
-@pytest.mark.parametrize("ours", [sgd(0.1, momentum=0.9), adam(0.01), adam(0.01, decoupled=True, weight_decay=0.1)])
+@pytest.mark.parametrize(
+    "ours", [sgd(0.1, momentum=0.9), adam(0.01), adam(0.01, decoupled=True, weight_decay=0.1)]
+)
 def test_a_state_saved_and_restored_goes_on_as_if_never_stopped(ours: Optimizer) -> None:
     whole, state = start(), ours.init()
     for grads in slopes():

@@ -30,7 +30,9 @@ def test_weighted_mean_takes_counters_from_one_tree() -> None:
 
 
 def test_weighted_mean_matches_names_not_positions() -> None:
-    mean = p.weighted_mean([{"a": torch.ones(1), "b": torch.zeros(1)}, {"b": torch.zeros(1), "a": torch.ones(1)}], [1, 1])
+    mean = p.weighted_mean(
+        [{"a": torch.ones(1), "b": torch.zeros(1)}, {"b": torch.zeros(1), "a": torch.ones(1)}], [1, 1]
+    )
     assert (float(mean["a"]), float(mean["b"])) == (1.0, 0.0)
 
 
@@ -40,12 +42,17 @@ def test_weighted_mean_sums_in_double_precision() -> None:
     assert total == pytest.approx(1 + 1024 * 2.0**-26, rel=2e-7)
 
 
-@pytest.mark.parametrize(("trees", "weights"), [([], []), ([tree(1.0)], [0.0]), ([tree(1.0)], [float("nan")])])
+@pytest.mark.parametrize(
+    ("trees", "weights"), [([], []), ([tree(1.0)], [0.0]), ([tree(1.0)], [float("nan")])]
+)
 def test_weighted_mean_of_nothing(trees: list[dict[str, Tensor]], weights: list[float]) -> None:
     with pytest.raises(UploadError) as error:
         p.weighted_mean(trees, weights)
     total = float(sum(weights))
-    assert str(error.value) == f"An average needs at least one upload of positive weight; got {len(trees)} of total {total}."
+    assert (
+        str(error.value)
+        == f"An average needs at least one upload of positive weight; got {len(trees)} of total {total}."
+    )
 
 
 def test_a_weight_of_zero_counts_nothing() -> None:
@@ -59,12 +66,17 @@ def test_add_and_subtract_by_name() -> None:
 
 
 def test_norm_is_taken_over_all_tensors_together() -> None:
-    assert float(p.l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]]), "n": torch.tensor(9)})) == 5.0
+    assert (
+        float(p.l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]]), "n": torch.tensor(9)})) == 5.0
+    )
     assert float(p.l2_norm({"n": torch.tensor(9)})) == 0.0
 
 
 def test_bytes() -> None:
-    assert p.nbytes({"a": torch.zeros(3, 2), "b": torch.zeros(5, dtype=torch.int64), "c": torch.zeros(())}) == 24 + 40 + 4
+    assert (
+        p.nbytes({"a": torch.zeros(3, 2), "b": torch.zeros(5, dtype=torch.int64), "c": torch.zeros(())})
+        == 24 + 40 + 4
+    )
 
 
 def test_a_clone_shares_nothing() -> None:

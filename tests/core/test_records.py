@@ -50,7 +50,14 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", "3", '{"round": 1}', '{"round":1,"epoch":1,"split":"a","client":null,"metric":"m","value":1,"n":1,"x":2}']
+    "line",
+    [
+        "{",
+        "[]",
+        "3",
+        '{"round": 1}',
+        '{"round":1,"epoch":1,"split":"a","client":null,"metric":"m","value":1,"n":1,"x":2}',
+    ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "records.jsonl"

@@ -37,7 +37,9 @@ def mini_batches(
         yield data.batch(chosen)
 
 
-def cohorts(data: FederatedData, cohort: int, rounds: int, seed: int, mode: Any = "shuffled") -> list[list[int]]:
+def cohorts(
+    data: FederatedData, cohort: int, rounds: int, seed: int, mode: Any = "shuffled"
+) -> list[list[int]]:
     sampler = Sampler(np.arange(len(data)), cohort, mode, seed)
     return [sampler(r) for r in range(rounds)]
 
@@ -88,7 +90,9 @@ def federated(
     holder = copy.deepcopy(model)
     stepper = server(holder) if server else None
     for number, clients in enumerate(plan):
-        results = [trained(model, state, data, c, phase, optimizer, seed, number, loss, clip) for c in clients]
+        results = [
+            trained(model, state, data, c, phase, optimizer, seed, number, loss, clip) for c in clients
+        ]
         weights = [1.0 if uniform else float(len(rows_of(data, c))) for c in clients]
         mean = averaged(results, weights)
         if stepper is not None:

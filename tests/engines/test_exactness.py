@@ -78,7 +78,9 @@ def linear() -> tuple[Linear, nn.Module, FederatedData, tuple[tuple[str, str], .
 
 
 @functools.cache
-def document(pool: Literal["last", "max"]) -> tuple[DocumentModel, nn.Module, FederatedData, tuple[tuple[str, str], ...]]:
+def document(
+    pool: Literal["last", "max"],
+) -> tuple[DocumentModel, nn.Module, FederatedData, tuple[tuple[str, str], ...]]:
     data = texts(counts=(4, 6, 3, 5, 7), vocabulary=60)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -92,7 +94,9 @@ def document(pool: Literal["last", "max"]) -> tuple[DocumentModel, nn.Module, Fe
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 @pytest.mark.parametrize("scale", [1, "fedavg"])
 @pytest.mark.parametrize(
-    "build", [linear, lambda: document("last"), lambda: document("max")], ids=["linear", "document", "document max"]
+    "build",
+    [linear, lambda: document("last"), lambda: document("max")],
+    ids=["linear", "document", "document max"],
 )
 def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weighting: Any) -> None:
     split, joint, data, tables = build()
@@ -117,7 +121,9 @@ def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weightin
 def test_the_two_rules_differ() -> None:
     split, _, data, _ = linear()
     runs = [
-        simulate(split, methods.furl("user", private_scale=scale), data, rounds=3, cohort=3).private.read(range(7))
+        simulate(split, methods.furl("user", private_scale=scale), data, rounds=3, cohort=3).private.read(
+            range(7)
+        )
         for scale in (1, "fedavg")
     ]
     assert not torch.allclose(runs[0]["user"], runs[1]["user"])

@@ -42,7 +42,9 @@ def test_server_optimisers_by_hand() -> None:
     change = (1 * 0.4 + 3 * (-1 / 3)) / 4  # −0.15
     assert one_round(server_optimizer=sgd(0.5)) == pytest.approx(1 + 0.5 * change, abs=1e-15)
     # Adam's first step is rate · g / (|g| + eps), whatever the size of g.
-    assert one_round(server_optimizer=adam(0.01, eps=1e-3)) == pytest.approx(1 - 0.01 * 0.15 / 0.151, abs=1e-12)
+    assert one_round(server_optimizer=adam(0.01, eps=1e-3)) == pytest.approx(
+        1 - 0.01 * 0.15 / 0.151, abs=1e-12
+    )
 
 
 def test_the_report_by_hand() -> None:
@@ -80,11 +82,16 @@ def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (sgd(0.2, momentum=0.9, weight_decay=0.1), lambda m: torch.optim.SGD(m.parameters(), 0.2, 0.9, weight_decay=0.1)),
+        (
+            sgd(0.2, momentum=0.9, weight_decay=0.1),
+            lambda m: torch.optim.SGD(m.parameters(), 0.2, 0.9, weight_decay=0.1),
+        ),
         (adam(0.05), lambda m: torch.optim.Adam(m.parameters(), 0.05)),
         (
             sgd(0.1, rates={"linear.*": 0.4}),
-            lambda m: torch.optim.SGD([{"params": m.linear.parameters(), "lr": 0.4}, {"params": [m.user], "lr": 0.1}]),
+            lambda m: torch.optim.SGD(
+                [{"params": m.linear.parameters(), "lr": 0.4}, {"params": [m.user], "lr": 0.1}]
+            ),
         ),
     ],
     ids=["momentum", "adam", "rates"],
@@ -100,7 +107,10 @@ def test_local_optimisers_are_fresh_at_every_round(ours: Any, theirs: Any) -> No
     ("ours", "theirs"),
     [
         (sgd(0.7, momentum=0.9), lambda m: torch.optim.SGD(m.parameters(), 0.7, 0.9)),
-        (adam(0.05, eps=1e-3, betas=(0.9, 0.99)), lambda m: torch.optim.Adam(m.parameters(), 0.05, (0.9, 0.99), 1e-3)),
+        (
+            adam(0.05, eps=1e-3, betas=(0.9, 0.99)),
+            lambda m: torch.optim.Adam(m.parameters(), 0.05, (0.9, 0.99), 1e-3),
+        ),
     ],
     ids=["momentum", "adam"],
 )
@@ -122,7 +132,16 @@ def test_batch_statistics_are_averaged_and_counters_are_not() -> None:
     server = Server(work.net.initial())
     run_round(work, Sequential(), server, [1, 3])
     results = [
-        trained(model, model.state_dict(), DATA, c, method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.1), 3, 0)
+        trained(
+            model,
+            model.state_dict(),
+            DATA,
+            c,
+            method.phases[0],
+            lambda m: torch.optim.SGD(m.parameters(), 0.1),
+            3,
+            0,
+        )
         for c in (1, 3)
     ]
     for name in ("norm.running_mean", "norm.running_var"):
@@ -171,7 +190,12 @@ def test_tied_weights_within_a_half_train_as_in_pytorch() -> None:
     method = methods.fedavg(optimizer=sgd(0.3), batch_size=4)
     run = simulate(model, method, DATA, rounds=2, cohort=4, seed=1)
     expected = federated(
-        model, DATA, cohorts(DATA, 4, 2, 1), method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=1
+        model,
+        DATA,
+        cohorts(DATA, 4, 2, 1),
+        method.phases[0],
+        lambda m: torch.optim.SGD(m.parameters(), 0.3),
+        seed=1,
     )
     close(run.server, expected)
 
@@ -185,7 +209,14 @@ def test_local_is_each_client_alone() -> None:
     for number, clients in enumerate(cohorts(DATA, 3, 4, 6)):
         for c in clients:
             states[c] = trained(
-                model, states[c], DATA, c, method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), 6, number
+                model,
+                states[c],
+                DATA,
+                c,
+                method.phases[0],
+                lambda m: torch.optim.SGD(m.parameters(), 0.3),
+                6,
+                number,
             )
     kept = run.private.read(range(len(DATA)))
     for c, state in enumerate(states):
@@ -208,26 +239,33 @@ def test_furl_that_cannot_move_its_vectors_is_fedavg() -> None:
 
     frozen = methods.furl("user", optimizer=sgd(0.3, rates={"user": 0.0}), batch_size=4)
     one = simulate(Logits().double(), frozen, DATA, rounds=4, cohort=4, seed=7)
-    two = simulate(Without().double(), methods.fedavg(optimizer=sgd(0.3), batch_size=4), DATA, rounds=4, cohort=4, seed=7)
+    two = simulate(
+        Without().double(), methods.fedavg(optimizer=sgd(0.3), batch_size=4), DATA, rounds=4, cohort=4, seed=7
+    )
     close(one.server, two.server, atol=1e-14)
     assert float(one.private.read(range(6))["user"].abs().max()) == 0
     assert one.evaluate() == pytest.approx(two.evaluate())
 
 
-def test_the_model_itself_is_not_changed() -> None:
-    model = Noisy(dropout=0.3)
-    model.eval()
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_itself_is_not_changed(training: bool) -> None:
+    model = Noisy(dropout=0.3).train(training)
     before = {n: v.clone() for n, v in model.state_dict().items()}
     simulate(model, methods.furl("user"), classes(kind="f4"), rounds=2, cohort=3)
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
-    assert not model.training
+    assert model.training == model.norm.training == training
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_numpy_numbers_are_as_good_as_pythons() -> None:
     one = simulate(Logits(), methods.fedavg(), DATA, rounds=2, cohort=3, seed=4)
     two = simulate(
-        Logits(), methods.fedavg(), DATA, rounds=np.int64(2), cohort=np.int32(3), seed=np.int64(4)  # type: ignore[arg-type]
+        Logits(),
+        methods.fedavg(),
+        DATA,
+        rounds=np.int64(2),
+        cohort=np.int32(3),
+        seed=np.int64(4),  # type: ignore[arg-type]
     )
     assert all(torch.equal(one.server[n], two.server[n]) for n in one.server)
     assert Net(Logits()).initial().keys() == one.server.keys()

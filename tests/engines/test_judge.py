@@ -48,14 +48,20 @@ def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str,
 
 @pytest.mark.parametrize("chunk", [1, 5, 1024])
 @pytest.mark.parametrize("kind", [Logits, Plain])
-def test_evaluation_equals_a_plain_loop(kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_equals_a_plain_loop(
+    kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.import_module("fedkeep.engines.judge"), "CHUNK", chunk)
     data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
-    run = simulate(kind().double(), methods.furl("user", optimizer=sgd(0.5)), data, rounds=4, cohort=3, evaluate_every=0)
+    run = simulate(
+        kind().double(), methods.furl("user", optimizer=sgd(0.5)), data, rounds=4, cohort=3, evaluate_every=0
+    )
     for split, clients in product(("train", "valid", "test"), (None, [3, 0], [5])):
         chosen = range(6) if clients is None else clients
         assert run.evaluate(split, clients=clients) == pytest.approx(loop(run, split, chosen), abs=1e-12)
-    assert run.evaluate("test", shared=True) == pytest.approx(loop(run, "test", range(6), default=True), abs=1e-12)
+    assert run.evaluate("test", shared=True) == pytest.approx(
+        loop(run, "test", range(6), default=True), abs=1e-12
+    )
     assert run.evaluate("test", shared=True) != run.evaluate("test")
 
 
@@ -96,7 +102,10 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
     rng = np.random.default_rng(1)
     x, label = np.round(rng.standard_normal((40, 1)), 1), rng.integers(0, 2, 40)
     data = FederatedData.from_columns(
-        ["a"] * 15 + ["b"] * 25, {"x": x, "label": label}, ["train"] + ["test"] * 39, meta={"task": "binary", "classes": 2}
+        ["a"] * 15 + ["b"] * 25,
+        {"x": x, "label": label},
+        ["train"] + ["test"] * 39,
+        meta={"task": "binary", "classes": 2},
     )
     run = simulate(Score(), methods.fedavg(optimizer=sgd(0.0)), data, rounds=0)
     metrics = run.evaluate()
@@ -117,7 +126,9 @@ class Line(nn.Module):
 
 def test_regression_by_hand() -> None:
     data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
-    run = simulate(Line(), methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.0)), data, rounds=1)
+    run = simulate(
+        Line(), methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.0)), data, rounds=1
+    )
     metrics = run.evaluate()  # errors −2 and −3
     assert metrics == pytest.approx({"loss": 6.5, "rmse": math.sqrt(6.5), "mae": 2.5})
     judged = judge(run.method, run.net, run.server, run.private, data, [0, 1], "test")
@@ -158,14 +169,20 @@ def test_several_tasks_have_metrics_of_their_own() -> None:
             "topic": {"task": "multiclass", "label": "topic"}, "stars": {"task": "regression", "label": "stars"}}},
     )  # fmt: skip
     loss = methods.terms.multi_task(
-        {"topic": methods.terms.cross_entropy("topic", "topic"), "stars": methods.terms.squared_error("stars", "stars")}
+        {
+            "topic": methods.terms.cross_entropy("topic", "topic"),
+            "stars": methods.terms.squared_error("stars", "stars"),
+        }
     )
     run = simulate(Two(), methods.furl("user", loss=loss, optimizer=sgd(0.0)), data, rounds=1)
     metrics = run.evaluate()
     assert metrics["accuracy/topic"] == pytest.approx(2 / 3)  # one of four has no label
     assert metrics["rmse/stars"] == pytest.approx(1.5)  # errors 0, −3, 0, 0
     assert [t.metric("loss") for t in tasks_of(data)] == ["loss/topic", "loss/stars"]
-    assert {r.metric for r in run.history if r.split == "test" and r.client} == {"accuracy/topic", "rmse/stars"}
+    assert {r.metric for r in run.history if r.split == "test" and r.client} == {
+        "accuracy/topic",
+        "rmse/stars",
+    }
 
 
 def test_records_name_clients_and_counts() -> None:
@@ -177,7 +194,9 @@ def test_records_name_clients_and_counts() -> None:
     own = {r.client: (r.value, r.n) for r in lines if r.client is not None}
     assert own == {data.ids[c]: judged[0].per_client()[c] for c in (0, 1)}
     assert {r.n for r in lines if r.client is None} == {6}
-    assert to_records(judged, data, 7, 3.5, "test", per_client=False) == [r for r in lines if r.client is None]
+    assert to_records(judged, data, 7, 3.5, "test", per_client=False) == [
+        r for r in lines if r.client is None
+    ]
 
 
 def test_a_method_whose_shared_part_cannot_predict_says_so() -> None:

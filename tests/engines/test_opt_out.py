@@ -76,9 +76,15 @@ class SharedLoss(Term):
 EVERYTHING = Phase(trains="private", examples="all", optimizer=sgd(0.5))
 METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedavg": (Logits, methods.fedavg(batch_size=2)),
-    "fedavg adam": (Logits, methods.fedavg(batch_size=2, server_optimizer=adam(0.1), optimizer=adam(0.1), clip_norm=0.1)),
+    "fedavg adam": (
+        Logits,
+        methods.fedavg(batch_size=2, server_optimizer=adam(0.1), optimizer=adam(0.1), clip_norm=0.1),
+    ),
     "furl": (Logits, methods.furl("user", batch_size=2)),
-    "furl share": (Logits, methods.furl("user", batch_size=2, private_scale="fedavg", private_init=("normal", 0.5))),
+    "furl share": (
+        Logits,
+        methods.furl("user", batch_size=2, private_scale="fedavg", private_init=("normal", 0.5)),
+    ),
     "furl noise": (lambda: Noisy(dropout=0.5), methods.furl("user")),
     "first all, then shared": (
         lambda: Shared(dropout=0.5),
@@ -108,7 +114,9 @@ def test_nothing_that_leaves_depends_on_opted_out_examples(name: str) -> None:
     assert len({str(s) for s in states}) == 6
 
 
-@pytest.mark.parametrize("loss", [methods.terms.cross_entropy(), SharedLoss() + 0.1 * methods.terms.l2_penalty("*")])
+@pytest.mark.parametrize(
+    "loss", [methods.terms.cross_entropy(), SharedLoss() + 0.1 * methods.terms.l2_penalty("*")]
+)
 def test_no_way_through_private_values(loss: Term) -> None:
     """A federated phase that reads private values fitted on every example is refused."""
     phases = (EVERYTHING, Phase(loss, "federated"))
@@ -155,7 +163,10 @@ def test_texts_of_any_letters_and_length(pooled: bool) -> None:
     found = []
     for seed in (1, 2, 3):
         if pooled:
-            work, server = job(model, method, documents(seed)), Server(method.split.federated(Net(model).initial()))
+            work, server = (
+                job(model, method, documents(seed)),
+                Server(method.split.federated(Net(model).initial())),
+            )
             run_round(work, Pooled(), server, [0, 1, 2, 3])
             found.append({n: bits(v) for n, v in server.params.items()})
         else:

@@ -35,7 +35,14 @@ class Central(nn.Module):
         return out
 
 
-def centralised(model: nn.Module, data: FederatedData, phase: Any, optimizer: torch.optim.Optimizer, rounds: int, seed: int) -> None:
+def centralised(
+    model: nn.Module,
+    data: FederatedData,
+    phase: Any,
+    optimizer: torch.optim.Optimizer,
+    rounds: int,
+    seed: int,
+) -> None:
     rows = np.concatenate([rows_of(data, c) for c in range(len(data))])
     for number in range(rounds):
         for chosen in batches(data, rows, phase, Stream(seed, "pooled", number), 0):
@@ -58,7 +65,9 @@ OPTIMIZERS = {
     "adam": (adam(0.05), lambda m: torch.optim.Adam(m.parameters(), 0.05)),
     "rates": (
         sgd(0.1, momentum=0.9, rates={"user": 0.5}),
-        lambda m: torch.optim.SGD([{"params": m.linear.parameters()}, {"params": m.user.parameters(), "lr": 0.5}], 0.1, 0.9),
+        lambda m: torch.optim.SGD(
+            [{"params": m.linear.parameters()}, {"params": m.user.parameters(), "lr": 0.5}], 0.1, 0.9
+        ),
     ),
 }
 
@@ -131,7 +140,9 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
 
     users = nn.Parameter(model.user.detach().repeat(4, 1))
     biases = nn.Parameter(model.user_bias.detach().repeat(4, 1))
-    item, item_bias, mean = (nn.Parameter(p.detach().clone()) for p in (model.item.weight, model.item_bias.weight, model.mean))
+    item, item_bias, mean = (
+        nn.Parameter(p.detach().clone()) for p in (model.item.weight, model.item_bias.weight, model.mean)
+    )
     stepper = torch.optim.SGD([users, biases, item, item_bias, mean], 0.05, 0.5)
     rows = np.concatenate([rows_of(data, c) for c in range(4)])
     for number in range(3):
@@ -143,7 +154,10 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
             stepper.zero_grad()
             ((predicted - batch["label"]) ** 2).mean().backward()
             stepper.step()
-    close(run.server, {"item.weight": item.detach(), "item_bias.weight": item_bias.detach(), "mean": mean.detach()})
+    close(
+        run.server,
+        {"item.weight": item.detach(), "item_bias.weight": item_bias.detach(), "mean": mean.detach()},
+    )
     kept = run.private.read(range(4))
     torch.testing.assert_close(kept["user"], users.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(kept["user_bias"], biases.detach(), rtol=0, atol=1e-10)

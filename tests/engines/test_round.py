@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, methods, sgd, simulate
+from fedkeep import FederatedData, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, NonFiniteError, UploadError
+from fedkeep.core.params import Params
 from fedkeep.engines import Sampler, Sequential, Server, run_round
 from fedkeep.engines.round import permuted
+from fedkeep.split import Upload
 from tests.tiny import Logits, classes, everyone, job, pairs, same_bits
 
 
@@ -77,7 +79,10 @@ def test_a_cohort_among_a_billion_clients_costs_no_more() -> None:
     ("arguments", "message"),
     [
         ((5, 0, "shuffled", 0), "cohort must be at least 1; got 0."),
-        ((np.zeros(0, np.int64), 1, "shuffled", 0), "There is no client with training examples to draw a cohort from."),
+        (
+            (np.zeros(0, np.int64), 1, "shuffled", 0),
+            "There is no client with training examples to draw a cohort from.",
+        ),
         ((5, 1, "random", 0), "sampling must be 'shuffled' or 'independent'; got 'random'."),
     ],
 )
@@ -129,6 +134,31 @@ def test_a_client_that_breaks_down_may_sit_out() -> None:
     assert work.store.seen([0, 1, 2]) == [True, False, True]
 
 
+@pytest.mark.parametrize("fault", ["name", "nan"])
+def test_a_faulty_upload_is_refused_while_the_round_goes_on(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = classes(counts=(4, 5, 6), kind="f4")
+    method = methods.furl("user", optimizer=sgd(0.1))
+    make = Split.upload
+
+    def broken(self: Split, received: Params, trained: Params, weight: float) -> Upload:
+        upload = make(self, received, trained, weight)
+        if weight == 5:
+            upload.deltas.update({"user" if fault == "name" else "linear.bias": torch.full((3,), torch.nan)})
+        return upload
+
+    monkeypatch.setattr(Split, "upload", broken)
+    seen = "unknown ['user']" if fault == "name" else "'linear.bias' holds a NaN or an infinity"
+    with pytest.raises(UploadError) as error:
+        simulate(Logits(), method, data, rounds=1)
+    assert str(error.value) == f"The upload of client 'user-1' was refused: {seen}."
+    run = simulate(Logits(), method, data, rounds=1, on_nonfinite="skip")
+    assert run.private.seen([0, 1, 2]) == [True, False, True]
+    assert [r.value for r in run.history if r.metric == "refused_clients"] == [1.0]
+    assert all(bool(torch.isfinite(v).all()) for v in run.server.values())
+
+
 def test_if_all_break_down_the_server_stays() -> None:
     data = pairs({"bad": [(13, 1)]})
     run = simulate(Fragile(), METHOD, data, rounds=2, on_nonfinite="skip")
@@ -157,7 +187,9 @@ def test_clients_without_training_examples_are_judged_but_never_drawn() -> None:
     own, default = run.evaluate(clients=[0, 2]), run.evaluate(clients=[0, 2], shared=True)
     assert own["loss"] != default["loss"]
     assert run.evaluate(clients=[2]) == run.evaluate(clients=[2], shared=True)
-    assert [r.n for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None] == [2] * 3
+    assert [r.n for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None] == [
+        2
+    ] * 3
 
 
 def test_clients_who_opted_everything_out_weigh_nothing() -> None:
@@ -198,7 +230,7 @@ def test_the_order_of_the_cohort_changes_no_upload() -> None:
     for order in ([0, 3, 5], [5, 0, 3]):
         work = job(Logits(), method, data)
         result = Sequential().run_cohort(work, method.split.federated(work.net.initial()), order, 4, 0.0)
-        found.append({c: u for c, u in zip(result.clients, result.uploads, strict=True)})
+        found.append(dict(zip(result.clients, result.uploads, strict=True)))
     assert all(same_bits(found[0][c].deltas, found[1][c].deltas) for c in (0, 3, 5))
 
 

@@ -17,7 +17,11 @@ from tests.tiny import Noisy, classes
 
 ENGINES: dict[str, Method] = {
     "sequential": methods.furl(
-        "user", batch_size=6, optimizer=sgd(0.2, momentum=0.5), server_optimizer=adam(0.05), private_init=("normal", 0.3)
+        "user",
+        batch_size=6,
+        optimizer=sgd(0.2, momentum=0.5),
+        server_optimizer=adam(0.05),
+        private_init=("normal", 0.3),
     ),
     "pooled": methods.furl("user", batch_size=10, optimizer=adam(0.05)),
 }
@@ -57,7 +61,9 @@ def kill_at(engine: str, out: str, rounds: int, instant: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir") and str(arguments[0]).startswith(out):
+        if event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir") and str(
+            arguments[0]
+        ).startswith(out):
             tick()
 
     sync = os.fsync

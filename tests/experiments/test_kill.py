@@ -33,7 +33,9 @@ def process() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.experiments.killed"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))  # the server's own path, to preload
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(p for p in sys.path if p)
+        )  # the server's own path, to preload
         forkserver.ensure_running()
 
     def begin(target: Any, *arguments: Any) -> Any:
@@ -48,7 +50,7 @@ def process() -> Any:
 @pytest.fixture
 def quick_path(tmp_path: Path) -> Iterator[Path]:
     """Return a folder in memory where the system has one: hundreds of flushes to a real disk take a minute."""
-    memory = Path("/dev/shm")  # noqa: S108
+    memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
 
@@ -143,7 +145,9 @@ def test_a_folder_in_use_by_another_process(tmp_path: Path, process: Any) -> Non
         before = files(folder)
         with pytest.raises(RunError) as error:
             killed.run("sequential", folder, 1, resume=True)
-        assert str(error.value) == f"{folder} is in use by another process. Wait for it, or name another folder."
+        assert (
+            str(error.value) == f"{folder} is in use by another process. Wait for it, or name another folder."
+        )
         assert files(folder) == before
     finally:
         done.set()

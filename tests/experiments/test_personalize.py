@@ -70,13 +70,19 @@ def test_fitting_equals_plain_pytorch_on_the_vector_alone(run: Run, k: int | Non
     assert not torch.equal(own["user"], torch.full((3,), 0.125, dtype=torch.float64))
 
 
-def test_nothing_but_the_given_vector_changes_and_nothing_is_uploaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_the_given_vector_changes_and_nothing_is_uploaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was uploaded")
 
     monkeypatch.setattr(split_room.Split, "upload", refuse)
     monkeypatch.setattr(split_room.Upload, "__post_init__", refuse)
-    before = {n: bits(v) for n, v in run.server.items()}, bits(everyone(run.private, 6)["user"]), len(run.history)
+    before = (
+        {n: bits(v) for n, v in run.server.items()},
+        bits(everyone(run.private, 6)["user"]),
+        len(run.history),
+    )
     cold_start(run, ks=(0, 2, None))
     personalize_client(run, "user-3", 4)
     assert before == (

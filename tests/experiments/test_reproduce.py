@@ -48,7 +48,9 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     trained = {r["method"]: r for r in rows if not r["method"].startswith("(")}
     assert list(trained) == [c.name for c in furl.SCENES[0].rows]
     assert trained["Personalized Server"]["published"] == 0.6560
-    assert all(r["seeds"] == [0, 1] and r["std"] is not None and r["metric"] == "auc" for r in trained.values())
+    assert all(
+        r["seeds"] == [0, 1] and r["std"] is not None and r["metric"] == "auc" for r in trained.values()
+    )
     finished = [p for p in (tmp_path / "runs" / "furl-table3-quick").iterdir() if "held-out" not in p.name]
     assert len(finished) == 12
     outcomes = [jobs.outcome(p) for p in finished if p.name.startswith("sticker-global-server")]
@@ -80,12 +82,16 @@ def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(jobs, "run_job", stopped)
     with pytest.raises(KeyboardInterrupt):
         reproduce("furl-table3", request(tmp_path))
-    monkeypatch.setattr(jobs, "run_job", lambda job, progress=None: (ran.append(job.folder.name), whole(job))[1])
+    monkeypatch.setattr(
+        jobs, "run_job", lambda job, progress=None: (ran.append(job.folder.name), whole(job))[1]
+    )
     reproduce("furl-table3", request(tmp_path))
     assert len(ran) == len(set(ran))
 
 
-def test_a_run_that_diverges_leaves_a_row_without_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverges_leaves_a_row_without_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(furl, "SCENES", (scene(),))
     monkeypatch.setattr(furl, "RATES", (1e30,))
     text = reproduce("furl-sweep", request(tmp_path)).read_text(encoding="utf-8")
@@ -97,7 +103,9 @@ def test_a_run_that_diverges_leaves_a_row_without_value(tmp_path: Path, monkeypa
 
 
 def test_a_scene_of_real_data_wants_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="The scene zulip_channels reads real data. Name its folder with --data DIR"):
+    with pytest.raises(
+        DataError, match="The scene zulip_channels reads real data. Name its folder with --data DIR"
+    ):
         reproduce("furl-table3", request(tmp_path))
 
 

@@ -25,7 +25,13 @@ DATA = classes(counts=(5, 9, 3, 7), kind="f4")
 
 
 def run(out: Path | None, *, resume: bool = False, rounds: int = 4, model: Any = None, **changes: Any) -> Run:
-    options: dict[str, Any] = {"method": METHOD, "data": DATA, "cohort": 2, "seed": 5, "evaluate_every": 2} | changes
+    options: dict[str, Any] = {
+        "method": METHOD,
+        "data": DATA,
+        "cohort": 2,
+        "seed": 5,
+        "evaluate_every": 2,
+    } | changes
     return simulate(model or Logits(), rounds=rounds, out=out, resume=resume, **options)
 
 
@@ -82,10 +88,14 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert info["data"]["counts"] == {"train": 24, "valid": 8, "test": 12}
     assert info["data"]["fingerprint"] == DATA.fingerprint()
-    assert {"python", "torch", "fedkeep", "platform", "machine", "cores", "commit"} <= info["environment"].keys()
+    assert {"python", "torch", "fedkeep", "platform", "machine", "cores", "commit"} <= info[
+        "environment"
+    ].keys()
     assert list(read_records(out / "records.jsonl")) == done.history
     server = read_tensors(out / "server-4.safetensors")
-    assert same_bits({n.removeprefix("params/"): v for n, v in server.items() if n.startswith("params/")}, done.server)
+    assert same_bits(
+        {n.removeprefix("params/"): v for n, v in server.items() if n.startswith("params/")}, done.server
+    )
 
 
 def test_records_hold_what_is_reproducible_and_timings_the_rest(tmp_path: Path) -> None:
@@ -175,7 +185,9 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_run_of_another_configuration_is_refused_and_the_difference_named(tmp_path: Path, name: str) -> None:
+def test_a_run_of_another_configuration_is_refused_and_the_difference_named(
+    tmp_path: Path, name: str
+) -> None:
     changes, line = OTHERS[name]
     out = tmp_path / "run"
     stopped(out, 2)
@@ -375,6 +387,39 @@ def test_an_interrupt_inside_a_round_leaves_the_last_commit(
     assert (committed == 0) == (round == 0)
     run(out, resume=True, model=Interrupted())  # the folder is free again
     assert {n: v for n, v in lasting(out).items() if n != "run.json"} == whole
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are told apart by inode")
+def test_all_that_a_commit_names_is_flushed_before_it_and_the_table_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kill -9 cannot show, a loss of power would."""
+    out = tmp_path / "run"
+    sync, replace = os.fsync, os.replace
+    flushed: dict[int, int] = {}  # inode → its change time when it was flushed
+    commits = 0
+
+    def fsync(handle: int) -> None:
+        sync(handle)
+        stat = os.fstat(handle)
+        flushed[stat.st_ino] = stat.st_mtime_ns
+
+    def rename(source: Path, target: Path) -> None:
+        nonlocal commits
+        if target.name == "commit.json":
+            commits += 1
+            named = ["records.jsonl", "timings.jsonl", "private/journal", f"server-{commits}.safetensors"]
+            if commits > 1:
+                named.append("private/table.bin")
+            for name in [*named, source.relative_to(out)]:
+                stat = (out / name).stat()
+                assert flushed.get(stat.st_ino) == stat.st_mtime_ns, name
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    run(out)
+    assert commits == 4
 
 
 def test_client_ids_with_path_characters_write_nothing_outside(tmp_path: Path) -> None:

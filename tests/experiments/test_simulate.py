@@ -80,7 +80,9 @@ def test_an_epoch_uses_every_client_once() -> None:
 def test_evaluations_come_once_an_epoch_and_at_the_end() -> None:
     def rounds(**options: Any) -> list[int]:
         run = simulate(Logits(), FURL, DATA, cohort=2, **options)
-        return [r.round for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None]
+        return [
+            r.round for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None
+        ]
 
     assert rounds(rounds=7) == [3, 6, 7]
     assert rounds(rounds=4, evaluate_every=2) == [2, 4]
@@ -116,12 +118,18 @@ def test_who_is_held_out_never_trains() -> None:
     changed = FederatedData(other, data.offsets, data.ids, data.bounds, data.meta)
     again = simulate(Logits(), FURL, changed, rounds=9, cohort=2, hold_out=0.34, seed=2)
     assert bits(run) == bits(again)  # not even the records of evaluations know of them
-    assert run.evaluate("test", clients=run.held_out.tolist()) != again.evaluate("test", clients=run.held_out.tolist())
+    assert run.evaluate("test", clients=run.held_out.tolist()) != again.evaluate(
+        "test", clients=run.held_out.tolist()
+    )
 
 
 def test_the_clients_own_records_are_those_of_the_best_epoch() -> None:
     run = simulate(Logits(), methods.furl("user", optimizer=adam(0.3)), DATA, rounds=8, cohort=6, seed=1)
-    valid = [(r.round, r.value) for r in run.history if (r.split, r.metric) == ("valid", "accuracy") and r.client is None]
+    valid = [
+        (r.round, r.value)
+        for r in run.history
+        if (r.split, r.metric) == ("valid", "accuracy") and r.client is None
+    ]
     own = [r for r in run.history if r.client is not None]
     assert {(r.split, r.metric) for r in own} == {("test", "accuracy")}
     best = max(v for _, v in valid)
@@ -157,7 +165,9 @@ def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:
 
     method = methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.6), batch_size=2)
     run = simulate(Line(), method, data, rounds=10, cohort=1)
-    valid = {r.round: r.value for r in run.history if (r.split, r.metric) == ("valid", "rmse") and r.client is None}
+    valid = {
+        r.round: r.value for r in run.history if (r.split, r.metric) == ("valid", "rmse") and r.client is None
+    }
     assert max(r.round for r in run.history if r.client) == min(valid, key=lambda r: (valid[r], r))
 
 
@@ -170,7 +180,9 @@ def test_nan_in_the_loss_names_the_client() -> None:
         ["good", "good", "ill", "ill"], {"x": np.array([[1.0] * 3, [2.0] * 3, [-1.0] * 3, [1.0] * 3], "f4"), "label": np.array([0, 1, 2, 0])},
         parts(2) * 2, meta={"task": "multiclass", "classes": 3},
     )  # fmt: skip
-    with pytest.raises(NonFiniteError, match=r"^Client 'ill', round 0: the training loss became NaN or infinite"):
+    with pytest.raises(
+        NonFiniteError, match=r"^Client 'ill', round 0: the training loss became NaN or infinite"
+    ):
         simulate(Thin(), FURL, data, rounds=1, cohort=2)
     run = simulate(Thin(), FURL, data, rounds=2, cohort=2, on_nonfinite="skip", evaluate_every=0)
     assert run.private.seen([0, 1]) == [True, False]
@@ -189,10 +201,22 @@ def test_nan_in_the_loss_names_the_client() -> None:
             ConfigError,
             "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'pooled']. Did you mean 'sequential'?",
         ),
-        ({"rounds": 1, "evaluate_every": -1}, ConfigError, "evaluate_every must be at least 0 (0: never); got -1."),
+        (
+            {"rounds": 1, "evaluate_every": -1},
+            ConfigError,
+            "evaluate_every must be at least 0 (0: never); got -1.",
+        ),
         ({"rounds": 1, "hold_out": 1.0}, ConfigError, "hold_out must be a fraction in [0, 1); got 1.0."),
-        ({"rounds": 1, "sampling": "all"}, ConfigError, "sampling must be 'shuffled' or 'independent'; got 'all'."),
-        ({"rounds": 1, "resume": True}, ConfigError, "resume=True needs the folder of the run: pass out=...."),
+        (
+            {"rounds": 1, "sampling": "all"},
+            ConfigError,
+            "sampling must be 'shuffled' or 'independent'; got 'all'.",
+        ),
+        (
+            {"rounds": 1, "resume": True},
+            ConfigError,
+            "resume=True needs the folder of the run: pass out=....",
+        ),
     ],
 )
 def test_bad_calls(options: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -211,7 +235,11 @@ def test_other_words_are_refused() -> None:
 
 
 def test_nothing_is_written_before_the_call_is_checked(tmp_path: Any) -> None:
-    for options in ({"rounds": -1}, {"rounds": 1, "engine": "x"}, {"rounds": 1, "private": MemoryStore(Default({}))}):
+    for options in (
+        {"rounds": -1},
+        {"rounds": 1, "engine": "x"},
+        {"rounds": 1, "private": MemoryStore(Default({}))},
+    ):
         with pytest.raises(ConfigError):
             simulate(Logits(), FURL, DATA, out=tmp_path / "run", **options)  # type: ignore[arg-type]
     with pytest.raises(SplitError):

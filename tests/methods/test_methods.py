@@ -56,8 +56,16 @@ def test_furl_options() -> None:
         ["user", "linear.bias"], weighting="uniform", private_scale="fedavg", private_init=("normal", 0.1),
         server_optimizer=sgd(1.0, momentum=0.9), adapt=adapt,
     )  # fmt: skip
-    assert (given.split, given.weighting, given.private_scale) == (Split(["user", "linear.bias"]), "uniform", "fedavg")
-    assert (given.private_init, given.server_optimizer, given.adapt) == (("normal", 0.1), sgd(1.0, momentum=0.9), (adapt,))
+    assert (given.split, given.weighting, given.private_scale) == (
+        Split(["user", "linear.bias"]),
+        "uniform",
+        "fedavg",
+    )
+    assert (given.private_init, given.server_optimizer, given.adapt) == (
+        ("normal", 0.1),
+        sgd(1.0, momentum=0.9),
+        (adapt,),
+    )
     assert fedavg(weighting="uniform", server_optimizer=adam(0.1)).server_optimizer == adam(0.1)
     with pytest.raises(MethodError) as error:
         furl([])
@@ -65,7 +73,7 @@ def test_furl_options() -> None:
 
 
 def test_the_table_names_every_method() -> None:
-    assert METHODS == {"fedavg": fedavg, "furl": furl, "local": local}
+    assert {"fedavg": fedavg, "furl": furl, "local": local} == METHODS
     for name, build in METHODS.items():
         assert build().name == name
         assert getattr(methods, name) is build
@@ -159,7 +167,9 @@ def test_check_refuses_patterns_that_match_nothing() -> None:
 def test_a_frozen_parameter_is_not_trained() -> None:
     model = Logits()
     model.linear.requires_grad_(False)
-    assert Phase().trained_names(Split("user"), [n for n, p in model.named_parameters() if p.requires_grad]) == ["user"]
+    assert Phase().trained_names(
+        Split("user"), [n for n, p in model.named_parameters() if p.requires_grad]
+    ) == ["user"]
     with pytest.raises(MethodError, match="matches no trainable parameter"):
         furl().but(phases=(Phase(trains="linear.*"),)).check(model)
 

@@ -43,13 +43,17 @@ def value(term: Term, batch: Batch, module: nn.Module | None = None) -> float:
     return float(term(net, net.initial(), batch, {}))
 
 
-LOGITS = torch.tensor([[math.log(1), math.log(3)], [math.log(4), math.log(1)], [0.0, 0.0]], dtype=torch.float64)
+LOGITS = torch.tensor(
+    [[math.log(1), math.log(3)], [math.log(4), math.log(1)], [0.0, 0.0]], dtype=torch.float64
+)
 LABELS = torch.tensor([1, 1, 0])
 LOSSES = [math.log(4 / 3), math.log(5), math.log(2)]  # softmax: 3/4, 1/5, 1/2
 
 
 def test_cross_entropy_by_hand() -> None:
-    assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS}) == pytest.approx(sum(LOSSES) / 3, abs=1e-15)
+    assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS}) == pytest.approx(
+        sum(LOSSES) / 3, abs=1e-15
+    )
 
 
 def test_cross_entropy_takes_the_column_named() -> None:
@@ -60,7 +64,9 @@ def test_cross_entropy_takes_the_column_named() -> None:
 def test_examples_are_weighted() -> None:
     weight = torch.tensor([1.0, 0.0, 3.0])
     expected = (LOSSES[0] + 3 * LOSSES[2]) / 4
-    assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS, "weight": weight}) == pytest.approx(expected, abs=1e-15)
+    assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS, "weight": weight}) == pytest.approx(
+        expected, abs=1e-15
+    )
 
 
 def test_squared_error_by_hand() -> None:
@@ -82,11 +88,16 @@ def test_squared_error_does_not_broadcast() -> None:
 def test_l2_penalty_by_hand() -> None:
     net = Net(Given())
     params = {"user": torch.tensor([1.0, -2.0]), "head.w": torch.tensor([[3.0]]), "n": torch.tensor(7)}
-    assert float(terms.l2_penalty("user")(net, params, {}, {})) == 2.5  # half of 1 + 4; the norm itself is 2.236
+    assert (
+        float(terms.l2_penalty("user")(net, params, {}, {})) == 2.5
+    )  # half of 1 + 4; the norm itself is 2.236
     assert float(terms.l2_penalty("*")(net, params, {}, {})) == 7.0
     with pytest.raises(MethodError) as error:
         terms.l2_penalty("usr")(net, params, {}, {})
-    assert str(error.value) == "The penalty's pattern 'usr' matches no parameter; they are ['user', 'head.w', 'n']."
+    assert (
+        str(error.value)
+        == "The penalty's pattern 'usr' matches no parameter; they are ['user', 'head.w', 'n']."
+    )
 
 
 def test_terms_add_and_scale() -> None:
@@ -107,7 +118,8 @@ MULTI = {
 
 def test_multi_task_by_hand() -> None:
     loss = terms.multi_task(
-        {"topic": terms.cross_entropy("topic", "topic"), "stars": terms.squared_error("stars", "stars")}, {"stars": 0.5}
+        {"topic": terms.cross_entropy("topic", "topic"), "stars": terms.squared_error("stars", "stars")},
+        {"stars": 0.5},
     )
     topic = (LOSSES[0] + LOSSES[2]) / 2  # the example without a label is left out of the mean
     stars = ((0 - 1) ** 2 + (0 - 2) ** 2) / 2
@@ -146,7 +158,10 @@ def test_tasks_that_do_not_fit_are_refused() -> None:
         terms.multi_task({})
     with pytest.raises(MethodError) as error:
         value(terms.cross_entropy("topic", "topics"), MULTI, Tasks())
-    assert str(error.value) == "The model returns outputs for ['stars', 'topic']; the loss asks for task 'topics'."
+    assert (
+        str(error.value)
+        == "The model returns outputs for ['stars', 'topic']; the loss asks for task 'topics'."
+    )
 
 
 ALL = {
@@ -160,7 +175,9 @@ ALL = {
 def slopes_of(term: Term, batch: Batch) -> Params:
     net = Net(Logits().double())
     params = {n: (v + 0.3).requires_grad_() for n, v in net.initial().items()}  # away from what was received
-    found = torch.autograd.grad(term(net, params, batch, net.initial()), list(params.values()), allow_unused=True)
+    found = torch.autograd.grad(
+        term(net, params, batch, net.initial()), list(params.values()), allow_unused=True
+    )
     return {n: torch.zeros_like(params[n]) if g is None else g for n, g in zip(params, found, strict=True)}
 
 

@@ -20,7 +20,9 @@ LENGTH = torch.tensor([5, 2, 1])
 
 def document(**options: Any) -> DocumentModel:
     torch.manual_seed(0)
-    model = DocumentModel(10, 3, options.pop("user_dim", 4), embedding_dim=5, hidden=3, mlp=6, **options).double()
+    model = DocumentModel(
+        10, 3, options.pop("user_dim", 4), embedding_dim=5, hidden=3, mlp=6, **options
+    ).double()
     for name, value in model.named_parameters():
         if name.startswith("user"):
             nn.init.normal_(value)
@@ -29,11 +31,15 @@ def document(**options: Any) -> DocumentModel:
 
 def plain(model: DocumentModel, text: Tensor, length: Tensor, pool: str) -> Tensor:
     lstm = nn.LSTM(5, 3, batch_first=True, bidirectional=True).double()
-    lstm.load_state_dict({n: v for n, v in model.lstm.state_dict().items()})
+    lstm.load_state_dict(dict(model.lstm.state_dict().items()))
     rows = []
     for ids, n in zip(text, length.tolist(), strict=True):
         output, (state, _) = lstm(model.embedding.weight[ids[:n]].unsqueeze(0))
-        vector = {"last": torch.cat([state[0, 0], state[1, 0]]), "max": output[0].amax(0), "mean": output[0].mean(0)}[pool]
+        vector = {
+            "last": torch.cat([state[0, 0], state[1, 0]]),
+            "max": output[0].amax(0),
+            "mean": output[0].mean(0),
+        }[pool]
         parts = [vector] + ([model.user] if hasattr(model, "user") else [])
         hidden = torch.relu(model.mlp[1].weight @ torch.cat(parts) + model.mlp[1].bias)
         logits = model.mlp[3].weight @ hidden + model.mlp[3].bias
@@ -143,7 +149,11 @@ def test_matrix_factorisation_by_hand() -> None:
     expected = [3 + 0.25 + 0.1 + 0.5 - 2.0, 3 + 0.25 + 0.2 - 1.0]
     assert model(torch.tensor([0, 1])).tolist() == pytest.approx(expected)
     values = Net(model).initial()
-    tables = {**values, "user": torch.tensor([[0.5, -1.0], [0.0, 0.0]]), "user_bias": torch.tensor([[0.25], [1.0]])}
+    tables = {
+        **values,
+        "user": torch.tensor([[0.5, -1.0], [0.0, 0.0]]),
+        "user_bias": torch.tensor([[0.25], [1.0]]),
+    }
     net = PooledNet(model, frozenset({"user", "user_bias"}))
     got = net(tables, {"item": torch.tensor([0, 1]), "client": torch.tensor([0, 1])})
     assert got.tolist() == pytest.approx([expected[0], 3 + 1.0 + 0.2])
@@ -166,14 +176,19 @@ def test_several_tasks_share_the_user_vector_alone() -> None:
         own = {n.removeprefix(prefix): v for n, v in model.state_dict().items() if n.startswith(prefix)}
         single.load_state_dict({**own, "user": model.user})
         torch.testing.assert_close(single(TEXT, LENGTH), value, rtol=0, atol=1e-12)
-    slopes = torch.autograd.grad(out["topic"].sum(), [model.user, *model.tasks["tone"].parameters()], allow_unused=True)
+    slopes = torch.autograd.grad(
+        out["topic"].sum(), [model.user, *model.tasks["tone"].parameters()], allow_unused=True
+    )
     assert slopes[0] is not None
     assert all(s is None for s in slopes[1:])
 
 
 def multi_task_loss() -> methods.terms.Term:
     return methods.terms.multi_task(
-        {"topic": methods.terms.cross_entropy("label", "topic"), "tone": methods.terms.cross_entropy("tone", "tone")},
+        {
+            "topic": methods.terms.cross_entropy("label", "topic"),
+            "tone": methods.terms.cross_entropy("tone", "tone"),
+        },
         {"tone": 0.5},
     )
 
@@ -181,7 +196,12 @@ def multi_task_loss() -> methods.terms.Term:
 def test_a_multi_task_model_passes_the_checker_and_trains() -> None:
     model = tasks()
     batches = [
-        {"text": TEXT + k, "text_length": LENGTH, "label": torch.tensor([0, 1, 2]), "tone": torch.tensor([k, -1, 0])}
+        {
+            "text": TEXT + k,
+            "text_length": LENGTH,
+            "label": torch.tensor([0, 1, 2]),
+            "tone": torch.tensor([k, -1, 0]),
+        }
         for k in range(2)
     ]
     assert check_split(model, Split("user"), batches, loss=multi_task_loss()).ok

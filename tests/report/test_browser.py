@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.report.run_folders import HOSTILE, all_analyses
 
 from fedkeep.report.page import write_report
+from tests.report.run_folders import HOSTILE, all_analyses
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(

@@ -3,13 +3,13 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from tests.report.run_folders import HOSTILE, map_of
 
 from fedkeep.report.charts.bars import Bar, bar_chart
 from fedkeep.report.charts.lines import Axes, Series, line_chart, thinned
 from fedkeep.report.charts.maps import palette_of, user_maps
 from fedkeep.report.charts.spread import Strip, bin_edges, in_bins, spread_chart
 from fedkeep.report.svg import SHAPES, Scale, log_ticks, nice_ticks, shape_path, spaced
+from tests.report.run_folders import HOSTILE, map_of
 
 
 def tree(svg: str) -> ElementTree.Element:

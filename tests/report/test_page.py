@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.run_folders import HOSTILE, all_analyses, map_of
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import Record, to_line
 from fedkeep.report.page import write_report
 from fedkeep.report.results import Row, write_results
+from tests.report.run_folders import HOSTILE, all_analyses, map_of
 
 Write = Callable[..., Path]
 

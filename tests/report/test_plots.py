@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from tests.report.run_folders import all_analyses, curve, map_of
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import plots
+from tests.report.run_folders import all_analyses, curve, map_of
 
 PNG = b"\x89PNG"
 

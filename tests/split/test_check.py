@@ -49,7 +49,10 @@ def ratings() -> list[Batch]:
 
 def documents() -> list[Batch]:
     text = torch.tensor([[1, 2, 3], [4, 5, 0]])
-    return [{"text": text + k, "text_length": torch.tensor([3, 2]), "label": torch.tensor([k, 1])} for k in range(2)]
+    return [
+        {"text": text + k, "text_length": torch.tensor([3, 2]), "label": torch.tensor([k, 1])}
+        for k in range(2)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,16 @@ def documents() -> list[Batch]:
         (Logits(), "user", batches(), CROSS_ENTROPY + 0.3 * methods.terms.l2_penalty("user")),
         (Logits(), "*", batches(), CROSS_ENTROPY),
     ],
-    ids=["embedding", "document", "weights", "factorisation", "dropout", "batch norm", "norm per user", "all private"],
+    ids=[
+        "embedding",
+        "document",
+        "weights",
+        "factorisation",
+        "dropout",
+        "batch norm",
+        "norm per user",
+        "all private",
+    ],
 )
 def test_sound_splits_pass(model: nn.Module, private: Any, data: list[Batch], loss: Any) -> None:
     before = {n: v.clone() for n, v in model.state_dict().items()}
@@ -127,7 +139,9 @@ def test_a_penalty_on_each_users_own_vector_passes() -> None:
 
 
 @pytest.mark.parametrize("penalty", [penalise_the_matrix, regress_to_the_mean])
-def test_a_penalty_on_the_whole_user_matrix_violates_equation_1(penalty: Callable[[Params, int], Tensor]) -> None:
+def test_a_penalty_on_the_whole_user_matrix_violates_equation_1(
+    penalty: Callable[[Params, int], Tensor],
+) -> None:
     model = Logits()
     report = check_split(model, Split("user"), batches(), joint=joint(model, penalty=penalty))
     assert [(v.equation, v.parameter) for v in report.violations if v.equation == 1] == [(1, "user")]
@@ -148,7 +162,9 @@ def test_the_penalised_parameter_is_the_one_named() -> None:
     def penalty(private: Params, user: int) -> Tensor:
         return (private["linear.bias"] ** 2).sum()
 
-    report = check_split(model, Split(["user", "linear.bias"]), batches(), joint=joint(model, penalty=penalty))
+    report = check_split(
+        model, Split(["user", "linear.bias"]), batches(), joint=joint(model, penalty=penalty)
+    )
     assert [(v.equation, v.parameter) for v in report.violations] == [(1, "linear.bias")]
 
 
@@ -170,8 +186,10 @@ def test_an_aggregation_that_uses_private_values_violates_equation_2() -> None:
     model = Logits()
     report = check_split(model, Split("user"), batches(), joint=joint(model, federated_update=update))
     assert [str(v) for v in report.violations] == [
-        "Equation (2) is violated by 'linear.bias' (federated update: a_f(w_f, u_f of all users, summaries)): "
-        "the aggregated value changes when private values are replaced by noise."
+        (
+            "Equation (2) is violated by 'linear.bias' (federated update: a_f(w_f, u_f of all users, summaries)): "
+            "the aggregated value changes when private values are replaced by noise."
+        )
     ]
 
 
@@ -188,15 +206,25 @@ def test_a_private_update_with_others_violates_equation_3(what: str, term: Any) 
     """Multi-task federated learning pulls users towards each other at aggregation (user–user terms)."""
 
     def update(
-        user: int, w_f: Params, before: Params, after: Params, trained: Sequence[Params], summaries: Sequence[float]
+        user: int,
+        w_f: Params,
+        before: Params,
+        after: Params,
+        trained: Sequence[Params],
+        summaries: Sequence[float],
     ) -> Params:
-        return {"user": after["user"][user] + 0.1 * (term(user, w_f, before, after, trained) - after["user"][user])}
+        return {
+            "user": after["user"][user]
+            + 0.1 * (term(user, w_f, before, after, trained) - after["user"][user])
+        }
 
     model = Logits()
     report = check_split(model, Split("user"), batches(), joint=joint(model, private_update=update))
     assert [str(v) for v in report.violations] == [
-        "Equation (3) is violated by 'user' (private update: a_p(w_p, u_p of the same user, summaries)): "
-        f"the new value of user 0 changes when {what} are perturbed."
+        (
+            "Equation (3) is violated by 'user' (private update: a_p(w_p, u_p of the same user, summaries)): "
+            f"the new value of user 0 changes when {what} are perturbed."
+        )
     ]
 
 
@@ -204,7 +232,12 @@ def test_a_private_update_scaled_by_the_users_share_passes() -> None:
     """FURL's equation 6: z = c_i / Σc is a summary, so it is allowed."""
 
     def update(
-        user: int, w_f: Params, before: Params, after: Params, trained: Sequence[Params], summaries: Sequence[float]
+        user: int,
+        w_f: Params,
+        before: Params,
+        after: Params,
+        trained: Sequence[Params],
+        summaries: Sequence[float],
     ) -> Params:
         z = summaries[user] / sum(summaries)
         return {n: before[n][user] + z * (after[n][user] - before[n][user]) for n in after}
@@ -216,13 +249,19 @@ def test_a_private_update_scaled_by_the_users_share_passes() -> None:
 def test_every_broken_equation_is_reported() -> None:
     model = Logits()
 
-    def federated_update(w_f: Params, trained: Sequence[Params], private: Params, summaries: Sequence[float]) -> Params:
+    def federated_update(
+        w_f: Params, trained: Sequence[Params], private: Params, summaries: Sequence[float]
+    ) -> Params:
         return {n: v + private["user"].sum() for n, v in weighted_mean(trained, summaries).items()}
 
-    def private_update(user: int, w_f: Params, before: Params, after: Params, trained: Any, summaries: Any) -> Params:
+    def private_update(
+        user: int, w_f: Params, before: Params, after: Params, trained: Any, summaries: Any
+    ) -> Params:
         return {"user": after["user"].mean(0)}
 
-    broken = joint(model, penalty=penalise_the_matrix, federated_update=federated_update, private_update=private_update)
+    broken = joint(
+        model, penalty=penalise_the_matrix, federated_update=federated_update, private_update=private_update
+    )
     report = check_split(model, Split("user"), batches(), joint=broken)
     assert [(v.equation, v.parameter) for v in report.violations] == [
         (1, "user"), (2, "linear.weight"), (2, "linear.bias"), (3, "user"),

@@ -118,7 +118,11 @@ def test_the_table_places_every_parameter_and_buffer() -> None:
 
 def test_an_upload_holds_the_change_of_the_federated_half() -> None:
     start = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
-    trained = {"w": torch.tensor([1.5, 0.0]).requires_grad_(), "n": torch.tensor(7), "user": torch.tensor(9.0)}
+    trained = {
+        "w": torch.tensor([1.5, 0.0]).requires_grad_(),
+        "n": torch.tensor(7),
+        "user": torch.tensor(9.0),
+    }
     upload = Split("user").upload(start, trained, 4.0)
     assert {n: v.tolist() for n, v in upload.deltas.items()} == {"w": [0.5, -2.0], "n": 7}
     assert not upload.deltas["w"].requires_grad
@@ -144,7 +148,11 @@ def test_only_the_split_makes_an_upload() -> None:
 def canary(shape: torch.Size, number: int) -> Tensor:
     """Return floats of a bit pattern that no training gives: 0x7A… with a counter in the mantissa, about 1e35."""
     count = max(1, shape.numel())
-    return (torch.arange(count, dtype=torch.int32) + 0x7A5A0000 + 4096 * number).view(torch.float32).reshape(shape)
+    return (
+        (torch.arange(count, dtype=torch.int32) + 0x7A5A0000 + 4096 * number)
+        .view(torch.float32)
+        .reshape(shape)
+    )
 
 
 def found(canaries: Params, content: bytes) -> list[str]:
@@ -204,7 +212,11 @@ def upload(deltas: Params, weight: float = 1.0) -> Upload:
             1.0,
             "'b' should be (3,) torch.float32, is (3,) torch.float64",
         ),
-        ({"a": torch.zeros(2), "b": torch.tensor([0, float("nan"), 0])}, 1.0, "'b' holds a NaN or an infinity"),
+        (
+            {"a": torch.zeros(2), "b": torch.tensor([0, float("nan"), 0])},
+            1.0,
+            "'b' holds a NaN or an infinity",
+        ),
         ({"a": torch.tensor([0, -float("inf")]), "b": torch.zeros(3)}, 1.0, "'a' holds a NaN or an infinity"),
         (dict(RECEIVED), -1.0, "its weight is -1.0"),
         (dict(RECEIVED), float("nan"), "its weight is nan"),

@@ -95,7 +95,9 @@ STORES: list[Callable[[Path, Any], PrivateStore]] = [
 
 @pytest.mark.parametrize("build", STORES, ids=["memory", "table"])
 class TestBoth:
-    def test_a_client_never_seen_has_the_default(self, tmp_path: Path, build: Callable[..., PrivateStore]) -> None:
+    def test_a_client_never_seen_has_the_default(
+        self, tmp_path: Path, build: Callable[..., PrivateStore]
+    ) -> None:
         store = build(tmp_path, "model")
         store.write([2], values(1, 1))
         read = store.read([2, 0, 2])
@@ -104,7 +106,9 @@ class TestBoth:
         assert torch.equal(read["count"][[0, 2]], values(1, 1)["count"].repeat(2))
         assert store.seen([0, 2]) == [False, True]
 
-    def test_a_number_fills_the_floats_alone(self, tmp_path: Path, build: Callable[..., PrivateStore]) -> None:
+    def test_a_number_fills_the_floats_alone(
+        self, tmp_path: Path, build: Callable[..., PrivateStore]
+    ) -> None:
         read = build(tmp_path, 0.25).read([1])
         assert read["user"].tolist() == [[0.25] * 3]
         assert read["scalar"].tolist() == [0.25]
@@ -117,11 +121,15 @@ class TestBoth:
         store = build(tmp_path, ("normal", 0.01))
         together, alone = store.read([0, 4, 5]), store.read([4])
         assert torch.equal(together["user"][1], alone["user"][0])
-        assert torch.equal(alone["user"][0], torch.randn(3, generator=generator(3, "private_init", "4")) * 0.01)
+        assert torch.equal(
+            alone["user"][0], torch.randn(3, generator=generator(3, "private_init", "4")) * 0.01
+        )
         assert len({tuple(row) for row in together["user"].tolist()}) == 3
         assert alone["count"].tolist() == [4]
 
-    def test_what_is_read_or_written_is_a_copy(self, tmp_path: Path, build: Callable[..., PrivateStore]) -> None:
+    def test_what_is_read_or_written_is_a_copy(
+        self, tmp_path: Path, build: Callable[..., PrivateStore]
+    ) -> None:
         store = build(tmp_path, "model")
         given_values = values(1, 2)
         store.write([0, 1], given_values)
@@ -345,7 +353,9 @@ def test_values_of_another_shape_or_type(tmp_path: Path, wrong: torch.Tensor) ->
     assert store.seen([0, 1]) == [False, False]
 
 
-def test_a_full_disk_in_prepare_leaves_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_in_prepare_leaves_the_last_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = committed(tmp_path / "a", 2)
     store.write([3, 6], values(3, 2))
     fill_disk(monkeypatch)

@@ -114,6 +114,8 @@ def call(backward: bool, words: Sequence[int]) -> int:
     library = load().library
     if library is None:
         raise RuntimeError("the native kernels are not in use")
+    if len(words) != len(FIELDS):  # ctypes would fill up with zeros, and the kernel read from address 0
+        raise RuntimeError(f"a kernel wants {len(FIELDS)} words, {', '.join(FIELDS)}; got {len(words)}")
     function = library.fk_backward if backward else library.fk_forward
     code = int(function(ctypes.byref(_Words(*words))))
     if code == 3:

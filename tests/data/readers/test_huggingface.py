@@ -90,5 +90,5 @@ def test_what_is_refused() -> None:
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refused("some/set") == (
-        "Reading Hugging Face data sets needs the package datasets. Install it: pip install fedkeep[datasets]."
+        "Reading Hugging Face data sets needs the package datasets. Install it: pip install 'fedkeep[datasets]'."
     )

@@ -40,7 +40,7 @@ def huggingface(
         import datasets
     except ImportError as error:
         raise DataError(
-            "Reading Hugging Face data sets needs the package datasets. Install it: pip install fedkeep[datasets]."
+            "Reading Hugging Face data sets needs the package datasets. Install it: pip install 'fedkeep[datasets]'."
         ) from error
     name = source if isinstance(source, str) else "huggingface"
     found = datasets.load_dataset(source) if isinstance(source, str) else source
