@@ -76,7 +76,7 @@ SCENES = (
         True,
         _rows("furl-words"),
         {"run.epochs": "4", "data.limit_users": "80"},
-        {"run.epochs": "20"},
+        {"run.epochs": "15"},
     ),
     Scene(
         "sticker-like (generated)",
