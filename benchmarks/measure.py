@@ -38,7 +38,7 @@ def ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> dict[str,
 
 def write(name: str, content: Mapping[str, Any]) -> None:
     """Write a benchmark's numbers to ``results/NAME.json``, with the machine they come from."""
-    from fedkeep.experiments.simulate import environment
+    from fedkeep.experiments.environment import environment
 
     RESULTS.mkdir(exist_ok=True)
     machine = {"processor": _processor(), **environment(), "threads": torch.get_num_threads()}

@@ -12,8 +12,9 @@ from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
+from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run_directory import RunDirectory, read_info
-from fedkeep.experiments.simulate import Run, check_device, take_part
+from fedkeep.experiments.simulate import Run, take_part
 from fedkeep.store import Default, TableStore
 
 

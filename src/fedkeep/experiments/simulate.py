@@ -6,18 +6,14 @@ import copy
 import datetime
 import operator
 import os
-import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-import fedkeep
 from fedkeep.core.describe import describe, digest
 from fedkeep.core.errors import ConfigError, RunError, did_you_mean
 from fedkeep.core.files import write_whole
@@ -39,6 +35,7 @@ from fedkeep.engines import (
     tasks_of,
     to_records,
 )
+from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
@@ -437,40 +434,3 @@ def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> in
     if wanted < 0:
         raise ConfigError(f"rounds must be at least 0; got {wanted}.")
     return wanted
-
-
-def check_device(device: str) -> None:
-    """Raise ConfigError if torch doesn't know the device, or it isn't there."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"The device {device!r} cannot be used: {reason} Use device='cpu'.") from error
-
-
-def environment() -> dict[str, Any]:
-    """Return what the results may depend on: versions, machine, cores, and the commit where there is one."""
-    try:
-        here = Path(fedkeep.__file__).parent
-        commit = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        commit = ""
-    from fedkeep import kernels
-
-    return {
-        "fedkeep": fedkeep.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "platform": platform.system(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "kernels": str(kernels.status()),
-        "commit": commit or None,
-    }

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.experiments.analyses import aggregation_time, cold_start_analysis, embedding_map, write_analyses
+from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.reproduce import jobs
 from fedkeep.experiments.reproduce.jobs import JobSpec, Outcome
-from fedkeep.experiments.simulate import Run, environment
+from fedkeep.experiments.simulate import Run
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
@@ -100,7 +101,7 @@ def table3(request: Request) -> Path:
     rows: list[Row] = []
     figures: list[Path] = []
     notes: list[str] = []
-    commit = str(environment()["commit"] or "")
+    commit = source_commit() or ""
     for scene in SCENES:
         specs = _specs(scene, request, runs)
         jobs.run_jobs(list(specs.values()), request.workers, request.progress)
@@ -296,7 +297,7 @@ def sweep(request: Request) -> Path:
     from fedkeep.report.results import over_seeds, write_results
 
     runs = request.out / "runs" / f"furl-sweep-{request.scale}"
-    commit = str(environment()["commit"] or "")
+    commit = source_commit() or ""
     rows = []
     for scene in SCENES:
         base = _specs(scene, request, runs)
