@@ -38,15 +38,15 @@ def blocks(file: Path, language: str) -> list[Block]:
     return [block for block in found if block.language == language]
 
 
-def run_python(file: Path, count: int | None = None) -> dict[str, Any]:
-    """Execute a file's Python blocks (or its first ``count``) one after the other in one namespace, and return it.
+def run_python(file: Path) -> dict[str, Any]:
+    """Execute a file's Python blocks one after the other in one namespace, and return it.
 
     A traceback names the file and the line in it.
     """
     module = types.ModuleType("document")
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        for block in blocks(file, "python")[:count]:
+        for block in blocks(file, "python"):
             exec(compile("\n" * (block.line - 1) + block.text, str(file), "exec"), vars(module))
     finally:
         del sys.modules[module.__name__]

@@ -64,8 +64,12 @@ def user_trait(data: FederatedData) -> Trait:
 
 
 def user_vectors(run: Run, clients: Sequence[int]) -> np.ndarray:
-    """Return the clients' private values side by side, float32 (clients, private numbers)."""
+    """Return the clients' private vectors, float32 (clients, entries).
+
+    That is the private parameter ``user``, or where there is none all private values side by side.
+    """
     values = run.private.read(list(clients))
+    values = {"user": values["user"]} if "user" in values else values
     parts = [v.flatten(1) for v in values.values() if v.is_floating_point()]
     if not parts:
         raise ConfigError(
