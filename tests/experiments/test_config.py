@@ -174,7 +174,7 @@ def test_built_in_names() -> None:
     assert builtin_text("furl\\global-server.toml") == builtin_text("furl/global-server")
 
 
-@pytest.mark.parametrize("folder", ["furl", "furl-sticker"])
+@pytest.mark.parametrize("folder", ["furl", "furl-words", "furl-sticker"])
 def test_the_four_configurations_differ_in_what_they_compare_only(folder: str) -> None:
     server, personal_server = (builtin_config(f"{folder}/{n}-server") for n in ("global", "personalized"))
     fl, personal_fl = (builtin_config(f"{folder}/{n}-fl") for n in ("global", "personalized"))
@@ -182,8 +182,14 @@ def test_the_four_configurations_differ_in_what_they_compare_only(folder: str) -
         assert config.run.engine == "pooled"
     for config in (fl, personal_fl):
         assert (config.run.engine, config.run.cohort) == ("auto", 10)
-    models = [c.model.options | {"user_dim": 0} for c in (server, personal_server, fl, personal_fl)]
+    without_user = {"user_dim": 0, "user_bias": False}  # our best recipe may add a private bias to the user vector
+    models = [c.model.options | without_user for c in (server, personal_server, fl, personal_fl)]
     assert all(model == models[0] for model in models)
+    paper, personal_paper = (builtin_config(f"{folder}/{n}-fl-paper") for n in ("global", "personalized"))
+    assert paper.model == server.model
+    assert personal_paper.model == personal_server.model
+    assert paper.method.server_optimizer is personal_paper.method.server_optimizer is None
+    assert personal_paper.method.optimizer.rates == {}
     assert all(c.data == server.data for c in (personal_server, fl, personal_fl))
     assert server.model.options["user_dim"] == fl.model.options["user_dim"] == 0
     assert personal_server.model.options["user_dim"] == personal_fl.model.options["user_dim"] > 0
