@@ -84,7 +84,10 @@ SCENES = (
         _rows("furl", (0.2893, 0.6613, 0.1190, 0.6241)),
         {"run.epochs": "3", "data.limit_users": "80", "data.max_length": "64"},
         {"run.epochs": "12", "data.max_length": "80"},
-        shorter={"Global Server": {"run.epochs": "6"}},
+        shorter={
+            name: {"run.epochs": "6"}
+            for name in ("Global Server", "Global FL, paper's recipe", "Personalized FL, paper's recipe")
+        },
         left_out=("Global FL, best recipe",),
         cold_start=False,
     ),
@@ -95,6 +98,10 @@ SCENES = (
         _rows("furl-words"),
         {"run.epochs": "4", "data.limit_users": "80"},
         {"run.epochs": "15"},
+        shorter={
+            name: {"run.epochs": "8"}
+            for name in ("Global FL, paper's recipe", "Personalized FL, paper's recipe")
+        },
     ),
     Scene(
         "sticker-like (generated)",
