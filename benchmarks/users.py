@@ -9,67 +9,62 @@ a round samples, reads, trains, writes and commits.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from benchmarks.measure import write
+from benchmarks.measure import interleaved, ratio, write
+from benchmarks.workloads import PlainDocument
+from fedkeep import FederatedData, methods, sgd
+from fedkeep.core.net import Net
+from fedkeep.data import RangeIds
+from fedkeep.engines import Job, Sampler, Sequential, Server, run_round
+from fedkeep.store import Default, TableStore
 
 TEXTS, LENGTH = 32, 64
 
 
-def one(users: int, rounds: int) -> dict[str, float]:
-    """Measure rounds over ``users`` users, in a process of its own."""
-    import torch
-
-    from benchmarks.workloads import PlainDocument
-    from fedkeep import FederatedData, methods, sgd
-    from fedkeep.core.net import Net
-    from fedkeep.data import RangeIds
-    from fedkeep.engines import Job, Sampler, Sequential, Server, run_round
-    from fedkeep.store import Default, TableStore
-
-    torch.set_num_threads(1)
+def federation(users: int, folder: Path) -> Callable[[], None]:
+    """Return a function that runs and commits one round over ``users`` users."""
     rng = np.random.default_rng(0)
     x = np.broadcast_to(
         rng.integers(0, 100, LENGTH), (users * TEXTS, LENGTH)
     )  # one text: no gigabytes of texts
     label = np.broadcast_to(np.int64(3), users * TEXTS)
+    offsets, bounds = mapped_index(folder, users)
+    data = FederatedData({"x": x, "label": label}, offsets, RangeIds(users), bounds, check=False)
     method = methods.furl("user", optimizer=sgd(0.1), batch_size=16)
     torch.manual_seed(0)
     net = Net(PlainDocument())
+    store = TableStore(folder / "private", Default(method.split.personal(net.initial()), 0.0), users)
+    server = Server(method.split.federated(net.initial()))
+    job, sampler, engine = (
+        Job(method, net, data, store, seed=0),
+        Sampler(users, 10, "shuffled", 0),
+        Sequential(),
+    )
+
+    def step() -> None:
+        run_round(job, engine, server, sampler(server.round))
+        store.prepare(server.round)
+        store.apply()
+
+    return step
+
+
+def memory(users: int, rounds: int) -> float:
+    """Return the memory of a process that runs rounds over ``users`` users alone, in MB."""
     with tempfile.TemporaryDirectory() as folder:
-        offsets, bounds = mapped_index(Path(folder), users)
-        data = FederatedData({"x": x, "label": label}, offsets, RangeIds(users), bounds, check=False)
-        store = TableStore(
-            Path(folder) / "private", Default(method.split.personal(net.initial()), 0.0), users
-        )
-        server = Server(method.split.federated(net.initial()))
-        job, sampler, engine = (
-            Job(method, net, data, store, seed=0),
-            Sampler(users, 10, "shuffled", 0),
-            Sequential(),
-        )
-
-        def step() -> None:
-            run_round(job, engine, server, sampler(server.round))
-            store.prepare(server.round)
-            store.apply()
-
-        for _ in range(5):
-            step()
-        seconds = []
+        step = federation(users, Path(folder))
         for _ in range(rounds):
-            began = time.perf_counter()
             step()
-            seconds.append(time.perf_counter() - began)
-        return {"seconds": statistics.median(seconds), "memory_mb": anonymous_mb()}
+        return anonymous_mb()
 
 
 def mapped_index(folder: Path, users: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,41 +85,30 @@ def anonymous_mb() -> float:
 def main() -> None:
     """Measure, write ``results/users.json``, and fail if the claim fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--one", type=int)
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(one(options.one, options.rounds)))
+    torch.set_num_threads(1)
+    if options.memory:
+        print(memory(options.memory, 20))
         return
-    found: dict[int, list[dict[str, float]]] = {1_000: [], 1_000_000: []}
-    for turn in range(options.turns):
-        for users in sorted(found, reverse=bool(turn % 2)):
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.users",
-                "--one",
-                str(users),
-                "--rounds",
-                str(options.rounds),
-            ]
-            found[users].append(
-                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            )
-    pairs = list(zip(found[1_000], found[1_000_000], strict=True))
-    times = [b["seconds"] / a["seconds"] for a, b in pairs]
-    memory = [b["memory_mb"] / a["memory_mb"] for a, b in pairs]
-    result = {
-        "time_ratio": {"median": statistics.median(times), "low": min(times), "high": max(times)},
-        "memory_ratio": {"median": statistics.median(memory), "low": min(memory), "high": max(memory)},
-        "measured": {str(k): v for k, v in found.items()},
-    }
-    write("users", result)
-    assert 0.9 <= result["time_ratio"]["median"] <= 1.1, f"time ratio {result['time_ratio']['median']:.3f}"
-    assert 0.9 <= result["memory_ratio"]["median"] <= 1.1, (
-        f"memory ratio {result['memory_ratio']['median']:.3f}"
+    with tempfile.TemporaryDirectory() as few, tempfile.TemporaryDirectory() as many:
+        steps = {"1 000": federation(1_000, Path(few)), "1 000 000": federation(1_000_000, Path(many))}
+        seconds = interleaved(steps, options.turns, warm_up=5)
+    command = [sys.executable, "-m", "benchmarks.users", "--memory"]
+    used = {}
+    for users in steps:
+        done = subprocess.run([*command, users.replace(" ", "")], check=True, capture_output=True, text=True)
+        used[users] = float(done.stdout)
+    time_ratio = ratio(seconds, "1 000 000", "1 000")
+    memory_ratio = used["1 000 000"] / used["1 000"]
+    medians = {users: statistics.median(taken) for users, taken in seconds.items()}
+    write(
+        "users",
+        {"time_ratio": time_ratio, "memory_ratio": memory_ratio, "seconds": medians, "memory_mb": used},
     )
+    assert 0.9 <= time_ratio["median"] <= 1.1, f"time ratio {time_ratio['median']:.3f}; claimed 1 ± 0.1"
+    assert 0.9 <= memory_ratio <= 1.1, f"memory ratio {memory_ratio:.3f}; claimed 1 ± 0.1"
 
 
 if __name__ == "__main__":

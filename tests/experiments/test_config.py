@@ -182,7 +182,10 @@ def test_the_four_configurations_differ_in_what_they_compare_only(folder: str) -
         assert config.run.engine == "pooled"
     for config in (fl, personal_fl):
         assert (config.run.engine, config.run.cohort) == ("auto", 10)
-    without_user = {"user_dim": 0, "user_bias": False}  # our best recipe may add a private bias to the user vector
+    without_user = {
+        "user_dim": 0,
+        "user_bias": False,
+    }  # our best recipe may add a private bias to the user vector
     models = [c.model.options | without_user for c in (server, personal_server, fl, personal_fl)]
     assert all(model == models[0] for model in models)
     paper, personal_paper = (builtin_config(f"{folder}/{n}-fl-paper") for n in ("global", "personalized"))
