@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.data import FederatedData, opt_out
+from fedkeep.data import FederatedData, Ragged, add_censored, opt_out
 
 
 def made(clients: int = 5, each: int = 20, split: bool = True) -> FederatedData:
@@ -115,4 +115,57 @@ def test_the_given_data_keep_their_columns() -> None:
 def test_faults(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as error:
         opt_out(made(), **options)
+    assert str(error.value) == message
+
+
+def test_censored_copies_go_in_while_the_raw_examples_stay_out() -> None:
+    texts = [[n, n] for n in range(100)]
+    source = FederatedData(
+        {"x": np.arange(100, dtype=np.float32), "text": Ragged.from_rows(texts), "label": np.arange(100) % 3},
+        np.arange(6) * 20,
+        [f"c{i}" for i in range(5)],
+    ).split_per_user((0.5, 0.25, 0.25))
+    data = opt_out(source, 0.5)
+    out = [c for c in range(5) if c not in clients_in(data)]
+    both = add_censored(
+        data, lambda raw: {"x": -np.asarray(raw["x"]), "text": Ragged.from_rows([[7]] * len(raw["x"]))}
+    )
+    x, text = np.asarray(both.columns["x"]), both.columns["text"]
+    assert len(out) == 2
+    assert both.meta["opt_out"]["censored_copies"] == 20
+    for client in range(5):
+        old, new = data.rows(client, "train"), both.rows(client, "train")
+        assert len(new) == (20 if client in out else 10)
+        raw, copies = new[:10], new[10:]
+        assert (x[raw] == np.asarray(data.columns["x"])[old]).all()
+        assert (inside(both)[raw] == (client not in out)).all()
+        assert inside(both)[copies].all()
+        assert (x[copies] == -x[raw][: len(copies)]).all()
+        assert [text[row].tolist() for row in copies] == [[7]] * len(copies)  # type: ignore[union-attr]
+        assert [text[row].tolist() for row in raw] == [[int(v)] * 2 for v in x[raw]]  # type: ignore[union-attr]
+        labels = np.asarray(both.columns["label"])
+        assert (labels[copies] == labels[raw][: len(copies)]).all()
+        for split in ("valid", "test"):
+            assert (
+                x[both.rows(client, split)] == np.asarray(data.columns["x"])[data.rows(client, split)]
+            ).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "censor", "message"),
+    [
+        (made(), lambda raw: {}, "Wanted data with a column 'opted_in'; there is none. Call opt_out first."),
+        (opt_out(made(), 0.0), lambda raw: {}, "No training example has opted out, so there is nothing to censor."),
+        (opt_out(made(), 0.5), lambda raw: {"y": raw["x"]},
+         "The censored copies have a column 'y' that the data lack; they have ['label', 'opted_in', 'x']."),
+        (opt_out(made(), 0.5), lambda raw: {"x": raw["x"][:, None]},
+         ("The censored copies' column 'x' is of another type or shape than the data's: wanted float32, shape () a "
+          "row; got float32, shape (1,) a row.")),
+        (opt_out(made(), 0.5), lambda raw: {"x": raw["x"][1:]},
+         "Wanted 20 rows in column 'x' of the censored copies, one per example; got 19."),
+    ],
+)  # fmt: skip
+def test_faults_of_copies(data: FederatedData, censor: Any, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        add_censored(data, censor)
     assert str(error.value) == message

@@ -1,6 +1,6 @@
 """Federated data sets: columns of examples, where each client's rows lie, readers and generators."""
 
-from fedkeep.data.consent import opt_out
+from fedkeep.data.consent import add_censored, opt_out
 from fedkeep.data.federated import SPLITS, FederatedData, Ragged, RangeIds
 from fedkeep.data.hashing import HashedWords
 from fedkeep.data.images import ImageSet
@@ -28,6 +28,7 @@ __all__ = [
     "Ragged",
     "RangeIds",
     "WordVocabulary",
+    "add_censored",
     "by_size",
     "cifar10",
     "cifar100",

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.columns import Column
-from fedkeep.data.federated import FederatedData
-from fedkeep.data.splits import SPLITS
+from fedkeep.data.columns import Column, Ragged, offsets_of
+from fedkeep.data.federated import FederatedData, take
+from fedkeep.data.splits import SPLITS, bounds_of
 
 Predicate = Callable[[Mapping[str, Column]], NDArray[np.bool_]]
 
@@ -107,3 +107,71 @@ def _examples(data: FederatedData, fraction: float, seed: int) -> NDArray[np.boo
             rng = numpy_generator(seed, f"opt_out/{split}", data.ids[client])
             out[rows.start + rng.permutation(len(rows))[: _number(fraction, len(rows))]] = True
     return out
+
+
+def add_censored(
+    data: FederatedData, censor: Callable[[Mapping[str, Column]], Mapping[str, Column]]
+) -> FederatedData:
+    """Return the data with a censored copy, opted in, of every training example that opted out.
+
+    The raw example stays where it is and stays out: local training sees both, the federated part the copy alone
+    (mixture of experts, arXiv:2010.02056, on opt-out data). What the copies still tell is up to ``censor``.
+
+    Args:
+        data: with the column ``opted_in``, see :func:`opt_out`, and split.
+        censor: given the columns of the examples that are out, returns those columns that it changes, row by row.
+
+    Raises:
+        DataError: nobody opted out, or the copies' columns are not those of the data in number, shape or type.
+    """
+    train = data.split_rows("train")
+    if "opted_in" not in data.columns:
+        raise DataError("Wanted data with a column 'opted_in'; there is none. Call opt_out first.")
+    rows = train[~np.asarray(data.columns["opted_in"][train], bool)]  # type: ignore[index]
+    if not len(rows):
+        raise DataError("No training example has opted out, so there is nothing to censor.")
+    raw = take(data.columns, rows)
+    copies = {**raw, **censor(raw), "opted_in": np.ones(len(rows), bool)}
+    unknown = sorted(copies.keys() - raw.keys())
+    if unknown:
+        raise DataError(
+            f"The censored copies have a column {unknown[0]!r} that the data lack; they have {sorted(raw)}."
+        )
+    for name, column in copies.items():
+        if len(column) != len(rows):
+            raise DataError(
+                f"Wanted {len(rows)} rows in column {name!r} of the censored copies, one per example; "
+                f"got {len(column)}."
+            )
+    client = np.concatenate([np.repeat(np.arange(len(data)), data.counts()), data.clients_of(rows)])
+    counts = np.stack([data.counts(split) for split in SPLITS], axis=1)
+    split = np.concatenate(
+        [np.repeat(np.tile(np.arange(3), len(data)), counts.ravel()), np.zeros(len(rows), np.int64)]
+    )
+    order = np.lexsort((split, client))  # stable: copies come behind a client's training examples
+    joined = {name: _joined(name, column, copies[name]) for name, column in data.columns.items()}
+    counts[:, 0] += np.bincount(data.clients_of(rows), minlength=len(data))
+    meta = {**data.meta, "opt_out": {**data.meta.get("opt_out", {}), "censored_copies": len(rows)}}
+    return FederatedData(
+        take(joined, order), offsets_of(counts.sum(axis=1)), data.ids, bounds_of(counts), meta
+    )
+
+
+def _joined(name: str, raw: Column, copies: Column) -> Column:
+    if isinstance(raw, Ragged) and isinstance(copies, Ragged):
+        lengths = np.concatenate([np.diff(raw.offsets), np.diff(copies.offsets)])
+        return Ragged(np.concatenate([raw.values, copies.values]), offsets_of(lengths))
+    if not isinstance(raw, Ragged) and not isinstance(copies, Ragged):
+        found = np.asarray(copies)
+        if found.dtype == raw.dtype and found.shape[1:] == raw.shape[1:]:
+            return np.concatenate([raw, found])
+    raise DataError(
+        f"The censored copies' column {name!r} is of another type or shape than the data's: wanted {_kind(raw)}; got "
+        f"{_kind(copies)}."
+    )
+
+
+def _kind(column: Column) -> str:
+    return (
+        "a ragged column" if isinstance(column, Ragged) else f"{column.dtype}, shape {column.shape[1:]} a row"
+    )
