@@ -24,6 +24,7 @@ HEAVY = {
     "rich",
     "scipy",
     "datasets",
+    "PIL",
     "click",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from fedkeep import methods, models
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.optim import sgd
-from fedkeep.data import FederatedData, many_user_text, toy
+from fedkeep.data import PARTITIONS, FederatedData, cifar10, majority, many_user_text, opt_out, toy
 from fedkeep.experiments.build import (
     MODELS,
     READERS,
@@ -25,7 +26,7 @@ from fedkeep.experiments.build import (
     run_config,
     sizes_of,
 )
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig
+from fedkeep.experiments.config import Config, LossConfig, MethodConfig, parse_config
 from fedkeep.methods import terms
 
 
@@ -270,8 +271,95 @@ def test_movielens_end_to_end(tmp_path: Path) -> None:
     assert run.evaluate("test")["rmse"] < 0.8 * ratings.std()
 
 
+# --- images
+
+
+def pictures(folder: Path) -> Path:
+    """Write 80 images of 10 classes, as the lossless part of CIFAR-10 lies in a folder of data."""
+    (folder / "cifar10").mkdir()
+    draw = np.random.default_rng(0)
+    np.savez(
+        folder / "cifar10" / "cifar10_train4000_lossless.npz",
+        images=draw.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8),
+        labels=np.tile(np.arange(10, dtype=np.uint8), 8),
+    )
+    return folder
+
+
+LOSSLESS = {"reader": "cifar10", "form": "lossless"}
+MAJORITY = {"kind": "majority", "clients": 2, "p": 0.5, "train": 16, "valid": 8, "valid_from": "train"}
+
+
+def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
+    data = {**LOSSLESS, "partition": MAJORITY, "opt_out": {"fraction": 0.5}}
+    settings = config(
+        seed=3,
+        data=data,
+        model={"kind": "cifar_cnn"},
+        method={"kind": "fedavg"},
+        run={"rounds": 1, "cohort": 2},
+    )
+    made = build_data(settings, pictures(tmp_path))
+    expected = majority(cifar10(tmp_path / "cifar10", "lossless"), 2, 0.5, 16, 8, valid_from="train", seed=3)
+    assert made.fingerprint() == opt_out(expected, 0.5, seed=3).fingerprint()
+    assert parse_config(settings.to_toml(), "again") == settings
+    run = run_config(settings, folder=tmp_path, out=tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
+    assert kept["partition"] == made.meta["partition"]
+    assert kept["opt_out"]["fraction"] == 0.5
+    assert isinstance(run.evaluate("valid")["accuracy"], float)
+
+
+def test_sizes_of_images() -> None:
+    made = FederatedData(
+        {"image": np.zeros((2, 3, 16, 16), np.uint8), "label": np.array([0, 2])}, [0, 2], ["a"]
+    )
+    assert sizes_of(made) == {"classes": 3, "channels": 3, "side": 16}
+    model = build_model(config(model={"kind": "cnn", "widths": [2, 3], "hidden": [5, 4]}), made)
+    assert model(torch.from_numpy(np.asarray(made.columns["image"]))).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            LOSSLESS,
+            (
+                "data.partition: missing. The reader 'cifar10' gives images that belong to no client; divide them by "
+                "one of the kinds majority, dirichlet, shards, by_size."
+            ),
+        ),
+        (
+            {"reader": "toy", "partition": MAJORITY},
+            (
+                "data.partition: the reader 'toy' gives examples that belong to clients already. Leave the table out."
+            ),
+        ),
+        (
+            {**LOSSLESS, "partition": {"kind": "majorty"}},
+            (
+                "data.partition.kind: there is no partition 'majorty'; there are majority, dirichlet, shards, by_size. "
+                "Did you mean 'majority'?"
+            ),
+        ),
+        ({**LOSSLESS, "partition": {**MAJORITY, "p": "0.5"}}, "data.partition.p: wanted float; got '0.5'."),
+        ({**LOSSLESS, "partition": {"kind": "shards"}}, "data.partition: missing clients."),
+        (
+            {"reader": "toy", "opt_out": {"fractoin": 0.5}},
+            (
+                "data.opt_out.fractoin: unknown key. Did you mean 'fraction'? Known here: fraction, by, seed."
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_partitions_that_cannot_be_made(data: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_data(config(data=data), pictures(tmp_path))
+    assert str(error.value) == message
+
+
 def test_every_name_has_a_line_of_documentation() -> None:
     from fedkeep.cli.listing import about
 
-    for thing in [*READERS.values(), *MODELS.values(), *methods.METHODS.values()]:
+    for thing in [*READERS.values(), *MODELS.values(), *PARTITIONS.values(), *methods.METHODS.values()]:
         assert len(about(thing)) > 10

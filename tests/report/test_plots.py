@@ -56,3 +56,22 @@ def test_several_ways_of_cold_start(tmp_path: Path) -> None:
         "series": [{"name": "a", "mean": [0.1, None]}, {"name": "b", "mean": [0.2, 0.3]}],
     }
     assert plots.cold_start(analysis, tmp_path / "c.png").read_bytes().startswith(PNG)
+
+
+def test_a_partition(tmp_path: Path) -> None:
+    counts, options = [[3, 0], [1, 9]], {"clients": ["_a", "$b"], "classes": ["x", "y"], "opted_out": [1]}
+    first = plots.partition_plot(counts, tmp_path / "a.svg", title="t", **options)  # type: ignore[arg-type]
+    second = plots.partition_plot(counts, tmp_path / "b.svg", title="t", **options)  # type: ignore[arg-type]
+    assert first.read_bytes() == second.read_bytes()
+    plain = plots.partition_plot(counts, tmp_path / "c.svg", title="t")
+    assert plain.read_bytes() != first.read_bytes()
+    many = [[i % 3] * 60 for i in range(70)]  # too many cells for numbers, more names than fit
+    assert plots.partition_plot(many, tmp_path / "d.png").read_bytes().startswith(PNG)
+    for wrong in ([], [[]], [[1, 2], [3]]):
+        with pytest.raises(ConfigError, match="A plot of a partition needs a number per client and class"):
+            plots.partition_plot(wrong, tmp_path / "e.png")
+    with pytest.raises(ConfigError) as error:
+        plots.partition_plot(counts, tmp_path / "e.png", clients=["a"])
+    assert str(error.value) == (
+        "A plot of a partition needs a number per client and class; got 2 × 2 numbers, 1 client names and 2 class names."
+    )

@@ -1,25 +1,48 @@
 """Federated data sets: columns of examples, where each client's rows lie, readers and generators."""
 
+from fedkeep.data.consent import add_censored, opt_out
 from fedkeep.data.federated import SPLITS, FederatedData, Ragged, RangeIds
 from fedkeep.data.hashing import HashedWords
-from fedkeep.data.readers import huggingface, movielens, read_table, zulip_channels
+from fedkeep.data.images import ImageSet
+from fedkeep.data.partition import PARTITIONS, by_size, class_counts, dirichlet, majority, shards
+from fedkeep.data.readers import (
+    cifar10,
+    cifar100,
+    fashion_mnist,
+    huggingface,
+    movielens,
+    read_table,
+    zulip_channels,
+)
 from fedkeep.data.splits import hold_out
 from fedkeep.data.synthetic import many_user_text, toy, user_bias_regression
 from fedkeep.data.text import CharVocabulary, WordVocabulary, vocabulary_from
 
 __all__ = [
+    "PARTITIONS",
     "SPLITS",
     "CharVocabulary",
     "FederatedData",
     "HashedWords",
+    "ImageSet",
     "Ragged",
     "RangeIds",
     "WordVocabulary",
+    "add_censored",
+    "by_size",
+    "cifar10",
+    "cifar100",
+    "class_counts",
+    "dirichlet",
+    "fashion_mnist",
     "hold_out",
     "huggingface",
+    "majority",
     "many_user_text",
     "movielens",
+    "opt_out",
     "read_table",
+    "shards",
     "toy",
     "user_bias_regression",
     "vocabulary_from",

@@ -17,19 +17,22 @@ from fedkeep import data as data_room
 from fedkeep import models
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.core.seeds import stream
-from fedkeep.data import FederatedData, readers
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig
+from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
+from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
 from fedkeep.experiments.options import check_options
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.methods import METHODS, Method, Phase, terms
 
 T = TypeVar("T")
 
-READERS: dict[str, Callable[..., FederatedData]] = {
+READERS: dict[str, Callable[..., FederatedData | ImageSet]] = {
     "zulip_channels": readers.zulip_channels,
     "table": readers.read_table,
     "movielens": readers.movielens,
     "huggingface": readers.huggingface,
+    "fashion_mnist": readers.fashion_mnist,
+    "cifar10": readers.cifar10,
+    "cifar100": readers.cifar100,
     "saved": FederatedData.load,
     "many_user_text": data_room.many_user_text,
     "toy": data_room.toy,
@@ -38,6 +41,9 @@ READERS: dict[str, Callable[..., FederatedData]] = {
 PLACES: dict[str, tuple[str, str | None]] = {
     "zulip_channels": ("folder", "zulip_channels"),
     "movielens": ("path", "movielens"),
+    "fashion_mnist": ("folder", "fashion_mnist"),
+    "cifar10": ("folder", "cifar10"),
+    "cifar100": ("folder", "cifar100"),
     "table": ("path", None),
     "saved": ("folder", None),
 }
@@ -46,6 +52,9 @@ MODELS: dict[str, type[nn.Module]] = {
     "bag_of_words": models.BagOfWords,
     "matrix_factorization": models.MatrixFactorization,
     "linear": models.Linear,
+    "cnn": models.CNN,
+    "cifar_cnn": models.CifarCNN,
+    "fashion_cnn": models.FashionCNN,
 }
 
 
@@ -58,7 +67,10 @@ def data_folder(given: Path | None) -> Path | None:
 
 
 def build_data(config: Config, folder: Path | None = None) -> FederatedData:
-    """Read or make the data that a configuration names; data that come without a split are split per user.
+    """Read or make the data that a configuration names.
+
+    Sets of images are divided among clients by ``data.partition``; data that come without a split are split per user;
+    ``data.opt_out`` says last which examples stay out.
 
     Args:
         config: the configuration.
@@ -80,11 +92,34 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         options[argument] = _located(settings.reader, place, folder)
     if "seed" in inspect.signature(reader).parameters:
         options.setdefault("seed", config.seed)
-    made = reader(**check_options("data", reader, options))
-    if settings.split is None and made.bounds is not None:
+    made = _partitioned(settings, config.seed, reader(**check_options("data", reader, options)))
+    if settings.split is not None or made.bounds is None:
+        split = {"seed": config.seed, **(settings.split or {})}
+        made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
+    if settings.opt_out is None:
         return made
-    split = {"seed": config.seed, **(settings.split or {})}
-    return made.split_per_user(**check_options("data.split", made.split_per_user, split))
+    out = check_options("data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where"))
+    return opt_out(made, **out)
+
+
+def _partitioned(settings: DataConfig, seed: int, made: FederatedData | ImageSet) -> FederatedData:
+    given = settings.partition
+    if isinstance(made, FederatedData):
+        if given is None:
+            return made
+        raise ConfigError(
+            f"data.partition: the reader {settings.reader!r} gives examples that belong to clients already. Leave "
+            f"the table out."
+        )
+    if given is None:
+        raise ConfigError(
+            f"data.partition: missing. The reader {settings.reader!r} gives images that belong to no client; divide "
+            f"them by one of the kinds {', '.join(PARTITIONS)}."
+        )
+    divide = _named("data.partition.kind", "partition", given.kind, PARTITIONS)
+    return divide(
+        made, **check_options("data.partition", divide, {"seed": seed, **given.options}, ("images",))
+    )
 
 
 def _named(place: str, what: str, name: str, table: Mapping[str, T]) -> T:
@@ -148,7 +183,7 @@ def _model_class(kind: str) -> type[nn.Module]:
 
 
 def sizes_of(data: FederatedData) -> dict[str, int]:
-    """Return the sizes that the data fix: ``vocabulary``, ``classes``, ``items``, ``features``."""
+    """Return the sizes that the data fix: vocabulary, classes, items, features, channels and side (of images)."""
     sizes = {}
     vocabulary = data.meta.get("vocabulary")
     if vocabulary is not None:
@@ -159,6 +194,9 @@ def sizes_of(data: FederatedData) -> dict[str, int]:
     x = data.columns.get("x")
     if x is not None and not isinstance(x, data_room.Ragged) and x.ndim == 2:
         sizes["features"] = int(x.shape[1])
+    image = data.columns.get("image")
+    if image is not None and not isinstance(image, data_room.Ragged) and image.ndim == 4:
+        sizes |= {"channels": int(image.shape[1]), "side": int(image.shape[2])}
     return sizes
 
 

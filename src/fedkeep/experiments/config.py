@@ -57,14 +57,24 @@ class ServerOptimizerConfig(OptimizerConfig):
     learning_rate: Rate = 1.0
 
 
+class PartitionConfig(_Open):
+    """A partition of images: ``kind`` is majority, dirichlet, shards or by_size, further keys are its options."""
+
+    kind: str
+
+
 class DataConfig(_Open):
     """The data: ``reader`` names a reader or generator, further keys are its options.
 
     ``split`` divides each user's examples anew: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``.
+    ``partition`` divides a set of images among clients: ``{kind = "majority", clients = 5, p = 0.8, train = 500,
+    valid = 400}``. ``opt_out`` keeps examples out of whatever leaves a client: ``{fraction = 0.5, by = "client"}``.
     """
 
     reader: str
     split: dict[str, Any] | None = None
+    partition: PartitionConfig | None = None
+    opt_out: dict[str, Any] | None = None
 
 
 class ModelConfig(_Open):

@@ -399,6 +399,7 @@ class _Simulation:
                 "counts": {s: int(self.data.counts(s).sum()) for s in ("train", "valid", "test")},
                 "fingerprint": self.identity["data"],
                 "source": meta.get("source"),
+                **{key: meta[key] for key in ("partition", "opt_out") if key in meta},
             },
             "engine": self.engine.name,
             "device": self.device,

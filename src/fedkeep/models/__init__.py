@@ -1,9 +1,20 @@
-"""Networks: FURL's document model, its multi-task form, a bag of words, a linear model, matrix factorisation."""
+"""Networks: FURL's document model, its multi-task form, a bag of words, small CNNs, linear, matrix factorisation."""
 
+from fedkeep.models.cnn import CNN, CifarCNN, FashionCNN, Gate
 from fedkeep.models.document import DocumentModel
 from fedkeep.models.factorization import MatrixFactorization
 from fedkeep.models.linear import Linear
 from fedkeep.models.multitask import MultiTaskDocument
 from fedkeep.models.words import BagOfWords
 
-__all__ = ["BagOfWords", "DocumentModel", "Linear", "MatrixFactorization", "MultiTaskDocument"]
+__all__ = [
+    "CNN",
+    "BagOfWords",
+    "CifarCNN",
+    "DocumentModel",
+    "FashionCNN",
+    "Gate",
+    "Linear",
+    "MatrixFactorization",
+    "MultiTaskDocument",
+]

@@ -263,6 +263,73 @@ def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
         return _save(figure, path)
 
 
+def partition_plot(
+    counts: Sequence[Sequence[int]],
+    path: Path,
+    *,
+    clients: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    title: str = "",
+    opted_out: Collection[int] = (),
+) -> Path:
+    """Draw how many examples of each class each client has: a heat map, a row a client.
+
+    Args:
+        counts: (clients, classes), e.g. ``fedkeep.data.class_counts(data, "train")``.
+        path: ends in .png or .svg.
+        clients: names; numbers where None.
+        classes: names; numbers where None.
+        title: above the figure.
+        opted_out: rows whose clients opted out, marked behind their names.
+
+    Raises:
+        ConfigError: there is no cell, rows differ in length, or names don't fit them.
+    """
+    rows, columns = len(counts), len(counts[0]) if len(counts) else 0
+    names = [str(name) for name in (clients if clients is not None else range(rows))]
+    heads = [str(name) for name in (classes if classes is not None else range(columns))]
+    if (
+        not columns
+        or {len(row) for row in counts} != {columns}
+        or (len(names), len(heads)) != (rows, columns)
+    ):
+        raise ConfigError(
+            f"A plot of a partition needs a number per client and class; got {rows} × {columns} numbers, {len(names)} "
+            f"client names and {len(heads)} class names."
+        )
+    names = [f"{name} (out)" if i in opted_out else name for i, name in enumerate(names)]
+    most = max(max(row) for row in counts)
+    written = rows <= 12 and columns <= 20
+    cell = 0.5 if written else 0.16
+    with _style():
+        width, height = min(max(cell * columns + 2.4, 4.5), 14), min(max(cell * rows * 0.8 + 1.7, 2.8), 12)
+        figure, (axes,) = _figure(1, width, height)
+        axes.grid(visible=False)
+        shades = axes.imshow(
+            [list(row) for row in counts], cmap="Blues", vmin=0, vmax=max(most, 1), aspect="auto"
+        )
+        _ticks(axes, names, heads)
+        for i, row in enumerate(counts if written else ()):
+            for j, n in enumerate(row):
+                colour = "white" if n > 0.6 * most else "#1d2328" if n else GREY
+                axes.text(j, i, f"{n:,}", ha="center", va="center", fontsize=7.5, color=colour)
+        axes.set_title(title, fontsize=10, parse_math=False)
+        figure.colorbar(shades, ax=axes, label="examples", shrink=0.9)
+        return _save(figure, path)
+
+
+def _ticks(axes: Axes, names: Sequence[str], heads: Sequence[str]) -> None:
+    down, across = max(1, -(-len(names) // 50)), max(1, -(-len(heads) // 50))  # at most 50 names an axis
+    axes.set_yticks(range(0, len(names), down), [_plain(name) for name in names[::down]], fontsize=8)
+    axes.set_xticks(range(0, len(heads), across), [_plain(head) for head in heads[::across]], fontsize=8)
+    axes.tick_params(length=0)
+    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    for label in axes.get_xticklabels():
+        label.set(**turned if len(heads) <= 20 else {"rotation": 90})
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+
+
 def _style() -> Any:
     import matplotlib as mpl
 

@@ -1,8 +1,21 @@
-"""Readers of data files into federated data sets. Each names the file and the line of whatever is wrong."""
+"""Readers of data files: federated data sets, or sets of images that a partition divides among clients.
 
+Each names the file and the line of whatever is wrong.
+"""
+
+from fedkeep.data.readers.cifar import cifar10, cifar100
 from fedkeep.data.readers.huggingface import huggingface
+from fedkeep.data.readers.idx import fashion_mnist
 from fedkeep.data.readers.movielens import movielens
 from fedkeep.data.readers.tables import read_table
 from fedkeep.data.readers.zulip import zulip_channels
 
-__all__ = ["huggingface", "movielens", "read_table", "zulip_channels"]
+__all__ = [
+    "cifar10",
+    "cifar100",
+    "fashion_mnist",
+    "huggingface",
+    "movielens",
+    "read_table",
+    "zulip_channels",
+]

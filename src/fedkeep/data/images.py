@@ -1,0 +1,92 @@
+"""Labelled images that belong to nobody yet: what the readers of image sets return and partitions divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """An official training set followed by an official test set.
+
+    Attributes:
+        images: uint8 (images, channels, height, width).
+        labels: int64 (images,), from 0 to ``len(label_names) - 1``.
+        train: how many of the images are training images; the others are test images.
+        label_names: one per class.
+        name: of the set.
+        source: sha256 by file.
+
+    Raises:
+        DataError: shapes or types are wrong, a label is out of range, or there is no image.
+    """
+
+    images: Pixels
+    labels: NDArray[np.int64]
+    train: int
+    label_names: Sequence[str]
+    name: str = "images"
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+            raise DataError(
+                f"Wanted images as uint8 (images, channels, height, width); got {self.images.dtype}, "
+                f"shape {self.images.shape}."
+            )
+        if self.labels.dtype != np.int64 or self.labels.shape != (len(self.images),):
+            raise DataError(
+                f"Wanted {len(self.images)} labels as int64, one per image; got {self.labels.dtype}, "
+                f"shape {self.labels.shape}."
+            )
+        if not 0 < self.train <= len(self.images):
+            raise DataError(
+                f"Wanted 1 to {len(self.images)} training images, the number of all; got {self.train}."
+            )
+        check_range(self.labels, self.classes, self.name)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.label_names)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        shape = " × ".join(str(n) for n in self.images.shape[1:])
+        return (
+            f"ImageSet({self.name!r}, {self.train:,} train, {len(self) - self.train:,} test, {shape}, "
+            f"{self.classes} classes)"
+        )
+
+
+def check_range(labels: NDArray[np.int64], classes: int, where: object) -> None:
+    """Raise DataError at the first label that isn't one of the classes."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise DataError(
+            f"{where}: wanted labels 0 to {classes - 1}; got {labels[wrong[0]]} at image {wrong[0]} and "
+            f"{len(wrong) - 1} more out of range. Fetch the file again."
+        )
+
+
+def joined(
+    train: tuple[Pixels, NDArray[np.int64]],
+    test: tuple[Pixels, NDArray[np.int64]] | None,
+    label_names: Sequence[str],
+    name: str,
+    source: Mapping[str, str],
+) -> ImageSet:
+    """Return the set of these training and test images, each (images, labels)."""
+    parts = [train] if test is None else [train, test]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return ImageSet(images, labels, len(train[0]), tuple(label_names), name, dict(source))

@@ -1,0 +1,388 @@
+"""Dividing labelled images among clients: by majority classes, Dirichlet, shards of classes, by size.
+
+Every partition is drawn from named streams of its seed, uses no image twice, keeps the images as uint8 in the column
+``image`` (models scale them) and the number of each image in its set in the column ``_image``, which stays out of
+batches. ``meta["partition"]`` says how it was made. Where examples belong to a domain or a user already, no partition
+is needed: ``FederatedData.from_columns(client=domain, ...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.seeds import numpy_generator
+from fedkeep.data.columns import Ragged, RangeIds, Rows, offsets_of
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.images import ImageSet
+from fedkeep.data.splits import SPLITS, bounds_of
+
+Counts = NDArray[np.int64]
+Source = Literal["train", "test"]
+TINY = 1e-9  # keeps a half a half, and a whole number whole, where a product falls short by its last bit
+
+
+def majority(
+    images: ImageSet,
+    clients: int,
+    p: float,
+    train: int,
+    valid: int,
+    *,
+    test: int = 0,
+    majority_classes: int = 2,
+    valid_from: Source = "test",
+    test_from: Source = "test",
+    seed: int = 0,
+) -> FederatedData:
+    """Give every client a fraction p of its images from classes that are nobody else's majority.
+
+    Each client in turn draws ``majority_classes`` classes from those that no earlier client took. Then each draws p·N
+    of its N images from its classes in equal parts; only after all of these draws, each draws the other (1−p)·N
+    uniformly from what remains of the other classes. Numbers are rounded, a half upwards, and odd images go to the
+    first classes. Validation and test images are drawn likewise, with the same classes and p (mixture of experts,
+    arXiv:2010.02056, experiments, in the order of the authors' code of November 2020).
+
+    Splits that share an official set draw all their majorities before any of them draws the rest.
+
+    Args:
+        images: to divide.
+        clients: their number; ``clients · majority_classes`` classes are needed.
+        p: fraction in (0, 1]. With ten classes 0.2 is an even division.
+        train: images per client for training, from the official training images.
+        valid: images per client for validation.
+        test: images per client for a test set of their own (the paper reports on the validation images).
+        majority_classes: classes per client.
+        valid_from, test_from: the official images, "train" or "test", that these are drawn from.
+        seed: of all draws.
+
+    Raises:
+        DataError: p or a number is out of range, or there are too few classes or images: says how many are missing.
+    """
+    if not 0 < p <= 1:
+        raise DataError(
+            f"Wanted a fraction p of majority classes in (0, 1]; got {p}. 1 means nothing but these."
+        )
+    sizes = {
+        "train": _whole("train", train, 1),
+        "valid": _whole("valid", valid),
+        "test": _whole("test", test),
+    }
+    _whole("clients", clients, 1)
+    _whole("majority_classes", majority_classes, 1)
+    wanted = clients * majority_classes
+    if wanted > images.classes:
+        raise DataError(
+            f"{clients} clients with {majority_classes} majority classes each and no overlap need {wanted} classes; "
+            f"{images.name} has {images.classes}, {wanted - images.classes} are missing. Take at most "
+            f"{images.classes // majority_classes} clients."
+        )
+    drawn = numpy_generator(seed, "partition/classes").permutation(images.classes)[:wanted]
+    own = drawn.reshape(clients, majority_classes)
+    pools: dict[str, dict[str, int]] = {}
+    for split, pool in (("train", "train"), ("valid", valid_from), ("test", test_from)):
+        if sizes[split]:
+            pools.setdefault(_official(images, split, pool), {})[split] = sizes[split]
+    parts = {split: [np.zeros(0, np.int64)] * clients for split in SPLITS}
+    for pool, wanted_of in pools.items():
+        parts |= _drawn(images, pool, wanted_of, own, p, seed)
+    about = {"kind": "majority", "p": float(p), "classes": own.tolist(), "seed": seed}
+    return _federated(images, list(zip(*(parts[split] for split in SPLITS), strict=True)), about)
+
+
+def _drawn(
+    images: ImageSet, pool: str, sizes: Mapping[str, int], own: Counts, p: float, seed: int
+) -> dict[str, list[Rows]]:
+    """Draw the splits that share an official set: all majorities, then the rest; image numbers by split and client."""
+    quota = {split: _quota(size, p, own.shape[1]) for split, size in sizes.items()}
+    rows = np.arange(images.train) if pool == "train" else np.arange(images.train, len(images))
+    each = sum(sizes.values())
+    if len(own) * each > len(rows):
+        raise DataError(
+            f"{len(own)} clients with {each} official {pool} images each need {len(own) * each:,}; {images.name} has "
+            f"{len(rows):,}, {len(own) * each - len(rows):,} are missing. Take fewer clients or images per client."
+        )
+    _enough(images, pool, images.labels[rows], own, np.sum(list(quota.values()), axis=0))
+    free = np.zeros(len(images), bool)
+    free[rows] = True
+
+    def draw(rng: np.random.Generator, among: NDArray[np.bool_], number: int) -> Rows:
+        chosen = rng.choice(np.flatnonzero(free & among), number, replace=False)
+        free[chosen] = False
+        return chosen
+
+    parts: dict[str, list[Rows]] = {}
+    for split in sizes:
+        parts[split] = []
+        for i, classes in enumerate(own):
+            rng = numpy_generator(seed, f"partition/{split}/majority", f"client-{i}")
+            taken = [draw(rng, images.labels == c, n) for c, n in zip(classes, quota[split], strict=True)]
+            parts[split].append(np.concatenate(taken))
+    for split, size in sizes.items():
+        rest = size - int(quota[split].sum())
+        for i, classes in enumerate(own if rest else ()):
+            foreign = ~np.isin(images.labels, classes)
+            left = int((free & foreign).sum())
+            if left < rest:
+                raise DataError(
+                    f"client-{i} wants {rest} {split} images outside its majority classes; {left} of the official "
+                    f"{pool} images of {images.name} are left, {rest - left} are missing. Take fewer clients or "
+                    f"images, or a larger p."
+                )
+            rng = numpy_generator(seed, f"partition/{split}/rest", f"client-{i}")
+            parts[split][i] = np.concatenate([parts[split][i], draw(rng, foreign, rest)])
+    return parts
+
+
+def dirichlet(
+    images: ImageSet, clients: int, alpha: float, *, least: int = 10, valid: float = 0.1, seed: int = 0
+) -> FederatedData:
+    """Divide each class among the clients by proportions drawn from Dirichlet(alpha, …, alpha).
+
+    All images are used: the official test images become the clients' test images, each class in the same proportions
+    as its training images (Yurochkin et al., ICML 2019; test sets divided likewise, so that a client is tested on what
+    it trains on).
+
+    Args:
+        images: to divide.
+        clients: their number.
+        alpha: small for clients with few classes, large for equal ones.
+        least: training and validation images that every client gets at least; the draw is repeated until it does.
+        valid: fraction of a client's images held out of its training.
+        seed: of all draws.
+
+    Raises:
+        DataError: a number is out of range, or a thousand draws left some client with fewer than ``least`` images.
+    """
+    _whole("clients", clients, 1)
+    _whole("least", least, 1)
+    if not 0 < alpha < np.inf:
+        raise DataError(
+            f"Wanted a concentration alpha above 0; got {alpha}. Usual ones lie between 0.1 and 10."
+        )
+    labels = images.labels[: images.train]
+    per_class = np.bincount(labels, minlength=images.classes)
+    if clients * least > images.train:
+        raise DataError(
+            f"{clients} clients with at least {least} images each need {clients * least:,}; {images.name} has "
+            f"{images.train:,} training images, {clients * least - images.train:,} are missing."
+        )
+    for attempt in range(1000):
+        rng = numpy_generator(seed, "partition/dirichlet", round=attempt)
+        shares = rng.dirichlet(np.full(clients, float(alpha)), images.classes)  # (classes, clients)
+        if not np.isfinite(shares).all():
+            continue
+        counts = np.stack([apportion(int(n), s) for n, s in zip(per_class, shares, strict=True)], axis=1)
+        if counts.sum(axis=1).min() >= least:
+            about = {"kind": "dirichlet", "alpha": float(alpha), "seed": seed}
+            return _divided(images, _dealt(labels, counts, seed, "train"), valid, seed, about)
+    raise DataError(
+        f"A thousand draws from Dirichlet({alpha}) left one of {clients} clients with fewer than {least} images. Take "
+        f"a larger alpha, fewer clients or a smaller least."
+    )
+
+
+def shards(
+    images: ImageSet, clients: int, per_client: int = 2, *, valid: float = 0.1, seed: int = 0
+) -> FederatedData:
+    """Sort the training images by class, cut them into ``clients · per_client`` equal shards, deal these out.
+
+    The pathological partition: most clients see ``per_client`` classes (McMahan et al., AISTATS 2017, §3). Images
+    beyond equal shards, drawn at random, stay unused. Test images: each class in the proportions of its training
+    images.
+
+    Raises:
+        DataError: a number is out of range, or there are fewer images than shards.
+    """
+    _whole("clients", clients, 1)
+    _whole("per_client", per_client, 1)
+    number = clients * per_client
+    size = images.train // number
+    if not size:
+        raise DataError(
+            f"{clients} clients with {per_client} shards each need {number:,} images; {images.name} has "
+            f"{images.train:,} training images, {number - images.train:,} are missing."
+        )
+    mixed = numpy_generator(seed, "partition/shards/images").permutation(images.train)[: number * size]
+    by_class = mixed[np.argsort(images.labels[mixed], kind="stable")]
+    dealt = numpy_generator(seed, "partition/shards").permutation(number).reshape(clients, per_client)
+    own = [by_class.reshape(number, size)[row].ravel() for row in dealt]
+    return _divided(images, own, valid, seed, {"kind": "shards", "per_client": per_client, "seed": seed})
+
+
+def by_size(
+    images: ImageSet,
+    clients: int,
+    *,
+    sigma: float = 1.0,
+    sizes: Sequence[float] | None = None,
+    valid: float = 0.1,
+    seed: int = 0,
+) -> FederatedData:
+    """Divide the images evenly by class but unequally by number: sizes in proportion to exp(sigma · z), z normal.
+
+    Args:
+        images: to divide; all are used, test images in the proportions of the training images.
+        clients: their number; each gets at least two training images.
+        sigma: spread of the logarithm of the sizes; 0 gives equal sizes.
+        sizes: the clients' sizes in proportion, instead of drawn ones.
+        valid: fraction of a client's images held out of its training.
+        seed: of all draws.
+
+    Raises:
+        DataError: a number is out of range, or there are too few images.
+    """
+    _whole("clients", clients, 1)
+    if not 0 <= sigma < np.inf:
+        raise DataError(f"Wanted a spread sigma of 0 or more; got {sigma}. Usual ones are 0.5 to 2.")
+    if sizes is None:
+        relative = np.exp(sigma * numpy_generator(seed, "partition/sizes").standard_normal(clients))
+    else:
+        relative = np.asarray(sizes, dtype=np.float64)
+        if relative.shape != (clients,) or not (np.isfinite(relative) & (relative > 0)).all():
+            raise DataError(f"Wanted {clients} sizes above 0, one per client; got {list(sizes)}.")
+    if images.train < 2 * clients:
+        raise DataError(
+            f"{clients} clients with at least two images each need {2 * clients:,}; {images.name} has {images.train:,} "
+            f"training images, {2 * clients - images.train:,} are missing."
+        )
+    numbers = 2 + apportion(images.train - 2 * clients, relative)
+    mixed = numpy_generator(seed, "partition/by_size").permutation(images.train)
+    own = np.split(mixed, np.cumsum(numbers)[:-1])
+    return _divided(images, own, valid, seed, {"kind": "by_size", "sigma": float(sigma), "seed": seed})
+
+
+PARTITIONS: dict[str, Callable[..., FederatedData]] = {
+    "majority": majority,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "by_size": by_size,
+}
+"""Partitions by the name that a configuration gives them."""
+
+
+def class_counts(data: FederatedData, split: str = "all") -> Counts:
+    """Return how many examples of each class each client has in a split, int64 (clients, classes).
+
+    Raises:
+        DataError: no such split, or labels that are no classes.
+    """
+    label = data.columns.get("label")
+    if label is None or isinstance(label, Ragged) or data.meta["task"] == "regression":
+        raise DataError("Wanted data with a class per example, to count classes; these have none.")
+    rows, classes = data.split_rows(split), int(data.meta["classes"])
+    cells = data.clients_of(rows) * classes + label[rows]
+    return np.bincount(cells, minlength=len(data) * classes).reshape(len(data), classes)
+
+
+def apportion(total: int, weights: NDArray[Any]) -> Counts:
+    """Return whole numbers in proportion to weights that add up to ``total``: the largest remainders round up.
+
+    Ties go to the earlier entry; weights that are all 0 give zeros.
+    """
+    shares = np.asarray(weights, dtype=np.float64)
+    if not shares.sum() > 0:
+        return np.zeros(len(shares), np.int64)
+    exact = total * (shares / shares.sum())
+    floor: Counts = np.floor(exact + TINY).astype(np.int64)
+    up = np.argsort(floor - exact, kind="stable")[: total - int(floor.sum())]
+    floor[up] += 1
+    return floor
+
+
+def _quota(size: int, p: float, classes: int) -> Counts:
+    """Return the majority images of each of a client's classes: p · size rounded, odd ones to the first."""
+    number = int(np.floor(p * size + 0.5 + TINY))
+    each, odd = divmod(number, classes)
+    return np.asarray([each + (place < odd) for place in range(classes)], dtype=np.int64)
+
+
+def _enough(images: ImageSet, pool: str, labels: NDArray[np.int64], own: Counts, quota: Counts) -> None:
+    have = np.bincount(labels, minlength=images.classes)
+    short = {
+        int(c): (int(have[c]), int(n)) for row in own for c, n in zip(row, quota, strict=True) if n > have[c]
+    }
+    if short:
+        c, (there, wanted) = next(iter(short.items()))
+        missing = sum(n - m for m, n in short.values())
+        raise DataError(
+            f"Wanted {wanted} official {pool} images of the majority class {images.label_names[c]!r}; {images.name} "
+            f"has {there}. {missing} are missing in {len(short)} classes. Take fewer images per client or a smaller p, "
+            f"or draw from the other official set."
+        )
+
+
+def _dealt(labels: NDArray[np.int64], counts: Counts, seed: int, split: str) -> list[Rows]:
+    """Deal the images of each class, shuffled, to the clients by counts (clients, classes)."""
+    own: list[list[Rows]] = [[] for _ in counts]
+    for c in range(counts.shape[1]):
+        rng = numpy_generator(seed, f"partition/{split}/deal", str(c))
+        pieces = np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(counts[:, c]))
+        for mine, piece in zip(own, pieces, strict=False):
+            mine.append(piece)
+    return [np.concatenate(mine) for mine in own]
+
+
+def _divided(
+    images: ImageSet, own: Sequence[Rows], valid: float, seed: int, about: Mapping[str, Any]
+) -> FederatedData:
+    """Hold validation images out of the clients' training images, and add test images like their training images."""
+    if not 0 <= valid < 1:
+        raise DataError(f"Wanted a fraction of validation images in [0, 1); got {valid}. A usual one is 0.1.")
+    labels = images.labels
+    counts = np.stack([np.bincount(labels[rows], minlength=images.classes) for rows in own])
+    held = labels[images.train :]
+    per_class = np.bincount(held, minlength=images.classes)
+    shares = np.stack([apportion(int(n), counts[:, c]) for c, n in enumerate(per_class)], axis=1)
+    test = [images.train + rows for rows in _dealt(held, shares, seed, "test")]
+    parts = []
+    for i, rows in enumerate(own):
+        mixed = numpy_generator(seed, "partition/valid", f"client-{i}").permutation(rows)
+        number = min(int(np.floor(valid * len(rows) + 0.5 + TINY)), len(rows) - 1)
+        parts.append((mixed[number:], mixed[:number], test[i]))
+    return _federated(images, parts, {**about, "valid": float(valid)})
+
+
+def _federated(
+    images: ImageSet, parts: Sequence[tuple[Rows, ...]], about: Mapping[str, Any]
+) -> FederatedData:
+    """Return the data of clients with these image numbers, (train, valid, test) each."""
+    counts = np.asarray([[len(rows) for rows in part] for part in parts], dtype=np.int64)
+    rows = np.concatenate([np.sort(rows) for part in parts for rows in part])
+    return FederatedData(
+        {"image": images.images[rows], "label": images.labels[rows], "_image": rows},
+        offsets_of(counts.sum(axis=1)),
+        RangeIds(len(parts), "client-{}"),
+        bounds_of(counts),
+        {
+            "name": images.name,
+            "task": "multiclass",
+            "classes": images.classes,
+            "label_names": list(images.label_names),
+            "partition": dict(about),
+            "source": dict(images.source),
+        },
+        check=False,
+    )
+
+
+def _official(images: ImageSet, split: str, pool: str) -> str:
+    if pool not in ("train", "test"):
+        raise DataError(
+            f"Wanted {split}_from 'train' or 'test'; got {pool!r}.{did_you_mean(pool, ('train', 'test'))}"
+        )
+    if pool == "test" and images.train == len(images):
+        raise DataError(
+            f"{images.name} has no official test images to draw {split} images from. Say {split}_from='train'."
+        )
+    return pool
+
+
+def _whole(name: str, value: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise DataError(f"Wanted {name} as a whole number of at least {least}; got {value!r}.")
+    return int(value)

@@ -1,0 +1,172 @@
+"""CIFAR-10 and CIFAR-100: the original binary files, Parquet files of JPEG or PNG images, a lossless npz file.
+
+A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", technical report, University of Toronto, 2009.
+The pickled Python version is not read: unpickling runs code of whoever wrote the file.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.images import ImageSet, Pixels, check_range, joined
+from fedkeep.data.readers.files import existing, sha256
+from fedkeep.data.readers.pictures import read_pictures
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHAPE = (3, 32, 32)
+PIXELS = 3 * 32 * 32
+Part = tuple[Pixels, NDArray[np.int64]]
+
+
+def cifar10(
+    folder: str | Path, form: Literal["jpeg", "lossless", "binary"] = "jpeg", whole: bool = True
+) -> ImageSet:
+    """Read CIFAR-10: 32 × 32 colour images of 10 classes, shape (3, 32, 32).
+
+    Args:
+        folder: of the files.
+        form: "jpeg": Parquet files ``*train*.parquet`` and ``*test*.parquet`` of encoded images (the extra
+            ``images``); "lossless": ``cifar10_train4000_lossless.npz``, 4,000 training images and no test image;
+            "binary": ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
+        whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
+
+    Raises:
+        DataError: a file is missing, truncated or malformed, an image has another size, a label is out of range,
+            or pyarrow or Pillow are not installed; the message names the file.
+    """
+    place, source = Path(folder), dict[str, str]()
+    if form == "jpeg":
+        train, test = (
+            read_pictures(place, part, ("label",), SHAPE, len(CIFAR10), source) for part in ("train", "test")
+        )
+        return joined(train, test, CIFAR10, "cifar10", source)
+    if form == "lossless":
+        only = _lossless(place / "cifar10_train4000_lossless.npz", source)
+        return joined(only, None, CIFAR10, "cifar10_lossless", source)
+    if form != "binary":
+        forms = ("jpeg", "lossless", "binary")
+        raise DataError(
+            f"Wanted form 'jpeg', 'lossless' or 'binary'; got {form!r}.{did_you_mean(form, forms)}"
+        )
+    batches = [_records(place / f"data_batch_{i}.bin", (10,), 0, whole, 10_000, source) for i in range(1, 6)]
+    train = np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches])
+    test = _records(place / "test_batch.bin", (10,), 0, whole, 10_000, source)
+    return joined(train, test, CIFAR10, "cifar10", source)
+
+
+def cifar100(
+    folder: str | Path,
+    form: Literal["binary", "parquet"] = "binary",
+    labels: Literal["fine", "coarse"] = "fine",
+    whole: bool = True,
+) -> ImageSet:
+    """Read CIFAR-100: 32 × 32 colour images of 100 classes in 20 groups, shape (3, 32, 32).
+
+    Args:
+        folder: of the files.
+        form: "binary": ``train.bin`` and ``test.bin`` of the binary version, with ``fine_label_names.txt`` and
+            ``coarse_label_names.txt`` where they are there; "parquet": files ``*train*.parquet`` and
+            ``*test*.parquet`` of encoded images, with columns ``fine_label`` and ``coarse_label`` (the extra
+            ``images``).
+        labels: "fine", the 100 classes, or "coarse", the 20 groups.
+        whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
+
+    Raises:
+        DataError: as for :func:`cifar10`.
+    """
+    place, source = Path(folder), dict[str, str]()
+    for what, got, known in (
+        ("form", form, ("binary", "parquet")),
+        ("labels", labels, ("fine", "coarse")),
+    ):
+        if got not in known:
+            raise DataError(
+                f"Wanted {what} {known[0]!r} or {known[1]!r}; got {got!r}.{did_you_mean(got, known)}"
+            )
+    classes = {"coarse": 20, "fine": 100}
+    if form == "parquet":
+        train, test = (
+            read_pictures(place, part, (f"{labels}_label",), SHAPE, classes[labels], source)
+            for part in ("train", "test")
+        )
+    else:
+        limits, which = tuple(classes.values()), list(classes).index(labels)
+        train = _records(place / "train.bin", limits, which, whole, 50_000, source)
+        test = _records(place / "test.bin", limits, which, whole, 10_000, source)
+    return joined(train, test, _names(place, labels, classes[labels]), "cifar100", source)
+
+
+def _records(
+    path: Path, limits: Sequence[int], which: int, whole: bool, official: int, source: dict[str, str]
+) -> Part:
+    """Read records of one byte a label and 3,072 bytes of pixels, colour plane after colour plane."""
+    if not path.exists() and (path.parent / path.stem).exists():
+        raise DataError(
+            f"Wanted {path}; {path.stem} beside it belongs to the pickled Python version, which fedkeep doesn't "
+            f"read. Fetch the binary version."
+        )
+    length = len(limits) + PIXELS
+    content = np.frombuffer(existing(path).read_bytes(), np.uint8)
+    entries, rest = divmod(len(content), length)
+    if rest:
+        raise DataError(
+            f"{path} is truncated or another kind of file: wanted a multiple of {length:,} bytes, one record an "
+            f"image; got {len(content):,}, of which the last {rest:,} are no whole record. Fetch it again."
+        )
+    if whole and entries != official:
+        raise DataError(
+            f"{path} holds {entries:,} images; wanted {official:,}. Fetch it again, or say whole=False to take what "
+            f"is there."
+        )
+    records = content.reshape(entries, length)
+    for column, limit in enumerate(limits):
+        check_range(records[:, column].astype(np.int64), limit, path)
+    source[path.name] = sha256(path)
+    return records[:, len(limits) :].reshape(-1, *SHAPE), records[:, which].astype(np.int64)
+
+
+def _lossless(path: Path, source: dict[str, str]) -> Part:
+    existing(path)
+    try:
+        # opened here, as numpy leaves its own handle open where the archive is broken
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            images, labels = file["images"], file["labels"]
+    except KeyError as error:
+        raise DataError(f"{path}: wanted the arrays 'images' and 'labels'; {error.args[0]}.") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is truncated or no npz file of plain arrays ({error}). Fetch it again."
+        ) from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
+        raise DataError(
+            f"{path}: wanted images as uint8 (n, 32, 32, 3); got {images.dtype}, shape {images.shape}."
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),) or not len(images):
+        raise DataError(
+            f"{path}: wanted an integer label for each of {len(images)} images, at least one; got {labels.dtype}, "
+            f"shape {labels.shape}."
+        )
+    numbers = labels.astype(np.int64)
+    check_range(numbers, len(CIFAR10), path)
+    source[path.name] = sha256(path)
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), numbers
+
+
+def _names(folder: Path, labels: str, classes: int) -> Sequence[str]:
+    path = folder / f"{labels}_label_names.txt"
+    if not path.is_file():
+        return [f"{labels} {number}" for number in range(classes)]
+    try:
+        names = path.read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not utf-8 text ({error.reason} at byte {error.start}).") from error
+    if len(names) != classes:
+        raise DataError(f"{path}: wanted {classes} names, one a line; got {len(names)}. Fetch it again.")
+    return names

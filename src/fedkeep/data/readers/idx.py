@@ -1,0 +1,100 @@
+"""Fashion-MNIST in its four original gzipped IDX files.
+
+H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
+arXiv:1708.07747, 2017. An IDX file is a header of big-endian uint32 (a magic number, then one size an axis) and bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.images import ImageSet, Pixels, check_range, joined
+from fedkeep.data.readers.files import existing, sha256
+
+FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+SIDE = 28
+MAGIC = {2051: "images", 2049: "labels"}
+
+
+def fashion_mnist(folder: str | Path) -> ImageSet:
+    """Read Fashion-MNIST: 28 × 28 grey images of 10 classes, shape (1, 28, 28).
+
+    Args:
+        folder: holds ``train-images-idx3-ubyte.gz``, ``train-labels-idx1-ubyte.gz``,
+            ``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz``.
+
+    Raises:
+        DataError: a file is missing, empty, truncated or not what its name says, images have another size, images
+            and labels differ in number, or a label is out of range; the message names the file.
+    """
+    source: dict[str, str] = {}
+    train, test = (_part(Path(folder), part, source) for part in ("train", "t10k"))
+    return joined(train, test, FASHION, "fashion_mnist", source)
+
+
+def _part(folder: Path, part: str, source: dict[str, str]) -> tuple[Pixels, NDArray[np.int64]]:
+    images = existing(folder / f"{part}-images-idx3-ubyte.gz")
+    labels = existing(folder / f"{part}-labels-idx1-ubyte.gz")
+    pixels = read_idx(images, (SIDE, SIDE))
+    numbers = read_idx(labels, ()).astype(np.int64)
+    if len(pixels) != len(numbers):
+        raise DataError(
+            f"{labels} holds {len(numbers):,} labels, but {images.name} {len(pixels):,} images. Fetch both again."
+        )
+    check_range(numbers, len(FASHION), labels)
+    source |= {file.name: sha256(file) for file in (images, labels)}
+    return pixels[:, None], numbers
+
+
+def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
+    """Return the bytes of a gzipped IDX file, uint8 (entries, *size): images of a size, or labels for ``()``.
+
+    Raises:
+        DataError: another kind of file, another size, or more or fewer bytes than the header promises.
+    """
+    axes = 1 + len(size)
+    magic = 2048 + axes  # 0x08 for unsigned bytes, then the number of axes
+    try:
+        with gzip.open(path, "rb") as file:
+            head = file.read(4 * (1 + axes))
+            numbers = np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist()
+            if not numbers or numbers[0] != magic:
+                raise DataError(f"{path}: wanted {MAGIC[magic]}, magic number {magic}; got {_kind(numbers)}.")
+            if len(numbers) <= axes:
+                raise DataError(
+                    f"{path} is truncated: it ends inside its header of {4 * (1 + axes)} bytes. Fetch it again."
+                )
+            entries, got = numbers[1], tuple(numbers[2:])
+            if got != size:
+                raise DataError(f"{path}: wanted images of {_shape(size)}; got {_shape(got)}.")
+            if not entries:
+                raise DataError(f"{path} holds no {MAGIC[magic]}, only a header. Fetch it again.")
+            wanted = entries * int(np.prod(size, dtype=np.int64))
+            body = file.read(wanted + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
+    if len(body) != wanted:
+        more = "more follow" if len(body) > wanted else f"only {len(body):,} follow"
+        raise DataError(
+            f"{path}: the header promises {entries:,} {MAGIC[magic]}, {wanted:,} bytes; {more}. Fetch it again."
+        )
+    return np.frombuffer(body, np.uint8).reshape(entries, *size)
+
+
+def _kind(numbers: list[int]) -> str:
+    if not numbers:
+        return "fewer than 4 bytes"
+    known = MAGIC.get(numbers[0])
+    return f"{numbers[0]} ({known})" if known else f"{numbers[0]}, so this is no such IDX file"
+
+
+def _shape(size: tuple[int, ...]) -> str:
+    return " × ".join(str(n) for n in size)

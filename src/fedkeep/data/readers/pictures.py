@@ -1,0 +1,122 @@
+"""Parquet files of encoded images (JPEG, PNG): pyarrow and Pillow are the extra ``images``."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.images import Pixels, check_range
+from fedkeep.data.readers.files import existing, sha256
+
+COLUMNS = ("jpeg", "png", "image", "img")
+FORMATS = ("JPEG", "PNG")
+
+
+def read_pictures(
+    folder: Path,
+    part: str,
+    label: Sequence[str],
+    shape: tuple[int, int, int],
+    classes: int,
+    source: dict[str, str],
+) -> tuple[Pixels, NDArray[np.int64]]:
+    """Read all files ``*<part>*.parquet`` of a folder, in the order of their names.
+
+    Args:
+        folder: of the files.
+        part: "train" or "test".
+        label: possible names of the column of labels, integers.
+        shape: channels (1 or 3), height and width that every image must have.
+        classes: labels are below it.
+        source: takes the files' sha256.
+
+    Returns:
+        Images uint8 (n, *shape) and labels int64 (n,). The column of images is called jpeg, png, image or img; its
+        values are files' bytes, or structures with such a field ``bytes`` (as Hugging Face ``datasets`` writes).
+
+    Raises:
+        DataError: no such file, a damaged one, a missing column, a value that is no image of that shape, or a label
+            out of range; file and row are named. Or pyarrow or Pillow are not installed.
+    """
+    paths = sorted(folder.glob(f"*{part}*.parquet"))
+    if not paths:
+        raise DataError(f"Wanted a file *{part}*.parquet in {folder}; there is none. Check the folder.")
+    read = [_file(existing(path), label, shape) for path in paths]
+    for path, (_, labels) in zip(paths, read, strict=True):
+        check_range(labels, classes, path)
+        source[path.name] = sha256(path)
+    return np.concatenate([images for images, _ in read]), np.concatenate([labels for _, labels in read])
+
+
+def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> tuple[Pixels, NDArray[np.int64]]:
+    try:
+        import PIL.Image
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            f"Reading {path.name} needs pyarrow and Pillow. Install them: pip install 'fedkeep[images]'."
+        ) from error
+    del PIL
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        names = list(file.schema_arrow.names)
+        columns = [_column(path, names, COLUMNS), _column(path, names, label)]
+        images = np.empty((file.metadata.num_rows, *shape), np.uint8)
+        labels = np.empty(len(images), np.int64)
+        row = 0
+        for batch in file.iter_batches(1024, columns=columns):
+            for value, number in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+                images[row] = _picture(f"{path}, row {row}", value, shape)
+                labels[row] = _number(f"{path}, row {row}", columns[1], number)
+                row += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path} is truncated or no Parquet file: {str(error).splitlines()[0]} Fetch it again."
+        ) from error
+    if not row:
+        raise DataError(f"The data file {path} holds no image, only a header. Fetch it again.")
+    return images, labels
+
+
+def _column(path: Path, names: Sequence[str], known: Sequence[str]) -> str:
+    for name in known:
+        if name in names:
+            return name
+    raise DataError(
+        f"{path} has no column {' or '.join(repr(name) for name in known)}; it has {sorted(names)}."
+        f"{did_you_mean(known[0], names)}"
+    )
+
+
+def _number(where: str, column: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DataError(f"{where}: wanted an integer in column {column!r}; got {value!r}.")
+    return value
+
+
+def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
+    """Decode one image to uint8 (channels, height, width)."""
+    from PIL import Image, UnidentifiedImageError
+
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes):
+        raise DataError(f"{where}: wanted the bytes of an image; got {type(content).__name__}.")
+    channels, height, width = shape
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.size != (width, height):
+                raise DataError(
+                    f"{where}: wanted an image of {width} × {height} pixels; got {image.size[0]} × {image.size[1]}."
+                )
+            pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "not JPEG or PNG" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{where}: the image cannot be decoded ({reason}). Fetch the file again.") from error
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)

@@ -1,0 +1,134 @@
+"""The small convolutional networks of the federated mixture of experts, and its gate.
+
+Source: arXiv:2010.02056, experiments ("two convolutional and two fully connected layers"); layer sizes from the
+authors' code, state of November 2020. Both networks have three linear layers there, dropout behind the first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedkeep.core.errors import ConfigError, DataError
+
+KERNEL = 5
+
+
+class CNN(nn.Module):
+    """Twice (conv 5 × 5, ReLU, max-pool 2) → linear, ReLU, dropout → linear, ReLU → linear.
+
+    Pixels are scaled by mean 0.5 and standard deviation 0.5: uint8 images from 0…255, float images from 0…1, both to
+    −1…1.
+
+    Args:
+        classes: number of labels.
+        channels: of an image.
+        side: height and width of an image; 16 or more, and such that both poolings halve an even side.
+        widths: channels behind the two convolutions.
+        hidden: units of the first two linear layers.
+        dropout: probability of dropping an entry behind the first linear layer.
+
+    Raises:
+        ConfigError: a side that the layers don't fit.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        channels: int = 3,
+        side: int = 32,
+        *,
+        widths: tuple[int, int] = (6, 16),
+        hidden: tuple[int, int] = (120, 84),
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        last = (side - 3 * (KERNEL - 1)) // 4  # ((side − 4) / 2 − 4) / 2
+        if side % 4 or last < 1:
+            raise ConfigError(f"side must be a multiple of 4, at least 16; got {side}.")
+        self.shape = (channels, side, side)
+        self.conv1 = nn.Conv2d(channels, widths[0], KERNEL)
+        self.conv2 = nn.Conv2d(widths[0], widths[1], KERNEL)
+        self.fc1 = nn.Linear(widths[1] * last * last, hidden[0])
+        self.drop = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(*hidden)
+        self.out = nn.Linear(hidden[1], classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits, shape (B, classes), for images (B, channels, side, side), uint8 or float."""
+        return self.head(self.features(image))
+
+    def features(self, image: Tensor) -> Tensor:
+        """Return the input of the last layer, shape (B, hidden[1])."""
+        if tuple(image.shape[1:]) != self.shape:
+            raise DataError(
+                f"{type(self).__name__} takes images of shape {self.shape}; got {tuple(image.shape[1:])}. Make it with "
+                f"the channels and the side of the data."
+            )
+        x = F.max_pool2d(
+            F.relu(self.conv1(scaled(image, self.conv1.weight.dtype))), 2
+        )  # (B, W1, (side − 4) / 2, ·)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # (B, W2, last, last)
+        x = self.drop(F.relu(self.fc1(x.flatten(1))))
+        return F.relu(self.fc2(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return logits for features, shape (B, classes)."""
+        logits: Tensor = self.out(features)
+        return logits
+
+
+class FashionCNN(CNN):
+    """The paper's network for Fashion-MNIST: a :class:`CNN` for 28 × 28 grey images with 6 and 12 channels.
+
+    Args:
+        classes: number of labels.
+        dropout: probability of dropping an entry behind the first linear layer.
+    """
+
+    def __init__(self, classes: int, dropout: float = 0.5) -> None:
+        super().__init__(classes, 1, 28, widths=(6, 12), hidden=(84, 42), dropout=dropout)
+
+
+class CifarCNN(CNN):
+    """The paper's network for CIFAR-10 and CIFAR-100: a :class:`CNN` for 32 × 32 colour images, 6 and 16 channels.
+
+    Args:
+        classes: number of labels.
+        dropout: probability of dropping an entry behind the first linear layer.
+    """
+
+    def __init__(self, classes: int, dropout: float = 0.5) -> None:
+        super().__init__(classes, dropout=dropout)
+
+
+class Gate(nn.Module):
+    """A network with one output through a sigmoid: how much of a prediction is the local expert's.
+
+    Args:
+        network: maps images to (B, 1), e.g. ``CifarCNN(1)``: the same trunk as an expert's, with one unit.
+    """
+
+    def __init__(self, network: CNN) -> None:
+        super().__init__()
+        if network.out.out_features != 1:
+            raise ConfigError(
+                f"A gate needs a network with one output; got {network.out.out_features}. Make it with classes=1."
+            )
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the local expert's share, shape (B,), between 0 and 1."""
+        return torch.sigmoid(self.logit(image))
+
+    def logit(self, image: Tensor) -> Tensor:
+        """Return log(h / (1 − h)) of the share h, shape (B,): exact where h itself rounds to 0 or 1."""
+        logit: Tensor = self.network(image).squeeze(1)
+        return logit
+
+
+def scaled(image: Tensor, kind: torch.dtype) -> Tensor:
+    """Return images from −1 to 1: from bytes 0…255, or from floats 0…1."""
+    half = 127.5 if image.dtype == torch.uint8 else 0.5
+    return image.to(kind) / half - 1

@@ -1,0 +1,147 @@
+"""Fashion-MNIST's files, generated small; every fault is named with its file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.readers import fashion_mnist
+
+DRAWN = np.random.default_rng(0)
+IMAGES = {
+    part: DRAWN.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in (("train", 7), ("t10k", 3))
+}
+LABELS = {
+    "train": np.array([9, 0, 1, 2, 3, 4, 5], np.uint8),
+    "t10k": np.array([8, 7, 6], np.uint8),
+}
+
+
+def idx(magic: int, sizes: tuple[int, ...], body: bytes) -> bytes:
+    return struct.pack(f">{1 + len(sizes)}I", magic, *sizes) + body
+
+
+def images(part: str) -> bytes:
+    return idx(2051, IMAGES[part].shape, IMAGES[part].tobytes())
+
+
+def labels(part: str) -> bytes:
+    return idx(2049, LABELS[part].shape, LABELS[part].tobytes())
+
+
+def folder(path: Path, **replaced: bytes | None) -> Path:
+    """Write the four files; ``train_images=...`` replaces what is compressed, None leaves the file out."""
+    for part in ("train", "t10k"):
+        for kind, content in (("images-idx3", images(part)), ("labels-idx1", labels(part))):
+            given = replaced.get(f"{part}_{kind[:6]}", content)
+            if given is not None:
+                (path / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(given))
+    return path
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(DataError) as error:
+        fashion_mnist(path)
+    return str(error.value).replace(str(path), "F")
+
+
+def test_images_and_labels(tmp_path: Path) -> None:
+    got = fashion_mnist(folder(tmp_path))
+    assert got.images.shape == (10, 1, 28, 28)
+    assert got.images.dtype == np.uint8
+    assert (got.images[:7, 0] == IMAGES["train"]).all()
+    assert (got.images[7:, 0] == IMAGES["t10k"]).all()
+    assert got.labels.tolist() == [9, 0, 1, 2, 3, 4, 5, 8, 7, 6]
+    assert (got.train, got.classes, got.label_names[9]) == (7, 10, "Ankle boot")
+    assert sorted(got.source) == sorted(file.name for file in tmp_path.iterdir())
+    assert repr(got) == "ImageSet('fashion_mnist', 7 train, 3 test, 1 × 28 × 28, 10 classes)"
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"t10k_labels": None}, "Wanted the data file F/t10k-labels-idx1-ubyte.gz, which does not exist. Check the path."),
+        (
+            {"train_images": labels("train")},
+            "F/train-images-idx3-ubyte.gz: wanted images, magic number 2051; got 2049 (labels).",
+        ),
+        (
+            {"train_labels": b"not an IDX file at all"},
+            "F/train-labels-idx1-ubyte.gz: wanted labels, magic number 2049; got 1852797984, so this is no such IDX file.",
+        ),
+        (
+            {"train_images": b"ab"},
+            "F/train-images-idx3-ubyte.gz: wanted images, magic number 2051; got fewer than 4 bytes.",
+        ),
+        (
+            {"train_images": images("train")[:10]},
+            "F/train-images-idx3-ubyte.gz is truncated: it ends inside its header of 16 bytes. Fetch it again.",
+        ),
+        (
+            {"train_images": idx(2051, (2, 32, 32), bytes(2048))},
+            "F/train-images-idx3-ubyte.gz: wanted images of 28 × 28; got 32 × 32.",
+        ),
+        (
+            {"train_images": idx(2051, (0, 28, 28), b"")},
+            "F/train-images-idx3-ubyte.gz holds no images, only a header. Fetch it again.",
+        ),
+        (
+            {"train_images": images("train")[:-1]},
+            "F/train-images-idx3-ubyte.gz: the header promises 7 images, 5,488 bytes; only 5,487 follow. Fetch it again.",
+        ),
+        (
+            {"t10k_images": images("t10k") + b"\0"},
+            "F/t10k-images-idx3-ubyte.gz: the header promises 3 images, 2,352 bytes; more follow. Fetch it again.",
+        ),
+        (
+            {"train_labels": idx(2049, (6,), bytes(6))},
+            "F/train-labels-idx1-ubyte.gz holds 6 labels, but train-images-idx3-ubyte.gz 7 images. Fetch both again.",
+        ),
+        (
+            {"train_labels": idx(2049, (7,), bytes([0, 1, 10, 3, 200, 5, 6]))},
+            (
+                "F/train-labels-idx1-ubyte.gz: wanted labels 0 to 9; got 10 at image 2 and 1 more out of range. "
+                "Fetch the file again."
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_faults(replaced: dict[str, bytes | None], message: str, tmp_path: Path) -> None:
+    assert refused(folder(tmp_path, **replaced)) == message
+
+
+def test_a_download_that_broke_off(tmp_path: Path) -> None:
+    file = folder(tmp_path) / "train-images-idx3-ubyte.gz"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert refused(tmp_path).startswith("F/train-images-idx3-ubyte.gz is truncated or no gzip file (")
+    file.write_bytes(gzip.decompress(whole))  # not compressed
+    assert refused(tmp_path).startswith(
+        "F/train-images-idx3-ubyte.gz is truncated or no gzip file (Not a gzipped"
+    )
+    file.write_bytes(b"")
+    assert refused(tmp_path) == "The data file F/train-images-idx3-ubyte.gz is empty. Fetch it again."
+
+
+DATA = os.environ.get("FEDKEEP_DATA", "")
+
+
+@pytest.mark.skipif(
+    not (DATA and Path(DATA, "fashion_mnist").is_dir()),
+    reason="set FEDKEEP_DATA to a folder that holds fashion_mnist/ to test the real data",
+)
+def test_the_real_images() -> None:
+    got = fashion_mnist(Path(DATA, "fashion_mnist"))
+    assert (len(got), got.train) == (70_000, 60_000)
+    assert np.bincount(got.labels[:60_000]).tolist() == [6_000] * 10
+    assert np.bincount(got.labels[60_000:]).tolist() == [1_000] * 10
+    assert got.source["train-images-idx3-ubyte.gz"].startswith("3aede38d61863908")
+    # Published mean and standard deviation of the training pixels: 0.2860 and 0.3530.
+    assert got.images[:60_000].mean() / 255 == pytest.approx(0.2860, abs=5e-5)
+    assert got.images[:60_000].std() / 255 == pytest.approx(0.3530, abs=5e-5)

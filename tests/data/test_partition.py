@@ -1,0 +1,360 @@
+"""Partitions of images: who gets what, by hand and for any sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData, ImageSet, by_size, class_counts, dirichlet, majority, shards
+from fedkeep.data.partition import apportion
+
+
+def images(classes: int = 10, train: int = 60, test: int = 20, seed: int = 0) -> ImageSet:
+    """Return a set with so many images a class, in mixed order; every image shows its own number."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([rng.permutation(np.repeat(np.arange(classes), n)) for n in (train, test)])
+    shown = np.zeros((len(labels), 1, 2, 2), np.uint8)
+    shown[:, 0, 0, 0], shown[:, 0, 0, 1] = np.arange(len(labels)) // 256, np.arange(len(labels)) % 256
+    return ImageSet(shown, labels, classes * train, [f"class {c}" for c in range(classes)], "squares")
+
+
+def numbers(data: FederatedData, split: str = "all", client: int | None = None) -> list[int]:
+    rows = data.split_rows(split) if client is None else data.rows(client, split)
+    return [int(n) for n in np.asarray(data.columns["_image"])[rows]]
+
+
+def sound(data: FederatedData, source: ImageSet) -> None:
+    """No image is used twice, each stands with its own pixels and label, and the class counts are those."""
+    used = numbers(data)
+    assert len(set(used)) == len(used)
+    assert (data.columns["image"] == source.images[used]).all()  # type: ignore[comparison-overlap]
+    assert (data.columns["label"] == source.labels[used]).all()  # type: ignore[comparison-overlap]
+    assert max(numbers(data, "train")) < source.train
+    for split in ("train", "valid", "test"):
+        for c, row in enumerate(class_counts(data, split)):
+            own = source.labels[numbers(data, split, c)]
+            assert row.tolist() == np.bincount(own, minlength=source.classes).tolist()
+
+
+# --- majority classes
+
+
+def test_majority_classes_by_hand() -> None:
+    source = images()
+    data = majority(source, 5, 0.8, train=50, valid=10, test=5)
+    sound(data, source)
+    own = np.array(data.meta["partition"]["classes"])
+    assert sorted(own.ravel().tolist()) == list(range(10))  # no class is two clients' majority
+    for split, first, second, rest in (("train", 20, 20, 10), ("valid", 4, 4, 2), ("test", 2, 2, 1)):
+        counts = class_counts(data, split)
+        for row, (a, b) in zip(counts, own, strict=True):
+            assert (row[a], row[b], row.sum() - row[a] - row[b]) == (first, second, rest)
+    assert data.columns["image"].dtype == np.uint8  # type: ignore[union-attr]
+    assert list(data.ids) == [f"client-{i}" for i in range(5)]
+    assert set(data.batch([0])) == {"image", "label"}
+    assert data.meta["partition"] == {"kind": "majority", "p": 0.8, "classes": own.tolist(), "seed": 0}
+    assert min(numbers(data, "valid")) >= source.train  # from the official test images
+
+
+@pytest.mark.parametrize(
+    ("p", "size", "first", "second"),
+    [
+        (0.9, 500, 225, 225),  # 450; the authors' int() gave 449 of 500 in all
+        (1.0, 5, 3, 2),  # the odd image goes to the first class
+        (0.7, 5, 2, 2),  # 3.5 rounds up to 4
+        (0.5, 5, 2, 1),  # 2.5 rounds up to 3
+        (0.29, 50, 8, 7),  # 14.5, one bit below it in floating point
+        (0.2, 10, 1, 1),
+        (0.1, 4, 0, 0),  # 0.4 rounds to none
+    ],
+)
+def test_rounding(p: float, size: int, first: int, second: int) -> None:
+    data = majority(images(train=250), 1, p, train=size, valid=0)
+    a, b = data.meta["partition"]["classes"][0]
+    row = class_counts(data, "train")[0]
+    assert row.sum() == size
+    assert (row[a], row[b]) == (first, second)
+
+
+@settings(max_examples=40)
+@given(
+    clients=st.integers(1, 5),
+    p=st.floats(0.05, 1.0),
+    train=st.integers(1, 24),
+    valid=st.integers(0, 12),
+    test=st.integers(0, 8),
+    per_client=st.integers(1, 2),
+    pools=st.tuples(st.sampled_from(["train", "test"]), st.sampled_from(["train", "test"])),
+    seed=st.integers(0, 3),
+)
+def test_any_majority(
+    clients: int, p: float, train: int, valid: int, test: int, per_client: int, pools: Any, seed: int
+) -> None:
+    source = images(train=50, test=25)
+
+    def drawn() -> FederatedData:
+        return majority(
+            source, clients, p, train, valid, test=test, majority_classes=per_client, valid_from=pools[0],
+            test_from=pools[1], seed=seed,
+        )  # fmt: skip
+
+    data = drawn()
+    sound(data, source)
+    assert data.fingerprint() == drawn().fingerprint()
+    own = np.array(data.meta["partition"]["classes"])
+    assert len(set(own.ravel().tolist())) == clients * per_client
+    for split, size in (("train", train), ("valid", valid), ("test", test)):
+        assert data.counts(split).tolist() == [size] * clients
+        counts = class_counts(data, split)
+        mine = np.stack([row[classes] for row, classes in zip(counts, own, strict=True)])
+        assert (np.abs(mine.sum(axis=1) - p * size) <= 0.5 + 1e-9).all()
+        assert (mine.max(axis=1) - mine.min(axis=1) <= 1).all()
+        assert (np.diff(mine, axis=1) <= 0).all()  # the odd one in the first
+    for split, pool in zip(("valid", "test"), pools, strict=True):
+        assert all((n < source.train) == (pool == "train") for n in numbers(data, split))
+
+
+def test_the_rest_is_drawn_evenly() -> None:
+    data = majority(images(train=1000), 5, 0.2, train=1000, valid=0)
+    # p = 0.2 of ten classes is an even division: 100 a class, by chance around it outside the majority.
+    counts = class_counts(data, "train")
+    assert np.abs(counts - 100).max() < 45  # 4.5 standard deviations
+
+
+def test_other_seeds_draw_otherwise_and_a_larger_valid_keeps_train() -> None:
+    source = images()
+    base = majority(source, 5, 0.8, 20, 10, seed=1)
+    other, wider = majority(source, 5, 0.8, 20, 10, seed=2), majority(source, 5, 0.8, 20, 20, seed=1)
+    assert base.meta["partition"]["classes"] != other.meta["partition"]["classes"]
+    assert numbers(base, "train") != numbers(other, "train")
+    assert numbers(base, "train") == numbers(wider, "train")
+
+
+def test_cifar100_can_hold_its_validation_images_out_of_training() -> None:
+    source = images(classes=100, train=10, test=2)
+    data = majority(source, 50, 1.0, 4, 16, valid_from="train")
+    sound(data, source)
+    assert sorted(numbers(data)) == list(range(source.train))  # every training image, once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5, 0.0, 10, 5), "Wanted a fraction p of majority classes in (0, 1]; got 0.0. 1 means nothing but these."),
+        ((5, 1.1, 10, 5), "Wanted a fraction p of majority classes in (0, 1]; got 1.1. 1 means nothing but these."),
+        ((5, float("nan"), 10, 5), "Wanted a fraction p of majority classes in (0, 1]; got nan. 1 means nothing but these."),
+        ((5, 0.5, 0, 5), "Wanted train as a whole number of at least 1; got 0."),
+        ((5, 0.5, 5, -1), "Wanted valid as a whole number of at least 0; got -1."),
+        ((5, 0.5, 2.5, 1), "Wanted train as a whole number of at least 1; got 2.5."),
+        (
+            (6, 0.8, 10, 5),
+            (
+                "6 clients with 2 majority classes each and no overlap need 12 classes; squares has 10, 2 are missing. "
+                "Take at most 5 clients."
+            ),
+        ),
+        (
+            (5, 0.8, 160, 5),
+            (
+                "5 clients with 160 official train images each need 800; squares has 600, 200 are missing. Take fewer "
+                "clients or images per client."
+            ),
+        ),
+        (
+            (5, 0.8, 10, 41),
+            (
+                "5 clients with 41 official test images each need 205; squares has 200, 5 are missing. Take fewer "
+                "clients or images per client."
+            ),
+        ),
+        (
+            (2, 0.8, 160, 5),
+            (
+                "Wanted 64 official train images of the majority class 'class 3'; squares has 60. 16 are missing in 4 "
+                "classes. Take fewer images per client or a smaller p, or draw from the other official set."
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn(arguments: Any, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        majority(images(), *arguments)
+    assert str(error.value) == message
+
+
+def test_how_many_are_missing_for_the_rest() -> None:
+    with pytest.raises(DataError) as error:
+        majority(images(classes=4, train=10), 1, 0.5, train=30, valid=0, majority_classes=3)
+    # 15 of the three majority classes are there, but of the fourth class only 10.
+    assert str(error.value) == (
+        "client-0 wants 15 train images outside its majority classes; 10 of the official train images of squares are "
+        "left, 5 are missing. Take fewer clients or images, or a larger p."
+    )
+
+
+def test_a_set_without_test_images() -> None:
+    whole = images()
+    source = ImageSet(whole.images[:600], whole.labels[:600], 600, whole.label_names, "lossless")
+    with pytest.raises(DataError) as error:
+        majority(source, 5, 0.8, 10, 5)
+    assert str(error.value) == (
+        "lossless has no official test images to draw valid images from. Say valid_from='train'."
+    )
+    assert majority(source, 5, 0.8, 10, 5, valid_from="train").count(0, "valid") == 5
+    with pytest.raises(DataError) as error:
+        majority(source, 5, 0.8, 10, 5, valid_from="trian")  # type: ignore[arg-type]
+    assert str(error.value) == "Wanted valid_from 'train' or 'test'; got 'trian'. Did you mean 'train'?"
+
+
+# --- the others
+
+
+@settings(max_examples=25)
+@given(clients=st.integers(1, 8), alpha=st.floats(0.2, 20), valid=st.floats(0, 0.5), seed=st.integers(0, 3))
+def test_any_dirichlet(clients: int, alpha: float, valid: float, seed: int) -> None:
+    source = images()
+    data = dirichlet(source, clients, alpha, least=3, valid=valid, seed=seed)
+    sound(data, source)
+    assert (
+        data.fingerprint() == dirichlet(source, clients, alpha, least=3, valid=valid, seed=seed).fingerprint()
+    )
+    assert sorted(numbers(data)) == list(range(len(source)))  # every image
+    assert sorted(numbers(data, "test")) == list(range(source.train, len(source)))
+    inside = data.counts("train") + data.counts("valid")
+    assert inside.min() >= 3
+    assert data.counts("train").min() >= 1
+    assert (np.abs(data.counts("valid") - valid * inside) <= 0.5 + 1e-9).all()
+    learnt = class_counts(data, "train") + class_counts(data, "valid")
+    assert np.abs(class_counts(data, "test") - learnt * 20 / 60).max() < 1  # tested on what it trains on
+
+
+def test_a_large_alpha_is_even_and_a_small_one_is_not() -> None:
+    source = images(train=200)
+    even = class_counts(dirichlet(source, 5, 1e6, valid=0), "train")
+    assert np.abs(even - 40).max() <= 1
+    skewed = class_counts(dirichlet(source, 5, 0.1, valid=0), "train")
+    assert (skewed.max(axis=0) > 100).sum() >= 6  # most classes lie mainly with one client
+
+
+@settings(max_examples=25)
+@given(clients=st.integers(1, 20), per_client=st.integers(1, 4), seed=st.integers(0, 3))
+def test_any_shards(clients: int, per_client: int, seed: int) -> None:
+    source = images()
+    data = shards(source, clients, per_client, valid=0.2, seed=seed)
+    sound(data, source)
+    assert data.fingerprint() == shards(source, clients, per_client, valid=0.2, seed=seed).fingerprint()
+    size = 600 // (clients * per_client)
+    assert (data.counts("train") + data.counts("valid")).tolist() == [size * per_client] * clients
+    trained = set(source.labels[numbers(data, "train") + numbers(data, "valid")].tolist())
+    held = range(source.train, len(source))
+    assert sorted(numbers(data, "test")) == [n for n in held if source.labels[n] in trained]
+    if 60 % size or size * clients * per_client < 600:
+        return  # a shard may lie across two classes
+    seen = ((class_counts(data, "train") + class_counts(data, "valid")) > 0).sum(axis=1)
+    assert seen.max() <= per_client
+
+
+@settings(max_examples=25)
+@given(clients=st.integers(1, 10), sigma=st.floats(0, 3), seed=st.integers(0, 3))
+def test_any_sizes(clients: int, sigma: float, seed: int) -> None:
+    source = images()
+    data = by_size(source, clients, sigma=sigma, valid=0.1, seed=seed)
+    sound(data, source)
+    assert data.fingerprint() == by_size(source, clients, sigma=sigma, valid=0.1, seed=seed).fingerprint()
+    assert sorted(numbers(data)) == list(range(len(source)))
+    assert (data.counts("train") + data.counts("valid")).min() >= 2
+
+
+def test_sizes_by_hand() -> None:
+    data = by_size(images(), 3, sizes=[1, 2, 7], valid=0)
+    assert data.counts("train").tolist() == [61, 121, 418]  # 2 each, and 594 as 59.4 : 118.8 : 415.8
+    assert np.ptp(by_size(images(), 4, sigma=0, valid=0).counts("train")) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s: dirichlet(s, 5, 0.0), "Wanted a concentration alpha above 0; got 0.0. Usual ones lie between 0.1 and 10."),
+        (lambda s: dirichlet(s, 61, 1.0), "61 clients with at least 10 images each need 610; squares has 600 training images, 10 are missing."),
+        (lambda s: dirichlet(s, 50, 0.01), "A thousand draws from Dirichlet(0.01) left one of 50 clients with fewer than 10 images. Take a larger alpha, fewer clients or a smaller least."),
+        (lambda s: dirichlet(s, 5, 1.0, valid=1.0), "Wanted a fraction of validation images in [0, 1); got 1.0. A usual one is 0.1."),
+        (lambda s: shards(s, 301), "301 clients with 2 shards each need 602 images; squares has 600 training images, 2 are missing."),
+        (lambda s: shards(s, 0), "Wanted clients as a whole number of at least 1; got 0."),
+        (lambda s: by_size(s, 2, sizes=[1, 0]), "Wanted 2 sizes above 0, one per client; got [1, 0]."),
+        (lambda s: by_size(s, 2, sigma=-1), "Wanted a spread sigma of 0 or more; got -1. Usual ones are 0.5 to 2."),
+        (lambda s: by_size(s, 301), "301 clients with at least two images each need 602; squares has 600 training images, 2 are missing."),
+    ],
+)  # fmt: skip
+def test_other_faults(make: Callable[[ImageSet], FederatedData], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        make(images())
+    assert str(error.value) == message
+
+
+@given(total=st.integers(0, 500), weights=st.lists(st.floats(0, 10), min_size=1, max_size=8))
+def test_apportion(total: int, weights: list[float]) -> None:
+    given_ = np.array(weights)
+    assume(given_.sum() > 1e-3)
+    got = apportion(total, given_)
+    assert got.sum() == total
+    assert (np.abs(got - total * given_ / given_.sum()) < 1).all()
+
+
+def test_apportion_by_hand() -> None:
+    assert apportion(10, np.array([1, 1, 1])).tolist() == [4, 3, 3]
+    assert apportion(7, np.array([5, 3, 0, 2])).tolist() == [
+        4,
+        2,
+        0,
+        1,
+    ]  # 3.5, 2.1, 0, 1.4: the largest remainder
+    assert apportion(3, np.zeros(2)).tolist() == [0, 0]
+
+
+def test_a_partition_is_saved_with_its_data(tmp_path: Path) -> None:
+    data = majority(images(), 5, 0.8, 20, 10)
+    data.save(tmp_path / "kept")
+    again = FederatedData.load(tmp_path / "kept")
+    assert again.fingerprint() == data.fingerprint()
+    assert again.meta["partition"] == data.meta["partition"]
+
+
+def test_classes_are_needed_to_count_them() -> None:
+    data = FederatedData({"x": np.ones((2, 1)), "label": np.array([0.5, 1.5])}, [0, 2], ["a"])
+    with pytest.raises(DataError) as error:
+        class_counts(data)
+    assert str(error.value) == "Wanted data with a class per example, to count classes; these have none."
+
+
+# --- sets of images
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": np.zeros((2, 4, 4), np.uint8)},
+         "Wanted images as uint8 (images, channels, height, width); got uint8, shape (2, 4, 4)."),
+        ({"images": np.zeros((2, 1, 4, 4))},
+         "Wanted images as uint8 (images, channels, height, width); got float64, shape (2, 1, 4, 4)."),
+        ({"labels": np.zeros(3, np.int64)}, "Wanted 2 labels as int64, one per image; got int64, shape (3,)."),
+        ({"train": 0}, "Wanted 1 to 2 training images, the number of all; got 0."),
+        ({"labels": np.array([0, 7])},
+         "mine: wanted labels 0 to 1; got 7 at image 1 and 0 more out of range. Fetch the file again."),
+    ],
+)  # fmt: skip
+def test_images_that_are_no_set(changes: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "images": np.zeros((2, 1, 4, 4), np.uint8), "labels": np.array([0, 1]), "train": 1, "label_names": "ab",
+        "name": "mine",
+    }  # fmt: skip
+    assert len(ImageSet(**good)) == 2
+    with pytest.raises(DataError) as error:
+        ImageSet(**{**good, **changes})
+    assert str(error.value) == message
