@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,9 @@ from torch import nn
 from fedkeep import Method, Phase, Split, adam, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.methods import METHODS, fedavg, furl, local, terms
+from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.base import forward
+from fedkeep.methods.fedprox import Proximal
 from tests.tiny import Logits
 
 NAMES = ["user", "linear.weight", "linear.bias"]
@@ -23,7 +24,7 @@ def test_fedavg_is_the_default_of_every_field() -> None:
     assert fedavg() == Method()
     assert Method() == Method(
         "fedavg", Split(), (Phase(terms.cross_entropy(), "all", sgd(0.1), 1, None, 32, None, "opted_in"),), "examples", 1,
-        "model", sgd(1.0), (), forward, forward, None,
+        "model", sgd(1.0), (), forward, forward, None, False, None,
     )  # fmt: skip
 
 
@@ -41,13 +42,31 @@ def test_local_keeps_everything() -> None:
     assert local() == Method("local", Split("*"), (phase,), adapt=(phase,), predict_shared=None)
 
 
-@pytest.mark.parametrize("build", [fedavg, furl, local])
-def test_every_option_reaches_the_phase(build: Callable[..., Method]) -> None:
-    loss, optimizer = terms.squared_error(), adam(0.5)
-    method = build(loss=loss, optimizer=optimizer, epochs=3, batch_size=7, clip_norm=2.0)
-    (phase,) = method.phases
-    assert (phase.loss, phase.trains, phase.optimizer) == (loss, "all", optimizer)
+TRAINED = {"ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1)}
+LOSSES = {
+    "fedprox": terms.squared_error() + Proximal(0.01),
+    "apfl": terms.squared_error() + OnMixture(0.5, terms.squared_error()),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> None:
+    optimizer = adam(0.5)
+    method = METHODS[name](
+        loss=terms.squared_error(), optimizer=optimizer, epochs=3, batch_size=7, clip_norm=2.0
+    )
+    trains, number = TRAINED.get(name, ("all", 0))
+    phase = method.phases[number]
+    loss = LOSSES.get(name, terms.squared_error())
+    assert (phase.loss, phase.trains, phase.optimizer) == (loss, trains, optimizer)
     assert (phase.epochs, phase.steps, phase.batch_size, phase.clip_norm) == (3, None, 7, 2.0)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n != "local"])
+def test_every_method_weights_and_applies_as_told(name: str) -> None:
+    method = METHODS[name](weighting="uniform", server_optimizer=sgd(1.0, momentum=0.9))
+    assert (method.weighting, method.server_optimizer) == ("uniform", sgd(1.0, momentum=0.9))
+    assert METHODS[name]().weighting == "examples"
 
 
 def test_furl_options() -> None:
@@ -73,7 +92,10 @@ def test_furl_options() -> None:
 
 
 def test_the_table_names_every_method() -> None:
-    assert {"fedavg": fedavg, "furl": furl, "local": local} == METHODS
+    assert set(METHODS) == {
+        "fedavg", "furl", "local", "apfl", "ditto", "fedbn", "fedper", "fedprox", "fedrecon", "fedrep", "fine_tuned",
+        "lg_fedavg",
+    }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name
         assert getattr(methods, name) is build
@@ -96,6 +118,7 @@ def test_methods_are_frozen_and_hashable() -> None:
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None for no clipping; got 0.0."),
         ({"clip_norm": float("nan")}, "clip_norm must be positive, or None for no clipping; got nan."),
         ({"examples": "opted"}, "examples must be 'opted_in' or 'all'; got 'opted'."),
+        ({"part": "half"}, "part must be 'all', 'support' or 'query'; got 'half'."),
     ],
 )
 def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
@@ -110,6 +133,10 @@ def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
         ({"phases": ()}, "Method 'fedavg' has no phase: a round would train nothing."),
         ({"weighting": "size"}, "weighting must be 'examples' or 'uniform'; got 'size'."),
         ({"private_scale": 2}, "private_scale must be 1 or 'fedavg'; got 2."),
+        (
+            {"stateless": True, "private_scale": "fedavg"},
+            "A stateless method moves no kept private value, so private_scale must be 1.",
+        ),
     ],
 )
 def test_a_method_refuses(options: dict[str, Any], message: str) -> None:
@@ -159,6 +186,8 @@ def test_check_refuses_patterns_that_match_nothing() -> None:
         furl(server_optimizer=sgd(1.0, rates={"usr": 1.0})).check(Logits())
     with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
         furl(adapt=Phase(trains="private", optimizer=sgd(0.1, rates={"usr": 1.0}))).check(Logits())
+    with pytest.raises(SplitError, match="^Split pattern 'usr' matches no parameter of Logits"):
+        fedavg().but(adapt_split=Split("usr")).check(Logits())
     with pytest.raises(MethodError, match="^trains='usr' matches no trainable parameter"):
         furl(adapt=Phase(trains="usr")).check(Logits())
     furl(optimizer=sgd(0.1, rates={"user": 1.0})).check(Logits())

@@ -12,6 +12,9 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import terms
+from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.copies import OnCopy, with_copy
+from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import Term
 from tests.tiny import Logits
 
@@ -169,15 +172,17 @@ ALL = {
     "l2_penalty": terms.l2_penalty("user"),
     "sum": 0.1 * terms.cross_entropy() + terms.l2_penalty("*"),
     "scaled": 0.01 * terms.l2_penalty("linear.*"),
+    "proximal": Proximal(0.5),
+    "on copy": OnCopy(terms.cross_entropy() + Proximal(0.5)),
+    "on mixture": OnMixture(0.5, terms.cross_entropy()),
 }
 
 
 def slopes_of(term: Term, batch: Batch) -> Params:
-    net = Net(Logits().double())
+    net = Net(with_copy(Logits()).double())
+    received = {n: v for n, v in net.initial().items() if not n.startswith("own.")}
     params = {n: (v + 0.3).requires_grad_() for n, v in net.initial().items()}  # away from what was received
-    found = torch.autograd.grad(
-        term(net, params, batch, net.initial()), list(params.values()), allow_unused=True
-    )
+    found = torch.autograd.grad(term(net, params, batch, received), list(params.values()), allow_unused=True)
     return {n: torch.zeros_like(params[n]) if g is None else g for n, g in zip(params, found, strict=True)}
 
 

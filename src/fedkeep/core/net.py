@@ -122,6 +122,12 @@ class PooledNet(Net):
         """Return what a method of the module returns, each example computed with its own client's row."""
         if not self.private:
             return super().call(method, params, batch)
+        missing = sorted(self.private - params.keys())
+        if missing:
+            raise MethodError(
+                f"Examples of many clients together need a table of the private {missing[0]!r}, which this method "
+                f"does not pass on: it computes with one client's copy. Train it with engine='sequential'."
+            )
         client = batch["client"]
         rows = {name: gather(params[name], client) for name in self.private}
         shared = {name: value for name, value in params.items() if name not in self.private}

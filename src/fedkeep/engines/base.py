@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
+import torch
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -39,6 +40,16 @@ class Job:
     device: str = "cpu"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     after_step: Callable[[float], None] | None = None
+
+    def private(self, clients: list[int]) -> Params:
+        """Return the private values, stacked, that clients start a round from: their last ones, or the default."""
+        return defaults(self.store, clients) if self.method.stateless else self.store.read(clients)
+
+
+def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
+    """Return the values of clients that were never seen, stacked."""
+    rows = [store.default(int(c)) for c in clients]
+    return {name: torch.stack([row[name] for row in rows]) for name in store.default.initial}
 
 
 @dataclass

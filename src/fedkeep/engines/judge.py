@@ -15,6 +15,7 @@ from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
+from fedkeep.engines.base import defaults
 from fedkeep.engines.local import float_type, load_batch
 from fedkeep.engines.pooled import WithClient
 from fedkeep.methods import Method
@@ -201,12 +202,6 @@ def groups(data: FederatedData, clients: Sequence[int], split: str) -> Iterator[
             group, count = [], 0
     if group:
         yield group
-
-
-def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
-    """Return the values of clients that were never seen, stacked."""
-    rows = [store.default(int(c)) for c in clients]
-    return {name: torch.stack([row[name] for row in rows]) for name in store.default.initial}
 
 
 def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -134,7 +134,7 @@ class _LocalRun:
             return float("nan"), 0
         kind = float_type(self.params)
         buffers = (
-            {n: self.params[n] for n in self.received if n not in trainable}
+            {n: self.params[n] for n in self.received if n not in trainable and not self.split.is_private(n)}
             if phase.examples == "all"
             else {}
         )
@@ -202,7 +202,7 @@ def batches(
     data: Examples, rows: np.ndarray, phase: Phase, draws: Stream, number: int
 ) -> Iterator[np.ndarray]:
     """Yield the row numbers of each mini-batch: shuffled passes over the examples that the phase may use."""
-    rows = allowed(data, rows, phase.examples)
+    rows = usable(data, rows, phase, draws)
     if not len(rows):
         return
     rng = numpy_generator(draws.seed, f"batches/{number}", draws.client, draws.round)
@@ -214,6 +214,16 @@ def batches(
         if position == 0:
             order = rng.permutation(rows)
         yield order[position * phase.batch_size : (position + 1) * phase.batch_size]
+
+
+def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:
+    """Return the rows that a phase may use and whose half it asks for."""
+    rows = allowed(data, rows, phase.examples)
+    if phase.part == "all":
+        return rows
+    order = numpy_generator(draws.seed, "halves", draws.client).permutation(rows)
+    half = len(rows) // 2
+    return order[:half] if phase.part == "support" else order[half:]
 
 
 def allowed(data: Examples, rows: np.ndarray, examples: str) -> np.ndarray:

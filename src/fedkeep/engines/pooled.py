@@ -32,6 +32,11 @@ class Pooled:
         method, split = job.method, job.method.split
         if method.private_scale != 1:
             raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
+        if method.stateless:
+            raise MethodError(
+                f"{method.name!r} is stateless: its private values start anew in every round; centralised training "
+                f"has no rounds."
+            )
         clients = sorted(clients)  # the optimisers' states of the private tables go by position
         data = WithClient(job.data, clients)
         rows = np.concatenate([train_rows(job.data, c) for c in clients])

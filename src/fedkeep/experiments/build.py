@@ -219,14 +219,14 @@ def build_method(config: MethodConfig) -> Method:
     if config.adapt is None:
         return method
     a = config.adapt
-    phase = Phase(
-        loss,
-        "private",
-        a.optimizer.build(),
-        a.epochs,
+    usual = method.adapt[0] if method.adapt else Phase(loss, "private", examples="all")
+    phase = replace(
+        usual,
+        optimizer=a.optimizer.build(),
+        epochs=a.epochs,
+        steps=None,
         batch_size=a.batch_size,
         clip_norm=a.clip_norm,
-        examples="all",
     )
     return replace(method, adapt=(phase,))
 

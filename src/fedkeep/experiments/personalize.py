@@ -1,4 +1,4 @@
-"""Cold start: fit a client's private parameters on its own device, with the federated part frozen.
+"""Cold start: fit what is a client's own on its own device, with everything else frozen.
 
 Source: FURL, §6 (future work); the local step of Federated Reconstruction (Singhal et al., 2021). Nothing is uploaded.
 """
@@ -19,7 +19,8 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import Stream, judge, local_run, tasks_of, to_records
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.simulate import HEADLINE, Run
-from fedkeep.store import MemoryStore
+from fedkeep.split import Split
+from fedkeep.store import Default, MemoryStore
 
 DEFAULT_K: tuple[int | None, ...] = (0, 1, 2, 5, 10, 20, 50, None)
 
@@ -47,7 +48,10 @@ class ColdStart:
 
 
 def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
-    """Fit a client's private parameters from their default values on some of its examples.
+    """Fit what is a client's own, from its default values, on some of the client's examples.
+
+    What is its own: the private parameters, or what ``Method.adapt_split`` names; a federated parameter among these
+    starts from the server's value, and the client's copy is fitted.
 
     Args:
         run: gives the federated part, which is not changed.
@@ -56,18 +60,18 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
         data: by default the run's data.
 
     Returns:
-        The private parameters, by name. Nothing else leaves this function.
+        The client's own parameters, by name. Nothing else leaves this function.
 
     Raises:
         MethodError: the method has no adaptation, or its adaptation trains federated parameters.
     """
-    method, split, source = run.method, run.method.split, data or run.data
-    own = run.private.default(client)
+    method, split, source = run.method, own_split(run), data or run.data
+    own = own_default(run, client)
     if not method.adapt:
         raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
     if not len(rows):
         return own
-    params = split.merge(run.server, {n: v.to(run.device) for n, v in own.items()})
+    params = {**run.server, **{n: v.to(run.device) for n, v in own.items()}}
     trainable = sorted(run.net.trainable())
     for phase in method.adapt:
         federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
@@ -80,6 +84,22 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
         run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device
     )
     return {name: value.cpu() for name, value in split.personal(result.params).items()}
+
+
+def own_split(run: Run) -> Split:
+    """Return which parameters are a client's own while it adapts."""
+    return run.method.adapt_split or run.method.split
+
+
+def own_default(run: Run, client: int) -> Params:
+    """Return a new client's own parameters before it adapts: private defaults, and copies of the server's values."""
+    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.server).items()}
+    return {**copies, **run.private.default(client)}
+
+
+def own_store(run: Run) -> MemoryStore:
+    """Return an empty store of what is a client's own while it adapts."""
+    return MemoryStore(Default(own_default(run, 0)))
 
 
 def numpy_seed(run: Run) -> int:
@@ -119,7 +139,7 @@ def cold_start(
     mean, std, pooled, records = [], [], [], []
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
         for number, k in enumerate(ks):
-            store = MemoryStore(run.private.default)
+            store = own_store(run)
             for position, client in enumerate(chosen):
                 own = fit_private(run, client, first_examples(run, client, k))
                 store.write([client], {n: v.unsqueeze(0) for n, v in own.items()})
@@ -143,16 +163,16 @@ def first_examples(run: Run, client: int, k: int | None) -> np.ndarray:
 
 
 def personalize_client(run: Run, client: str, k: int | None = None) -> tuple[Params, dict[str, float]]:
-    """Fit one client's private parameters on k of its own examples, and judge them on its test examples.
+    """Fit one client's own parameters on k of its own examples, and judge them on its test examples.
 
     Returns:
-        The private parameters, and the metrics before (``before_...``) and after fitting.
+        The client's own parameters, and the metrics before (``before_...``) and after fitting.
     """
     index = run.data.index(client)
     own = fit_private(run, index, first_examples(run, index, k))
     out: dict[str, float] = {}
-    for prefix, values in (("before_", run.private.default(index)), ("", own)):
-        store = MemoryStore(run.private.default)
+    for prefix, values in (("before_", own_default(run, index)), ("", own)):
+        store = own_store(run)
         store.write([index], {n: torch.as_tensor(v).unsqueeze(0) for n, v in values.items()})
         judged = judge(run.method, run.net, run.server, store, run.data, [index], "test", device=run.device)
         out |= {f"{prefix}{name}": value for name, value in judged[0].metrics().items()}

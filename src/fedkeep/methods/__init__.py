@@ -3,11 +3,51 @@
 from collections.abc import Callable
 
 from fedkeep.methods import terms
+from fedkeep.methods.apfl import apfl
 from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
+from fedkeep.methods.fedbn import batch_norm_names, fedbn
+from fedkeep.methods.fedper import fedper
+from fedkeep.methods.fedprox import fedprox
+from fedkeep.methods.fedrecon import fedrecon
+from fedkeep.methods.fedrep import fedrep
+from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
+from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 
-METHODS: dict[str, Callable[..., Method]] = {"fedavg": fedavg, "furl": furl, "local": local}
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": fedavg,
+    "furl": furl,
+    "local": local,
+    "apfl": apfl,
+    "ditto": ditto,
+    "fedbn": fedbn,
+    "fedper": fedper,
+    "fedprox": fedprox,
+    "fedrecon": fedrecon,
+    "fedrep": fedrep,
+    "fine_tuned": fine_tuned,
+    "lg_fedavg": lg_fedavg,
+}
 
-__all__ = ["METHODS", "Method", "Phase", "fedavg", "furl", "local", "terms"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "Phase",
+    "apfl",
+    "batch_norm_names",
+    "ditto",
+    "fedavg",
+    "fedbn",
+    "fedper",
+    "fedprox",
+    "fedrecon",
+    "fedrep",
+    "fine_tuned",
+    "furl",
+    "lg_fedavg",
+    "local",
+    "terms",
+]

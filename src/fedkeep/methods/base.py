@@ -17,6 +17,7 @@ from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
 Predict = Callable[[Net, Params, Batch], Any]
+Patterns = str | tuple[str, ...] | list[str]
 
 
 def forward(net: Net, params: Params, batch: Batch) -> Any:
@@ -38,6 +39,8 @@ class Phase:
         clip_norm: if given, gradients are scaled down to this L2 norm over everything the phase trains.
         examples: ``"opted_in"``: examples whose column ``opted_in`` is true (all, where there is no such column);
             ``"all"``: every example, allowed only where nothing that is trained leaves the client.
+        part: ``"support"`` or ``"query"``: one of two disjoint random halves of these examples, the same in every
+            round (an odd one belongs to the query half); ``"all"``: no division.
     """
 
     loss: Term = field(default_factory=cross_entropy)
@@ -48,6 +51,7 @@ class Phase:
     batch_size: int = 32
     clip_norm: float | None = None
     examples: Literal["opted_in", "all"] = "opted_in"
+    part: Literal["all", "support", "query"] = "all"
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or (self.steps is not None and self.steps < 0):
@@ -58,6 +62,8 @@ class Phase:
             raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
         if self.examples not in ("opted_in", "all"):
             raise MethodError(f"examples must be 'opted_in' or 'all'; got {self.examples!r}.")
+        if self.part not in ("all", "support", "query"):
+            raise MethodError(f"part must be 'all', 'support' or 'query'; got {self.part!r}.")
 
     def trained_names(self, split: Split, names: list[str]) -> list[str]:
         """Return which of ``names`` (the model's trainable parameters) this phase trains.
@@ -86,7 +92,8 @@ class Method:
         name: for tables and records.
         split: which parameters are private.
         phases: the passes of one round of local training, in order.
-        weighting: ``"examples"`` (FURL eq. 4, c_k / Σc) or ``"uniform"`` (1 / m).
+        weighting: ``"examples"`` (FURL eq. 4, c_k / Σc; c_k counts the examples that train what leaves) or
+            ``"uniform"`` (1 / m).
         private_scale: z of FURL eq. 6: 1 keeps the locally trained private values (eq. 7), ``"fedavg"`` moves them
             by c_k / Σ_j c_j of their change, as FedAvg on one joint model would.
         private_init: a new client's private values: a number (FURL: zeros), ``("normal", std)`` drawn from a stream
@@ -96,6 +103,10 @@ class Method:
         predict: how the personalised model predicts.
         predict_shared: how the shared part alone predicts, given default private values; None: it can't.
         extend: adds the method's own modules to the user's model; None: nothing to add.
+        stateless: every round starts from ``private_init``, not from a client's last private values; those are kept
+            to judge with, never to train from.
+        adapt_split: what is a client's own while it adapts, e.g. ``Split("*")`` for a fine-tuned copy of everything;
+            None: what ``split`` says.
     """
 
     name: str = "fedavg"
@@ -109,6 +120,8 @@ class Method:
     predict: Predict = forward
     predict_shared: Predict | None = forward
     extend: Callable[[nn.Module], nn.Module] | None = None
+    stateless: bool = False
+    adapt_split: Split | None = None
 
     def __post_init__(self) -> None:
         if not self.phases:
@@ -117,6 +130,8 @@ class Method:
             raise MethodError(f"weighting must be 'examples' or 'uniform'; got {self.weighting!r}.")
         if self.private_scale not in (1, "fedavg"):
             raise MethodError(f"private_scale must be 1 or 'fedavg'; got {self.private_scale!r}.")
+        if self.stateless and self.private_scale != 1:
+            raise MethodError("A stateless method moves no kept private value, so private_scale must be 1.")
 
     def check(self, module: nn.Module) -> None:
         """Check the method against a module: the split, the phases' patterns, and that no upload uses opt-out examples.
@@ -125,6 +140,8 @@ class Method:
             SplitError, MethodError, ConfigError: with what doesn't fit.
         """
         self.split.check(module)
+        if self.adapt_split is not None:
+            self.adapt_split.check(module)
         names = [n for n, p in module.named_parameters() if p.requires_grad]
         everything = {
             n

@@ -13,13 +13,13 @@ from typing import Literal
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method, Patterns, Phase
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
 
 def furl(
-    private: str | tuple[str, ...] | list[str] = "user",
+    private: Patterns = "user",
     *,
     loss: Term = cross_entropy(),
     optimizer: Optimizer = sgd(0.1),

@@ -1,0 +1,62 @@
+"""A private copy of the whole model beside the federated one, for methods that train both.
+
+``with_copy`` adds the copy as the submodule ``own``: ``head.weight`` is federated, ``own.head.weight`` private. The
+model's ``forward`` computes with the federated values; ``copy_of`` renames, so that it computes with the copy's.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.terms import Term
+from fedkeep.split import Split
+
+PREFIX = "own."
+COPY = Split((f"{PREFIX}*",))
+
+
+def with_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of ``module`` with a further copy of it in the submodule ``own``.
+
+    Raises:
+        MethodError: the module has something of the name ``own`` already.
+    """
+    if hasattr(module, "own"):
+        raise MethodError(
+            f"{type(module).__name__} has an attribute 'own', where the private copy should go; rename it."
+        )
+    both = copy.deepcopy(module)
+    both.add_module("own", copy.deepcopy(module))
+    return both
+
+
+def copy_of(params: Params) -> Params:
+    """Return the private copy's values under the model's own names."""
+    return {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
+
+
+@dataclass(frozen=True)
+class OnCopy(Term):
+    """A term of the private copy v instead of the federated w; a comparison with what was received is v − w^t.
+
+    Attributes:
+        term: the term.
+    """
+
+    term: Term
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        return self.term(net, copy_of(params), batch, received)
+
+
+def predict_copy(net: Net, params: Params, batch: Batch) -> Any:
+    """Predict with the private copy."""
+    return net(copy_of(params), batch)

@@ -1,0 +1,62 @@
+"""FedProx: FedAvg whose clients are pulled towards the model that they received.
+
+Source: Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127, eq. 2.
+One round: (1) a cohort downloads w^t; (2) each client minimises F_k(w) + ½ μ ‖w − w^t‖² on its own examples; (3) it
+uploads its change; (4) the server adds the mean change, weighted by the numbers of examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.terms import Term, cross_entropy
+
+
+@dataclass(frozen=True)
+class Proximal(Term):
+    """½ μ Σ (w − w^t)² over the trainable federated parameters; the norm is squared.
+
+    Attributes:
+        mu: μ, at least 0.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise MethodError(f"mu must be at least 0; got {self.mu}.")
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        pulled = [n for n in received if n in net.trainable()]
+        if not pulled:
+            raise MethodError(
+                "The proximal term has no federated parameter to pull towards the received one."
+            )
+        return 0.5 * self.mu * torch.stack([((params[n] - received[n]) ** 2).sum() for n in pulled]).sum()
+
+
+def fedprox(
+    mu: float = 0.01,
+    *,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return FedProx; ``mu`` is searched in the paper over 0.001, 0.01, 0.1 and 1, and 0 is FedAvg."""
+    pulled = loss + Proximal(float(mu))
+    phase = Phase(pulled, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    return Method("fedprox", phases=(phase,), weighting=weighting, server_optimizer=server_optimizer)

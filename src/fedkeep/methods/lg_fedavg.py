@@ -1,0 +1,46 @@
+"""LG-FedAvg: private representations below a federated top.
+
+Source: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations,
+arXiv 2001.01523, algorithm 1.
+One round: (1) a cohort downloads the top θ_g; (2) each client joins it with its own encoder θ_l; (3) it trains both
+jointly on its own examples; (4) it uploads the change of θ_g; (5) the server averages: θ_g ← θ_g + Σ_k z_k d_k with
+z_k = c_k / Σ c, or 1 / m (``uniform``, as the authors' published code does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.methods.base import Method, Patterns, Phase
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+
+def lg_fedavg(
+    private: Patterns = "encoder.*",
+    *,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return LG-FedAvg, from scratch (the authors' code starts from a FedAvg checkpoint) and without auxiliary losses.
+
+    ``private`` names the representation, everything below the shared top. A new client fits an encoder of its own to
+    the frozen top; the paper's ensemble of all trained clients' models would need their private values and is left out.
+    """
+    phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    return Method(
+        "lg_fedavg",
+        Split(private),  # type: ignore[arg-type]
+        (phase,),
+        weighting,
+        server_optimizer=server_optimizer,
+        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
+        predict_shared=None,
+    )
