@@ -308,7 +308,7 @@ def _result_name(name: str, scale: str) -> str:
 
 def _preamble(scale: str, faults: Sequence[str]) -> str:
     text = """
-Four configurations of one document model, each by one configuration file: with and without a user vector, trained
+Four configurations of one model, each by one configuration file: with and without a user vector, trained
 centrally or federated. Test values are taken at the epoch that is best on the validation examples.
 
 **The data differ from the paper's.** The paper's Sticker is proprietary: a generated, unbalanced binary text task with
