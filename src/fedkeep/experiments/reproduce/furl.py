@@ -346,6 +346,7 @@ def sweep(request: Request) -> Path:
     runs = request.out / "runs" / f"furl-sweep-{request.scale}"
     commit = source_commit() or ""
     rows = []
+    markdown = request.out
     for scene in SCENES:
         base = _specs(scene, request, runs)
         for (name, seed), spec in base.items():
@@ -367,10 +368,10 @@ def sweep(request: Request) -> Path:
                         scene.name, f"{name}, rate {rate}", result.metric, values, scale=request.scale, commit=commit
                     )
                 )  # fmt: skip
-    _, markdown = write_results(
-        request.out, _result_name("furl-sweep", request.scale), rows,
-        title="FURL: learning rates swept",
-        preamble="Best epoch's metric on the validation examples, for each local learning rate. A run that broke down "
-        "(its loss became NaN) has no value.",
-    )  # fmt: skip
+            _, markdown = write_results(  # after every configuration: a sweep that is stopped leaves what it has
+                request.out, _result_name("furl-sweep", request.scale), rows,
+                title="FURL: learning rates swept",
+                preamble="Best epoch's metric on the validation examples, for each local learning rate. A run that "
+                "broke down (its loss became NaN) has no value.",
+            )  # fmt: skip
     return markdown
