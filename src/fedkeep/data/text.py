@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ PAD, UNKNOWN = 0, 1
 SPECIAL = 2
 
 
-class Vocabulary:
+class Vocabulary(ABC):
     """Symbols with ids from 2 on, the most frequent first.
 
     Args:
@@ -80,17 +81,17 @@ class Vocabulary:
         return cls.from_counts(cls.count(texts), size, min_count)
 
     @classmethod
+    @abstractmethod
     def count(cls, texts: Iterable[str]) -> Counter[str]:
         """Return the frequency of each symbol; counts of several clients add."""
-        raise NotImplementedError
 
     def encode(self, text: str, max_length: int | None = None) -> NDArray[Any]:
         """Return a text's ids, shape (symbols,), cut at ``max_length`` symbols."""
         return self.encode_all([text], max_length).values
 
+    @abstractmethod
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` symbols."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold, and :func:`vocabulary_from` reads."""

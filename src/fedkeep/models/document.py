@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.models.personal import PersonalClassifier
 from fedkeep.nn import LSTM
 
 
-class DocumentModel(nn.Module):
+class DocumentModel(PersonalClassifier):
     """Character embedding → BiLSTM → text vector; concat(text vector, user vector) → MLP → logits.
 
     Args:
@@ -29,8 +29,6 @@ class DocumentModel(nn.Module):
         dropout: probability of dropping an entry of the MLP's input.
         user_bias: adds a private vector ``user_bias`` of shape (classes,) to the logits (user-specific weights).
     """
-
-    per_example = ("user", "user_bias")
 
     def __init__(
         self,
@@ -51,13 +49,7 @@ class DocumentModel(nn.Module):
         self.pool: Literal["last", "max", "mean"] = pool
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         self.lstm = LSTM(embedding_dim, hidden, bidirectional=True)
-        if user_dim:
-            self.user = nn.Parameter(torch.zeros(user_dim))
-        if user_bias:
-            self.user_bias = nn.Parameter(torch.zeros(classes))
-        self.mlp = nn.Sequential(
-            nn.Dropout(dropout), nn.Linear(2 * hidden + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes)
-        )
+        self.add_personal_part(2 * hidden, classes, user_dim, mlp, user_bias, dropout)
 
     def extra_repr(self) -> str:
         """Return what the layers don't show."""
@@ -75,11 +67,4 @@ class DocumentModel(nn.Module):
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return text vectors joined with the user's, shape (B, 2 · hidden + user_dim)."""
         vector = self.lstm.pooled_ids(text, self.embedding.weight, text_length, self.pool)  # (B, 2H)
-        user: Tensor | None = getattr(self, "user", None)
-        return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
-
-    def head(self, features: Tensor) -> Tensor:
-        """Return logits for features, shape (B, classes)."""
-        logits: Tensor = self.mlp(features)
-        bias: Tensor | None = getattr(self, "user_bias", None)
-        return logits if bias is None else logits + bias
+        return self.with_user(vector)

@@ -7,8 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedkeep.models.personal import PersonalClassifier
 
-class BagOfWords(nn.Module):
+
+class BagOfWords(PersonalClassifier):
     """Word embeddings summed and divided by √length → concat(text vector, user vector) → MLP → logits.
 
     Args:
@@ -20,7 +22,6 @@ class BagOfWords(nn.Module):
         user_bias: adds a private vector ``user_bias`` of shape (classes,) to the logits (user-specific weights).
     """
 
-    per_example = ("user", "user_bias")
     lookup: ClassVar = {"embedding.weight": "text"}
 
     def __init__(
@@ -36,11 +37,7 @@ class BagOfWords(nn.Module):
         super().__init__()
         self.embedding = nn.EmbeddingBag(vocabulary, embedding_dim, mode="sum")
         nn.init.normal_(self.embedding.weight, std=0.1)
-        if user_dim:
-            self.user = nn.Parameter(torch.zeros(user_dim))
-        if user_bias:
-            self.user_bias = nn.Parameter(torch.zeros(classes))
-        self.mlp = nn.Sequential(nn.Linear(embedding_dim + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes))
+        self.add_personal_part(embedding_dim, classes, user_dim, mlp, user_bias)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return logits, shape (B, classes).
@@ -57,11 +54,4 @@ class BagOfWords(nn.Module):
         starts = text_length.cumsum(0) - text_length
         vector = self.embedding(text[inside], starts)  # padding costs nothing
         vector = vector / text_length.to(vector.dtype).sqrt().unsqueeze(1)
-        user: Tensor | None = getattr(self, "user", None)
-        return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
-
-    def head(self, features: Tensor) -> Tensor:
-        """Return logits for features, shape (B, classes)."""
-        logits: Tensor = self.mlp(features)
-        bias: Tensor | None = getattr(self, "user_bias", None)
-        return logits if bias is None else logits + bias
+        return self.with_user(vector)

@@ -1,0 +1,48 @@
+"""What text classifiers with a private user vector share: the vector, a private bias, and the MLP behind them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PersonalClassifier(nn.Module):
+    """concat(text vector, user vector) → MLP → logits (+ user bias); a subclass gives the text vector.
+
+    ``user`` (user_dim,) and ``user_bias`` (classes,) may carry a leading example axis.
+    """
+
+    per_example = ("user", "user_bias")
+    mlp: nn.Sequential
+
+    def add_personal_part(
+        self, width: int, classes: int, user_dim: int, mlp: int, user_bias: bool, dropout: float = 0.0
+    ) -> None:
+        """Register the user's parameters and the MLP.
+
+        Args:
+            width: entries of the text vector.
+            classes: number of labels.
+            user_dim: length of the user vector; 0: none.
+            mlp: hidden units.
+            user_bias: adds a private vector of shape (classes,) to the logits.
+            dropout: probability of dropping an entry of the MLP's input.
+        """
+        if user_dim:
+            self.user = nn.Parameter(torch.zeros(user_dim))
+        if user_bias:
+            self.user_bias = nn.Parameter(torch.zeros(classes))
+        self.mlp = nn.Sequential(
+            nn.Dropout(dropout), nn.Linear(width + user_dim, mlp), nn.ReLU(), nn.Linear(mlp, classes)
+        )
+
+    def with_user(self, vector: Tensor) -> Tensor:
+        """Return text vectors (B, width) joined with the user's, shape (B, width + user_dim)."""
+        user: Tensor | None = getattr(self, "user", None)
+        return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return logits for features, shape (B, classes)."""
+        logits: Tensor = self.mlp(features)
+        bias: Tensor | None = getattr(self, "user_bias", None)
+        return logits if bias is None else logits + bias
