@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.params import Batch, Params, clone
@@ -41,6 +43,7 @@ class Net:
         self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         tensors = module.state_dict(keep_vars=True).values()
         self._tied = len({id(t) for t in tensors}) < len(tensors)
+        self._bound: Mapping[str, Tensor] | None = None
 
     def initial(self) -> Params:
         """Return a copy of the module's parameters and buffers, by name; tied ones once, under their first name."""
@@ -88,8 +91,24 @@ class Net:
                 )
         if rest:
             arguments = dict(batch)
+        if params is self._bound:
+            return getattr(self.module, method)(**arguments)
         prefixed = {f"module.{name}": value for name, value in params.items()}
         return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=self._tied)
+
+    @contextmanager
+    def bound(self, params: Mapping[str, Tensor]) -> Iterator[None]:
+        """Hold ``params`` in the module for a while, so that many calls with this very dict cost no swapping each.
+
+        What is changed in place inside is seen by the next call; other dicts still work, at the usual cost.
+        """
+        before = self._bound
+        with _reparametrize_module(self.module, dict(params), tie_weights=self._tied):
+            self._bound = params
+            try:
+                yield
+            finally:
+                self._bound = before
 
     def _wanted(self, method: str) -> tuple[dict[str, bool], bool]:
         if method not in self._arguments:

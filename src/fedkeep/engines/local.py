@@ -143,18 +143,19 @@ class _LocalRun:
         leaves = [self.params[name].requires_grad_() for name in names]
         total, steps = torch.zeros((), dtype=kind, device=self.device), 0
         scale = phase.optimizer.scale(self.progress)
-        for chosen in batches(self.data, self.rows, phase, self.draws, number):
-            batch = load_batch(self.data, chosen, self.device, kind, self.tables)
-            loss = self._loss(phase, seen, batch)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-            grads = {name: g for name, g in zip(names, found, strict=True) if g is not None}
-            if phase.clip_norm is not None:
-                clip_(grads, phase.clip_norm)
-            phase.optimizer.update(self.params, grads, state, scale)
-            total += loss.detach()
-            steps += 1
-            if self.after_step is not None:
-                self.after_step(done + steps)
+        with self.net.bound(seen):
+            for chosen in batches(self.data, self.rows, phase, self.draws, number):
+                batch = load_batch(self.data, chosen, self.device, kind, self.tables)
+                loss = self._loss(phase, seen, batch)
+                found = torch.autograd.grad(loss, leaves, allow_unused=True)
+                grads = {name: g for name, g in zip(names, found, strict=True) if g is not None}
+                if phase.clip_norm is not None:
+                    clip_(grads, phase.clip_norm)
+                phase.optimizer.update(self.params, grads, state, scale)
+                total += loss.detach()
+                steps += 1
+                if self.after_step is not None:
+                    self.after_step(done + steps)
         for leaf in leaves:
             leaf.requires_grad_(False)
         if seen is not self.params and bool(torch.isnan(total)):
