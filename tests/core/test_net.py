@@ -203,3 +203,21 @@ def test_gather() -> None:
     table = torch.arange(12.0).reshape(3, 2, 2)
     assert torch.equal(gather(table, torch.tensor([2, 0])), table[[2, 0]])
     assert gather(torch.arange(3.0), torch.tensor([1])).shape == (1,)
+
+
+def test_bound_parameters_are_held_seen_when_changed_and_given_back() -> None:
+    module = nn.Linear(2, 1)
+    net = Net(module)
+    own = {n: v.clone() for n, v in module.state_dict().items()}
+    held = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([0.5])}
+    other = {"weight": torch.zeros(1, 2), "bias": torch.tensor([7.0])}
+    batch = {"input": torch.tensor([[1.0, 1.0]])}
+    with net.bound(held):
+        assert float(net(held, batch)) == 3.5
+        held["bias"] += 1.0
+        assert float(net(held, batch)) == 4.5
+        assert float(net(other, batch)) == 7.0  # another dict is swapped in for this call alone
+        assert float(net(held, batch)) == 4.5
+    assert float(net(held, batch)) == 4.5
+    assert all(torch.equal(own[n], v) for n, v in module.state_dict().items())
+    assert all(isinstance(p, nn.Parameter) for p in module.parameters())
