@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import fedkeep
 import fedkeep.split.split as split_room
 from fedkeep import Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.engines import Stream
 from fedkeep.engines.local import batches
+from fedkeep.experiments.analyses import cold_start_form
 from fedkeep.experiments.personalize import cold_start, first_examples, fit_private, personalize_client
 from tests.tiny import Logits, Noisy, bits, classes, everyone
 
@@ -169,3 +171,15 @@ def test_bad_calls(run: Run) -> None:
     )
     with pytest.raises(DataError, match="'user-55'"):
         personalize_client(run, "user-55", 1)
+
+
+def test_a_binary_cold_start_names_the_accuracy_that_its_means_are() -> None:
+    data = fedkeep.data.many_user_text(users=8, examples=20, kind="binary", seed=0)
+    size = data.meta["vocabulary"]["size"]
+    model = fedkeep.models.BagOfWords(size, 2, 2, embedding_dim=2, mlp=4)
+    run = fedkeep.simulate(model, fedkeep.methods.furl("user"), data, rounds=1, cohort=2, hold_out=0.4)
+    found = cold_start(run, ks=(0,))
+    each = [r.value for r in found.records if r.client is not None and r.metric == "accuracy"]
+    assert (found.metric, found.user_metric) == ("auc", "accuracy")
+    assert found.mean[0] == pytest.approx(sum(each) / len(each), abs=1e-12)
+    assert cold_start_form(found)["metric"] == "accuracy"

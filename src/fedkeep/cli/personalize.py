@@ -81,13 +81,13 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
     rows = [
         [
             "all" if k is None else str(k),
-            number(mean, found.metric),
-            number(std, found.metric),
+            number(mean, found.user_metric),
+            number(std, found.user_metric),
             number(pooled, found.metric),
         ]
         for k, mean, std, pooled in zip(found.k, found.mean, found.std, found.pooled, strict=True)
     ]
-    per_user = "rmse" if found.metric == "rmse" else "accuracy"
+    per_user = found.user_metric
     show_table(
         f"{found.clients} users held out of federation, on their test examples",
         [

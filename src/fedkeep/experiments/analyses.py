@@ -165,7 +165,7 @@ def cold_start_form(result: ColdStart) -> dict[str, Any]:
         "title": "New users",
         "note": f"{result.clients} users outside federation fit their private parameters on k own examples; "
         "the federated part is frozen and nothing is uploaded.",
-        "metric": result.metric,
+        "metric": result.user_metric,
         "k": ["all" if k is None else k for k in result.k],
         "mean": list(result.mean),
         "std": list(result.std),

@@ -30,7 +30,9 @@ class ColdStart:
     """A metric against the number k of own examples.
 
     Attributes:
-        metric: the metric's name.
+        metric: the metric of ``pooled``: accuracy, AUC or RMSE.
+        user_metric: the metric of ``mean`` and ``std``; accuracy for a binary task, as a user's few examples may
+            all have one label, which leaves no AUC.
         k: the numbers of examples; None means all.
         mean, std: mean over clients (each counted once) and deviation between clients.
         pooled: the metric over all clients' test examples.
@@ -39,6 +41,7 @@ class ColdStart:
     """
 
     metric: str
+    user_metric: str
     k: tuple[int | None, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -136,6 +139,7 @@ def cold_start(
         raise ConfigError(f"k must be at least 0, or None for all; got {list(ks)}.")
     task = tasks_of(run.data)[0]
     metric = task.metric(HEADLINE[task.kind])
+    user_metric = task.metric("rmse" if task.kind == "regression" else "accuracy")
     mean, std, pooled, records = [], [], [], []
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
         for number, k in enumerate(ks):
@@ -151,7 +155,9 @@ def cold_start(
             pooled.append(judged[0].metrics()[metric])
             name = f"cold_start/{'all' if k is None else k}"
             records += to_records(judged, run.data, run.round, run.epoch, name, per_client=True)
-    return ColdStart(metric, tuple(ks), tuple(mean), tuple(std), tuple(pooled), len(chosen), tuple(records))
+    return ColdStart(
+        metric, user_metric, tuple(ks), tuple(mean), tuple(std), tuple(pooled), len(chosen), tuple(records)
+    )
 
 
 def first_examples(run: Run, client: int, k: int | None) -> np.ndarray:
