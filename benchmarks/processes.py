@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -31,15 +32,19 @@ class Process:
         arguments: of ``python -m benchmarks.contenders``.
         threads: of one of its computing processes; None: as many as torch takes by itself.
         patience: seconds to wait for an answer.
+        restless: it uses the processor while it waits (Ray's daemons do, some percent of a core), so it is held
+            between its turns.
 
     Raises:
         ContenderError: it could not be prepared.
     """
 
-    def __init__(self, python: str, arguments: Sequence[str], threads: int | None, patience: float) -> None:
+    def __init__(
+        self, python: str, arguments: Sequence[str], threads: int | None, patience: float, restless: bool = False
+    ) -> None:
         settings = {n: v for n, v in os.environ.items() if n not in THREADS}
         settings |= dict.fromkeys(THREADS, str(threads)) if threads else {}
-        self.patience, self.log = patience, tempfile.TemporaryFile()
+        self.patience, self.restless, self.log = patience, restless, tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.contenders", *arguments],
             cwd=ROOT, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
@@ -47,6 +52,7 @@ class Process:
         )  # fmt: skip
         try:
             self.facts: dict[str, str] = self._answer()["facts"]
+            self._signal(signal.SIGSTOP)
         except ContenderError:
             self.close()
             raise
@@ -58,17 +64,21 @@ class Process:
             ContenderError: the process died or took too long.
         """
         assert self.process.stdin is not None
+        self._signal(signal.SIGCONT)
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except OSError as error:
             raise ContenderError(self._reason()) from error
-        return self._answer()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
         """Let the process end; end its whole session if it doesn't."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self._signal(signal.SIGCONT)
         self.process.stdin.close()
         try:
             self.process.wait(20)
@@ -103,6 +113,11 @@ class Process:
             mapped.append(files)
             shared.append(memory)
         return (own + max(mapped) + max(shared)) / 1024
+
+    def _signal(self, which: signal.Signals) -> None:
+        for pid in self._tree() if self.restless else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, which)
 
     def _tree(self) -> list[int]:
         parents = {}

@@ -121,7 +121,7 @@ class Race:
         arguments = [name, "--workload", self.of.name, "--cohort", str(self.of.cohort), *more]
         arguments += ["--quick"] * self.setting.quick + ["--device", self.setting.device]
         arguments += ["--threads", str(threads or os.cpu_count() or 1)]
-        return Process(python, arguments, threads, self.setting.patience)
+        return Process(python, arguments, threads, self.setting.patience, name == "flower")
 
     def start(self, entry: Entry) -> None:
         """Start a contender with its threads: ours as they come, one for each of several processes, else the best."""
