@@ -33,6 +33,7 @@ class Optimizer:
         weight_decay: L2 penalty (SGD, Adam) or decoupled decay (AdamW).
         betas, eps: Adam's constants.
         schedule: the rates' course over the run's rounds: ``constant``, ``linear`` or ``cosine`` to zero.
+        bounds: (pattern, (low, high)) pairs: values are brought back into [low, high] after every step.
     """
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -43,6 +44,7 @@ class Optimizer:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     schedule: Schedule = "constant"
+    bounds: tuple[tuple[str, tuple[float, float]], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -59,6 +61,9 @@ class Optimizer:
         for pattern, rate in self.rates:
             if not (math.isfinite(rate) and rate >= 0):
                 raise ConfigError(f"The learning rate of {pattern!r} must be at least 0; got {rate!r}.")
+        for pattern, (low, high) in self.bounds:
+            if not low <= high:
+                raise ConfigError(f"The bounds of {pattern!r} must be (low, high); got {(low, high)!r}.")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ConfigError(f"schedule must be 'constant', 'linear' or 'cosine'; got {self.schedule!r}.")
 
@@ -67,12 +72,13 @@ class Optimizer:
         return next((r for pattern, r in self.rates if fnmatchcase(name, pattern)), self.learning_rate)
 
     def check_patterns(self, names: list[str]) -> None:
-        """Raise ConfigError if a pattern of ``rates`` matches none of ``names``."""
-        for pattern, _ in self.rates:
+        """Raise ConfigError if a pattern of ``rates`` or ``bounds`` matches none of ``names``."""
+        kinds = [("learning rate", p) for p, _ in self.rates] + [("bounds", p) for p, _ in self.bounds]
+        for kind, pattern in kinds:
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = did_you_mean(pattern, names)
                 raise ConfigError(
-                    f"The learning rate pattern {pattern!r} matches no parameter; they are {names}.{hint}"
+                    f"The {kind} pattern {pattern!r} matches no parameter; they are {names}.{hint}"
                 )
 
     def scale(self, progress: float) -> float:
@@ -113,6 +119,10 @@ class Optimizer:
                 self._sgd(names, values, slopes, state, rate * scale)
             else:
                 self._adam(names, values, slopes, state, rate * scale)
+        for pattern, (low, high) in self.bounds:
+            for name in grads:
+                if fnmatchcase(name, pattern):
+                    params[name].clamp_(low, high)
 
     def _sgd(
         self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
@@ -182,8 +192,15 @@ class OptimizerState:
         return state
 
 
+Bounds = Mapping[str, tuple[float, float]]
+
+
 def _pairs(rates: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     return tuple((rates or {}).items())
+
+
+def _limits(bounds: Bounds | None) -> tuple[tuple[str, tuple[float, float]], ...]:
+    return tuple((pattern, (float(low), float(high))) for pattern, (low, high) in (bounds or {}).items())
 
 
 def sgd(
@@ -193,11 +210,16 @@ def sgd(
     weight_decay: float = 0.0,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
+    bounds: Bounds | None = None,
 ) -> Optimizer:
-    """Return SGD: v ← μv + g + λw, w ← w − ηv. ``rates`` maps name patterns to their own η."""
+    """Return SGD: v ← μv + g + λw, w ← w − ηv.
+
+    ``rates`` maps name patterns to their own η; ``bounds`` to (low, high), where values stay (projected gradient).
+    """
     return Optimizer(
-        "sgd", learning_rate, _pairs(rates), momentum=momentum, weight_decay=weight_decay, schedule=schedule
-    )
+        "sgd", learning_rate, _pairs(rates), momentum=momentum, weight_decay=weight_decay, schedule=schedule,
+        bounds=_limits(bounds),
+    )  # fmt: skip
 
 
 def adam(
@@ -209,9 +231,11 @@ def adam(
     decoupled: bool = False,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
+    bounds: Bounds | None = None,
 ) -> Optimizer:
-    """Return Adam, or AdamW with ``decoupled=True``. ``rates`` maps name patterns to their own rate."""
+    """Return Adam, or AdamW with ``decoupled=True``; ``rates`` and ``bounds`` as for ``sgd``."""
     kind: Literal["adamw", "adam"] = "adamw" if decoupled else "adam"
     return Optimizer(
-        kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule
-    )
+        kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule,
+        bounds=_limits(bounds),
+    )  # fmt: skip
