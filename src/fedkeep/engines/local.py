@@ -352,7 +352,8 @@ class Stopper:
             return False
         loss = self.measure()
         if not self.kept or loss < self.best - self.rule.min_improvement:
-            self.best, self.epoch, self.waited = loss, epoch, 0
+            self.best = loss if np.isfinite(loss) else float("inf")
+            self.epoch, self.waited = epoch, 0
             self.kept = clone(self.params)
         else:
             self.waited += 1
