@@ -65,6 +65,7 @@ class LazyRows:
         self.velocity = {n: state.first[n] for n in self.trained} if self.momentum else {}
         self.last = {n: torch.zeros(len(params[n]), dtype=params[n].dtype) for n in self.velocity}
         self.used: dict[str, Tensor] = {}
+        self.drawn: Params = {}
 
     def look_up(self, batch: Batch) -> tuple[Params, Params]:
         """Cut the tables to a batch's rows and rewrite its ids; return these rows of ``params`` and of ``received``."""
@@ -78,16 +79,21 @@ class LazyRows:
             place[used] = torch.arange(len(used), dtype=ids.dtype, device=ids.device)
             batch[column] = place[ids]
             self.used[column] = used
-        rows: Params = {}
-        for name, column in self.of.items():
-            used = self.used[column]
-            if name in self.velocity:
-                self._catch_up(name, used)
-            rows[name] = self.params[name][used]
-            if name in self.trained:
-                rows[name].requires_grad_()
-        seen = {n: self.received[n][self.used[c]] for n, c in self.of.items() if n in self.received}
+        rows = {name: self._rows(name, self.used[column]) for name, column in self.of.items()}
+        seen = {
+            n: self.received[n].index_select(0, self.used[c]) for n, c in self.of.items() if n in self.received
+        }
         return rows, seen
+
+    @torch.no_grad()
+    def _rows(self, name: str, used: Tensor) -> Tensor:
+        """Return rows of a table as they are now; what they missed is written back by the step that follows."""
+        rows = self.params[name].index_select(0, used)
+        if name in self.velocity:
+            velocity = self.velocity[name].index_select(0, used)
+            self._catch_up(name, rows, velocity, self.last[name].index_select(0, used))
+            self.drawn[name] = velocity
+        return rows.requires_grad_(name in self.rates)
 
     @torch.no_grad()
     def update(self, rows: Params, grads: Params) -> None:
@@ -96,28 +102,23 @@ class LazyRows:
             used = self.used[self.of[name]]
             self.step[name] += 1
             if self.momentum:
-                change = self.velocity[name][used].mul_(self.momentum).add_(change)
-                self.velocity[name][used] = change
-                self.last[name][used] = self.step[name]
-            self.params[name][used] = rows[name].detach().sub_(change, alpha=self.rates[name])
+                change = self.drawn[name].mul_(self.momentum).add_(change)
+                self.velocity[name].index_copy_(0, used, change)
+                self.last[name].index_fill_(0, used, self.step[name])
+            self.params[name].index_copy_(0, used, rows[name].detach().sub_(change, alpha=self.rates[name]))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Bring every row to the present."""
         for name, velocity in self.velocity.items():
-            self._catch_up(name, torch.arange(len(velocity), device=velocity.device))
+            self._catch_up(name, self.params[name], velocity, self.last[name])
+            self.last[name].fill_(self.step[name])
 
-    @torch.no_grad()
-    def _catch_up(self, name: str, used: Tensor) -> None:
-        missed = self.step[name] - self.last[name][used]
-        late = missed > 0
-        if not bool(late.any()):
+    def _catch_up(self, name: str, rows: Tensor, velocity: Tensor, last: Tensor) -> None:
+        missed = self.step[name] - last
+        if not bool(missed.any()):
             return
-        used, missed = used[late], missed[late].unsqueeze(1)
-        velocity = self.velocity[name][used].reshape(len(used), -1)
-        shrunk = self.momentum**missed
-        way = self.momentum * (1 - shrunk) / (1 - self.momentum)
-        flat = self.params[name].view(len(self.params[name]), -1)
-        flat[used] = flat[used] - self.rates[name] * way * velocity
-        self.velocity[name].view(len(flat), -1)[used] = shrunk * velocity
-        self.last[name][used] = self.step[name]
+        shrunk = (self.momentum**missed).reshape(-1, *[1] * (rows.dim() - 1))
+        way = self.rates[name] * self.momentum / (1 - self.momentum) * (1 - shrunk)
+        rows.addcmul_(way, velocity, value=-1)
+        velocity.mul_(shrunk)
