@@ -192,7 +192,10 @@ class _LocalRun:
                 result.stopped.append(0)
 
     def _seed(self, number: int) -> None:
-        torch.manual_seed(stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round))
+        seed = stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would note a traceback for a GPU each time
+        if self.device.startswith("cuda"):
+            torch.cuda.manual_seed(seed)
 
     def _stopper(self, phase: Phase, one: _Pass) -> Stopper | None:
         if phase.early_stopping is None:
