@@ -232,3 +232,34 @@ def test_a_faulty_upload_is_refused_with_its_client_named(deltas: Params, weight
 @pytest.mark.parametrize("weight", [0.0, 1.0, 274.0])
 def test_a_good_upload_passes(weight: float) -> None:
     check_upload(upload(dict(RECEIVED), weight), RECEIVED, "ann")
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ({"x": torch.tensor([0])}, "it names rows of 'x', which was not sent"),
+        (
+            {"table": torch.tensor([[0]])},
+            "the rows of 'table' should be a list of int64, are (1, 1) torch.int64",
+        ),
+        (
+            {"table": torch.tensor([0.0])},
+            "the rows of 'table' should be a list of int64, are (1,) torch.float32",
+        ),
+        ({"table": torch.tensor([1, 1])}, "the rows of 'table' should ascend within 0 … 3"),
+        ({"table": torch.tensor([2, 1])}, "the rows of 'table' should ascend within 0 … 3"),
+        ({"table": torch.tensor([-1, 1])}, "the rows of 'table' should ascend within 0 … 3"),
+        ({"table": torch.tensor([1, 4])}, "the rows of 'table' should ascend within 0 … 3"),
+        ({"table": torch.tensor([1])}, "'table' should be (1, 2) torch.float32, is (2, 2) torch.float32"),
+    ],
+)
+def test_the_rows_of_a_faulty_upload_are_refused(rows: Params, fault: str) -> None:
+    received = {"table": torch.zeros(4, 2)}
+    good = Split().upload(
+        {"table": torch.zeros(2, 2)}, {"table": torch.ones(2, 2)}, 1.0, {"table": torch.tensor([1, 3])}
+    )
+    check_upload(good, received, "ann")
+    assert good.cut(received)["table"].shape == (2, 2)
+    with pytest.raises(UploadError) as error:
+        check_upload(dataclasses.replace(good, rows=rows), received, "ann")
+    assert str(error.value) == f"The upload of client 'ann' was refused: {fault}."

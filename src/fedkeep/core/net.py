@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -96,19 +95,12 @@ class Net:
         prefixed = {f"module.{name}": value for name, value in params.items()}
         return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=self._tied)
 
-    @contextmanager
-    def bound(self, params: Mapping[str, Tensor]) -> Iterator[None]:
-        """Hold ``params`` in the module for a while, so that many calls with this very dict cost no swapping each.
+    def bound(self, params: Mapping[str, Tensor]) -> Bound:
+        """Hold ``params`` in the module for a while (a context), so that many calls with this dict cost no swapping.
 
         What is changed in place inside is seen by the next call; other dicts still work, at the usual cost.
         """
-        before = self._bound
-        with _reparametrize_module(self.module, dict(params), tie_weights=self._tied):
-            self._bound = params
-            try:
-                yield
-            finally:
-                self._bound = before
+        return Bound(self, params)
 
     def _wanted(self, method: str) -> tuple[dict[str, bool], bool]:
         if method not in self._arguments:
@@ -118,6 +110,36 @@ class Net:
             rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
             self._arguments[method] = (names, rest)
         return self._arguments[method]
+
+
+class Bound:
+    """Parameters held in a net's module; what ``Net.bound`` returns.
+
+    Several may be open at once, with different dicts: each call of the net is answered by the one whose dict it names,
+    or in the usual way.
+    """
+
+    def __init__(self, net: Net, params: Mapping[str, Tensor]) -> None:
+        self.net, self.params = net, params
+
+    def __enter__(self) -> Self:
+        self._before = self.net._bound
+        self._held = _reparametrize_module(self.net.module, dict(self.params), tie_weights=self.net._tied)
+        self._held.__enter__()
+        self.net._bound = self.params
+        return self
+
+    def put(self, values: Params) -> None:
+        """Replace some of the held tensors, in the module and in the dict."""
+        assert isinstance(self.params, dict)
+        self.params.update(values)
+        for name, value in values.items():
+            owner, _, leaf = name.rpartition(".")
+            self.net.module.get_submodule(owner)._parameters[leaf] = value  # type: ignore[assignment]
+
+    def __exit__(self, *error: object) -> None:
+        self.net._bound = self._before
+        self._held.__exit__(None, None, None)
 
 
 class PooledNet(Net):

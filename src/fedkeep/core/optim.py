@@ -33,6 +33,7 @@ class Optimizer:
         weight_decay: L2 penalty (SGD, Adam) or decoupled decay (AdamW).
         betas, eps: Adam's constants.
         schedule: the rates' course over the run's rounds: ``constant``, ``linear`` or ``cosine`` to zero.
+        bounds: (pattern, (low, high)) pairs: values are brought back into [low, high] after every step.
     """
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -43,6 +44,7 @@ class Optimizer:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     schedule: Schedule = "constant"
+    bounds: tuple[tuple[str, tuple[float, float]], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -59,6 +61,9 @@ class Optimizer:
         for pattern, rate in self.rates:
             if not (math.isfinite(rate) and rate >= 0):
                 raise ConfigError(f"The learning rate of {pattern!r} must be at least 0; got {rate!r}.")
+        for pattern, (low, high) in self.bounds:
+            if not low <= high:
+                raise ConfigError(f"The bounds of {pattern!r} must be (low, high); got {(low, high)!r}.")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ConfigError(f"schedule must be 'constant', 'linear' or 'cosine'; got {self.schedule!r}.")
 
@@ -67,12 +72,13 @@ class Optimizer:
         return next((r for pattern, r in self.rates if fnmatchcase(name, pattern)), self.learning_rate)
 
     def check_patterns(self, names: list[str]) -> None:
-        """Raise ConfigError if a pattern of ``rates`` matches none of ``names``."""
-        for pattern, _ in self.rates:
+        """Raise ConfigError if a pattern of ``rates`` or ``bounds`` matches none of ``names``."""
+        kinds = [("learning rate", p) for p, _ in self.rates] + [("bounds", p) for p, _ in self.bounds]
+        for kind, pattern in kinds:
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = did_you_mean(pattern, names)
                 raise ConfigError(
-                    f"The learning rate pattern {pattern!r} matches no parameter; they are {names}.{hint}"
+                    f"The {kind} pattern {pattern!r} matches no parameter; they are {names}.{hint}"
                 )
 
     def scale(self, progress: float) -> float:
@@ -105,7 +111,7 @@ class Optimizer:
         """
         groups: dict[float, list[str]] = {}
         for name in grads:
-            groups.setdefault(self.rate(name), []).append(name)
+            groups.setdefault(self.rate(name) if self.rates else self.learning_rate, []).append(name)
         state.step += 1
         for rate, names in groups.items():
             values, slopes = [params[n] for n in names], [grads[n] for n in names]
@@ -113,17 +119,32 @@ class Optimizer:
                 self._sgd(names, values, slopes, state, rate * scale)
             else:
                 self._adam(names, values, slopes, state, rate * scale)
+        for pattern, (low, high) in self.bounds:
+            for name in grads:
+                if fnmatchcase(name, pattern):
+                    params[name].clamp_(low, high)
 
     def _sgd(
         self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
     ) -> None:
+        old = [n for n in names if n in state.first] if self.momentum else []
+        moving = [[state.first[n] for n in old]] if old else []
+        if len(old) in (0, len(names)) and _alike(values, slopes, *moving):
+            fresh = bool(self.momentum) and not old
+            if fresh:
+                moving = [[torch.empty_like(v) for v in values]]
+                state.first.update(zip(names, moving[0], strict=True))
+            torch._fused_sgd_(
+                values, slopes, moving[0] if moving else [], weight_decay=self.weight_decay, momentum=self.momentum,
+                lr=rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=fresh,
+            )  # fmt: skip
+            return
         if self.weight_decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
         if self.momentum:
-            old = [n for n in names if n in state.first]
             if old:
-                torch._foreach_mul_([state.first[n] for n in old], self.momentum)
-                torch._foreach_add_([state.first[n] for n in old], [slopes[names.index(n)] for n in old])
+                torch._foreach_mul_(moving[0], self.momentum)
+                torch._foreach_add_(moving[0], [slopes[names.index(n)] for n in old])
             for name, slope in zip(names, slopes, strict=True):
                 if name not in state.first:
                     state.first[name] = slope.clone()
@@ -135,14 +156,24 @@ class Optimizer:
     ) -> None:
         b1, b2 = self.betas
         for name, value in zip(names, values, strict=True):
-            state.first.setdefault(name, torch.zeros_like(value))
-            state.second.setdefault(name, torch.zeros_like(value))
+            if name not in state.first:
+                state.first[name], state.second[name] = torch.zeros_like(value), torch.zeros_like(value)
             state.steps[name] = state.steps.get(name, 0) + 1
+        first, second = [state.first[n] for n in names], [state.second[n] for n in names]
+        if _alike(values, slopes, first, second):
+            taken = {
+                k: torch.tensor(float(k), device=values[0].device) for k in {state.steps[n] for n in names}
+            }
+            fused = torch._fused_adamw_ if self.kind == "adamw" else torch._fused_adam_
+            fused(
+                values, slopes, first, second, [], [taken[state.steps[n]] for n in names], lr=rate, beta1=b1,
+                beta2=b2, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            return
         if self.kind == "adamw" and self.weight_decay:
             torch._foreach_mul_(values, 1.0 - rate * self.weight_decay)
         elif self.weight_decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
-        first, second = [state.first[n] for n in names], [state.second[n] for n in names]
         torch._foreach_lerp_(first, slopes, 1.0 - b1)
         torch._foreach_mul_(second, b2)
         torch._foreach_addcmul_(second, slopes, slopes, 1.0 - b2)
@@ -182,8 +213,28 @@ class OptimizerState:
         return state
 
 
+def _alike(values: list[Tensor], *others: list[Tensor]) -> bool:
+    """Whether torch's fused steps may take these tensors: they read all of them in the order of memory, unchecked."""
+    kind, device = values[0].dtype, values[0].device
+    if kind not in (torch.float32, torch.float64) or device.type not in ("cpu", "cuda"):
+        return False
+    sizes = [v.numel() for v in values]
+    return all(
+        t.is_contiguous() and t.numel() == size and t.dtype == kind and t.device == device
+        for tensors in (values, *others)
+        for t, size in zip(tensors, sizes, strict=True)
+    )
+
+
+Bounds = Mapping[str, tuple[float, float]]
+
+
 def _pairs(rates: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
     return tuple((rates or {}).items())
+
+
+def _limits(bounds: Bounds | None) -> tuple[tuple[str, tuple[float, float]], ...]:
+    return tuple((pattern, (float(low), float(high))) for pattern, (low, high) in (bounds or {}).items())
 
 
 def sgd(
@@ -193,11 +244,16 @@ def sgd(
     weight_decay: float = 0.0,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
+    bounds: Bounds | None = None,
 ) -> Optimizer:
-    """Return SGD: v ← μv + g + λw, w ← w − ηv. ``rates`` maps name patterns to their own η."""
+    """Return SGD: v ← μv + g + λw, w ← w − ηv.
+
+    ``rates`` maps name patterns to their own η; ``bounds`` to (low, high), where values stay (projected gradient).
+    """
     return Optimizer(
-        "sgd", learning_rate, _pairs(rates), momentum=momentum, weight_decay=weight_decay, schedule=schedule
-    )
+        "sgd", learning_rate, _pairs(rates), momentum=momentum, weight_decay=weight_decay, schedule=schedule,
+        bounds=_limits(bounds),
+    )  # fmt: skip
 
 
 def adam(
@@ -209,9 +265,11 @@ def adam(
     decoupled: bool = False,
     rates: Mapping[str, float] | None = None,
     schedule: Schedule = "constant",
+    bounds: Bounds | None = None,
 ) -> Optimizer:
-    """Return Adam, or AdamW with ``decoupled=True``. ``rates`` maps name patterns to their own rate."""
+    """Return Adam, or AdamW with ``decoupled=True``; ``rates`` and ``bounds`` as for ``sgd``."""
     kind: Literal["adamw", "adam"] = "adamw" if decoupled else "adam"
     return Optimizer(
-        kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule
-    )
+        kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule,
+        bounds=_limits(bounds),
+    )  # fmt: skip

@@ -58,10 +58,11 @@ class CohortResult:
 
     Attributes:
         clients: the clients that took part and were not refused, in the order of the job.
-        uploads: an upload of each.
+        uploads: an upload of each, decoded.
         private: their trained private values, stacked (clients, *shape).
         losses: their mean training losses.
         refused: messages about clients that sat out the round.
+        upload_bytes: the bytes that left each client.
     """
 
     clients: list[int]
@@ -69,6 +70,7 @@ class CohortResult:
     private: Params
     losses: list[float]
     refused: list[str] = field(default_factory=list)
+    upload_bytes: list[int] = field(default_factory=list)
 
 
 class Engine(Protocol):

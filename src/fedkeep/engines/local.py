@@ -7,7 +7,9 @@ over pooled examples all come through ``local_run``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -18,9 +20,20 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, nonfinite
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.vocabulary import Examples, LocalTable, local_tables, narrow, widen
-from fedkeep.methods import Phase
+from fedkeep.engines.lazy import LazyRows, lazy_tables
+from fedkeep.engines.vocabulary import (
+    Examples,
+    LocalTable,
+    Tables,
+    allowed,
+    local_tables,
+    narrow,
+    widen,
+)
+from fedkeep.methods import EarlyStopping, Phase
 from fedkeep.split import Split
+
+EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -37,16 +50,27 @@ class LocalResult:
     """What local training gives.
 
     Attributes:
-        params: all parameters after training, federated and private.
+        trained: all parameters after training, federated and private; ``tables`` are cut to local rows.
+        start: all parameters before, whole.
+        tables: the tables that were trained by local rows.
         loss: the mean of the mini-batch losses of the last phase; NaN if no step was taken.
         steps: optimiser steps taken.
         states: the optimisers' states after each phase.
+        stopped: for a phase with early stopping, the pass (from 1) with the lowest validation loss; else 0.
     """
 
-    params: Params
-    loss: float
-    steps: int
+    trained: Params
+    start: Mapping[str, Tensor]
+    tables: list[LocalTable]
+    loss: float = float("nan")
+    steps: int = 0
     states: list[OptimizerState] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+
+    @property
+    def params(self) -> Params:
+        """All parameters after training, tables whole."""
+        return widen(self.trained, self.start, self.tables)
 
 
 def local_run(
@@ -59,6 +83,9 @@ def local_run(
     rows: np.ndarray,
     draws: Stream,
     *,
+    valid: np.ndarray | None = None,
+    turns: Literal["phases", "batches"] = "phases",
+    tables: Tables = "exact",
     device: str = "cpu",
     progress: float = 0.0,
     states: Sequence[OptimizerState] | None = None,
@@ -74,6 +101,9 @@ def local_run(
         received: the federated parameters as the server sent them, for the terms that compare with them.
         data: the data set; ``rows`` are the client's examples in it.
         draws: names the random streams of batches and of dropout.
+        valid: the client's validation examples, for phases with early stopping.
+        turns: as ``Method.turns``.
+        tables: as ``Method.tables``.
         device: where to train.
         progress: the finished part of the run in [0, 1), for learning-rate schedules.
         states: optimiser states to go on from (centralised training); fresh ones by default.
@@ -82,30 +112,26 @@ def local_run(
     Raises:
         NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
         MethodError: a phase that trains federated parameters reads private ones that were trained on opted-out
-            examples.
+            examples, or a phase is to stop early and there are no validation examples.
     """
-    tables = [] if states else local_tables(net.module, phases, params, data, rows)
-    start = narrow(dict(params), tables)
-    current = {name: value.detach().to(device, copy=True) for name, value in start.items()}
+    cut = local_tables(net, phases, params, data, rows, valid, tables)
+    current = {
+        name: value.detach().to(device, copy=True) for name, value in narrow(dict(params), cut).items()
+    }
     run = _LocalRun(
-        net, split, phases, current, received, data, rows, tables, draws, device, progress, after_step
-    )
+        net, split, phases, current, narrow(received, cut), data, rows, valid, cut, draws, device, progress,
+        after_step,
+    )  # fmt: skip
     net.train()
-    result = LocalResult(current, float("nan"), 0)
+    result = LocalResult(current, params, cut, states=list(states or (p.optimizer.init() for p in phases)))
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        for number, phase in enumerate(phases):
-            torch.manual_seed(stream(draws.seed, f"noise/{number}", draws.client, draws.round))
-            state = states[number] if states else phase.optimizer.init()
-            loss, steps = run.phase(number, phase, state, result.steps)
-            result.loss, result.steps = (loss if steps else result.loss), result.steps + steps
-            result.states.append(state)
+        run.all(turns, result)
     fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
         raise NonFiniteError(
             f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {result.steps} steps. "
             f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
         )
-    result.params = widen(current, params, tables)
     return result
 
 
@@ -120,64 +146,72 @@ class _LocalRun:
     received: Params
     data: Examples
     rows: np.ndarray
+    valid: np.ndarray | None
     tables: list[LocalTable]
     draws: Stream
     device: str
     progress: float
     after_step: Callable[[int], None] | None
 
-    def phase(self, number: int, phase: Phase, state: OptimizerState, done: int) -> tuple[float, int]:
-        """Run one phase; return the mean loss of its mini-batches, and how many there were."""
-        trainable = self.net.trainable()
-        names = phase.trained_names(self.split, [n for n in self.params if n in trainable])
-        if not names:
-            return float("nan"), 0
-        kind = float_type(self.params)
-        buffers = (
-            {n: self.params[n] for n in self.received if n not in trainable and not self.split.is_private(n)}
-            if phase.examples == "all"
-            else {}
-        )
-        buffers = clone(buffers)
-        seen = self._visible(names, trainable)
-        leaves = [self.params[name].requires_grad_() for name in names]
-        total, steps = torch.zeros((), dtype=kind, device=self.device), 0
-        scale = phase.optimizer.scale(self.progress)
-        with self.net.bound(seen):
-            for chosen in batches(self.data, self.rows, phase, self.draws, number):
-                batch = load_batch(self.data, chosen, self.device, kind, self.tables)
-                loss = self._loss(phase, seen, batch)
-                found = torch.autograd.grad(loss, leaves, allow_unused=True)
-                grads = {name: g for name, g in zip(names, found, strict=True) if g is not None}
-                if phase.clip_norm is not None:
-                    clip_(grads, phase.clip_norm)
-                phase.optimizer.update(self.params, grads, state, scale)
-                total += loss.detach()
-                steps += 1
-                if self.after_step is not None:
-                    self.after_step(done + steps)
-        for leaf in leaves:
-            leaf.requires_grad_(False)
-        if seen is not self.params and bool(torch.isnan(total)):
+    def all(self, turns: str, result: LocalResult) -> None:
+        """Run the phases and write into ``result``."""
+        if turns == "batches":
+            self._turns(result)
+            return
+        for number, phase in enumerate(self.phases):
+            self._seed(number)
+            with _Pass(self, number, result.states[number]) as one:
+                stopper = self._stopper(phase, one)
+                per_pass = steps_per_pass(len(usable(self.data, self.rows, phase, self.draws)), phase)
+                steps = batches(self.data, self.rows, phase, self.draws, number)
+                for position, chosen in enumerate(steps, 1):
+                    one.step(chosen, result)
+                    if (
+                        stopper is not None
+                        and position % per_pass == 0
+                        and stopper.done(position // per_pass)
+                    ):
+                        break
+                one.finish(result)
+            result.stopped.append(stopper.restore() if stopper is not None else 0)
+
+    def _turns(self, result: LocalResult) -> None:
+        self._seed(0)
+        # A row's late momentum would be hidden from the other phases, so tables are lazy only where there is none.
+        lazy = all(p.optimizer.momentum == 0 for p in self.phases)
+        with ExitStack() as held:
+            passes = [
+                held.enter_context(_Pass(self, number, result.states[number], lazy=lazy))
+                for number in range(len(self.phases))
+            ]
+            for chosen in batches(self.data, self.rows, self.phases[0], self.draws, 0):
+                for each in passes:
+                    each.step(chosen, result)
+            for each in passes:
+                each.finish(result)
+                result.stopped.append(0)
+
+    def _seed(self, number: int) -> None:
+        seed = stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would note a traceback for a GPU each time
+        if self.device.startswith("cuda"):
+            torch.cuda.manual_seed(seed)
+
+    def _stopper(self, phase: Phase, one: _Pass) -> Stopper | None:
+        if phase.early_stopping is None:
+            return None
+        if self.valid is None or not len(self.valid):
             raise MethodError(
-                "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
-                "examples too, so these would influence what leaves the client. Train that phase with "
-                "examples='opted_in', or leave those parameters out of the federated phase's loss."
+                f"Client {self.draws.client!r}: a phase is to stop early by the validation loss, but the client has no "
+                f"example in the split 'valid'. Hold some out (data.split), or set early_stopping=None."
             )
-        self.params.update(buffers)
-        return float(total) / max(steps, 1), steps
+        return Stopper(phase.early_stopping, one.validation_loss, self.params)
 
-    def _loss(self, phase: Phase, params: Params, batch: Batch) -> Tensor:
-        try:
-            return phase.loss(self.net, params, batch, self.received)
-        except (ValueError, RuntimeError) as error:
-            raise MethodError(
-                f"Client {self.draws.client!r}, round {self.draws.round}: the model failed on a batch of "
-                f"{len(next(iter(batch.values())))} examples: {error} Check its forward and the data's columns; "
-                f"batch normalisation needs batches of more than one example."
-            ) from error
+    def batch(self, chosen: np.ndarray) -> Batch:
+        """Return a mini-batch."""
+        return load_batch(self.data, chosen, self.device, float_type(self.params), self.tables)
 
-    def _visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
+    def visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
         """Return the parameters that a phase may see.
 
         Where there are opted-out examples, a phase that trains federated parameters must not depend on private ones
@@ -189,6 +223,151 @@ class _LocalRun:
         if not hidden:
             return self.params
         return {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in self.params.items()}
+
+
+class _Pass:
+    """The steps of one phase, a context that holds the parameters in the model; ``finish`` follows the last step."""
+
+    def __init__(self, run: _LocalRun, number: int, state: OptimizerState, *, lazy: bool = True) -> None:
+        trainable = run.net.trainable()
+        self.run, self.phase, self.state = run, run.phases[number], state
+        self.names = self.phase.trained_names(run.split, [n for n in run.params if n in trainable])
+        self.scale = self.phase.optimizer.scale(run.progress)
+        self.total: Tensor | float = 0.0
+        self.steps = 0
+        frozen = (
+            {n: run.params[n] for n in run.received if n not in trainable and not run.split.is_private(n)}
+            if self.phase.examples == "all"
+            else {}
+        )
+        self.buffers = clone(frozen)
+        self.seen = run.visible(self.names, trainable)
+        self.lazy: LazyRows | None = None
+        tables = lazy_tables(self.phase, run.tables) if lazy and self.seen is run.params else []
+        if tables:
+            self.lazy = LazyRows(
+                tables, self.names, run.params, run.received, self.phase.optimizer, state, self.scale
+            )
+            self.seen = dict(run.params)
+        self.dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
+        self.leaves = [run.params[name] for name in self.dense]
+        self.bound = run.net.bound(self.seen)
+
+    def __enter__(self) -> Self:
+        for leaf in self.leaves:
+            leaf.requires_grad_()
+        self.bound.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bound.__exit__()
+        for leaf in self.leaves:
+            leaf.requires_grad_(False)
+
+    def step(self, chosen: np.ndarray, result: LocalResult) -> None:
+        """Take the optimiser steps of one mini-batch."""
+        for _ in range(self.phase.repeats if self.names else 0):
+            self._step(self.run.batch(chosen))
+            result.steps += 1
+            if self.run.after_step is not None:
+                self.run.after_step(result.steps)
+
+    def _step(self, batch: Batch) -> None:
+        received, rows = self.run.received, Params()
+        if self.lazy is not None:
+            rows, cut = self.lazy.look_up(batch)
+            received = {**received, **cut}
+            self.bound.put(rows)
+        loss = self.loss(batch, received)
+        trained = [] if self.lazy is None else self.lazy.trained
+        found = torch.autograd.grad(loss, [*self.leaves, *(rows[n] for n in trained)], allow_unused=True)
+        grads = {n: g for n, g in zip([*self.dense, *trained], found, strict=True) if g is not None}
+        if self.phase.clip_norm is not None:
+            clip_(grads, self.phase.clip_norm)
+        if self.lazy is not None:
+            self.lazy.update(rows, {n: grads.pop(n) for n in trained if n in grads})
+        self.phase.optimizer.update(self.run.params, grads, self.state, self.scale)
+        self.total = self.total + loss.detach()
+        self.steps += 1
+
+    def loss(self, batch: Batch, received: Params) -> Tensor:
+        """Return the phase's loss on a batch."""
+        draws = self.run.draws
+        try:
+            return self.phase.loss(self.run.net, self.seen, batch, received)
+        except (ValueError, RuntimeError) as error:
+            raise MethodError(
+                f"Client {draws.client!r}, round {draws.round}: the model failed on a batch of "
+                f"{len(next(iter(batch.values())))} examples: {error} Check its forward and the data's columns; "
+                f"batch normalisation needs batches of more than one example."
+            ) from error
+
+    def validation_loss(self) -> float:
+        """Return the phase's loss on the client's validation examples, in evaluation mode."""
+        if self.lazy is not None:
+            self.lazy.finish()
+            self.bound.put({n: self.run.params[n] for n in self.lazy.of})
+        rows = self.run.valid
+        assert rows is not None
+        total = torch.zeros((), dtype=torch.float64)
+        self.run.net.train(False)
+        with torch.no_grad():
+            for start in range(0, len(rows), EVALUATION_BATCH):
+                chosen = rows[start : start + EVALUATION_BATCH]
+                total += len(chosen) * self.loss(self.run.batch(chosen), self.run.received).double().cpu()
+        self.run.net.train()
+        return float(total) / len(rows)
+
+    def finish(self, result: LocalResult) -> None:
+        """Bring everything to the present, and write the mean loss into ``result``."""
+        if self.lazy is not None:
+            self.lazy.finish()
+        total = float(self.total)
+        if self.seen is not self.run.params and self.lazy is None and np.isnan(total):
+            raise MethodError(
+                "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
+                "examples too, so these would influence what leaves the client. Train that phase with "
+                "examples='opted_in', or leave those parameters out of the federated phase's loss."
+            )
+        for name, value in self.buffers.items():
+            self.run.params[name] = value
+        if self.steps:
+            result.loss = total / self.steps
+
+
+class Stopper:
+    """Early stopping: measures the validation loss after some passes and keeps the best values.
+
+    Args:
+        rule: when to measure and when to stop.
+        measure: returns the loss.
+        params: the values to keep, changed in place by training.
+    """
+
+    def __init__(self, rule: EarlyStopping, measure: Callable[[], float], params: Params) -> None:
+        self.rule, self.measure, self.params = rule, measure, params
+        self.best, self.epoch, self.waited = float("inf"), 0, 0
+        self.kept: Params = {}
+
+    def done(self, epoch: int) -> bool:
+        """Tell, after a pass (counted from 1), whether training should stop."""
+        if (epoch - 1) % self.rule.every:
+            return False
+        loss = self.measure()
+        if not self.kept or loss < self.best - self.rule.min_improvement:
+            self.best = loss if np.isfinite(loss) else float("inf")
+            self.epoch, self.waited = epoch, 0
+            self.kept = clone(self.params)
+        else:
+            self.waited += 1
+        return self.waited >= self.rule.patience
+
+    def restore(self) -> int:
+        """Put the best values back; return the pass that they are from (0: none was measured)."""
+        with torch.no_grad():
+            for name, value in self.kept.items():
+                self.params[name].copy_(value)
+        return self.epoch
 
 
 def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) -> set[str]:
@@ -207,7 +386,7 @@ def batches(
     if not len(rows):
         return
     rng = numpy_generator(draws.seed, f"batches/{number}", draws.client, draws.round)
-    per_pass = -(-len(rows) // phase.batch_size)
+    per_pass = steps_per_pass(len(rows), phase)
     steps = phase.steps if phase.steps is not None else phase.epochs * per_pass
     order = rows
     for step in range(steps):
@@ -215,6 +394,25 @@ def batches(
         if position == 0:
             order = rng.permutation(rows)
         yield order[position * phase.batch_size : (position + 1) * phase.batch_size]
+
+
+def steps_per_pass(examples: int, phase: Phase) -> int:
+    """Return how many mini-batches one pass over this many examples makes."""
+    return -(-examples // phase.batch_size)
+
+
+def schedule(
+    phases: Sequence[Phase], turns: str, data: Examples, rows: np.ndarray, draws: Stream
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the steps of a local run without early stopping: (number of the phase, rows of the mini-batch)."""
+    if turns == "batches":
+        for chosen in batches(data, rows, phases[0], draws, 0):
+            for number, phase in enumerate(phases):
+                yield from [(number, chosen)] * phase.repeats
+        return
+    for number, phase in enumerate(phases):
+        for chosen in batches(data, rows, phase, draws, number):
+            yield from [(number, chosen)] * phase.repeats
 
 
 def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:
@@ -227,20 +425,13 @@ def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.
     return order[:half] if phase.part == "support" else order[half:]
 
 
-def allowed(data: Examples, rows: np.ndarray, examples: str) -> np.ndarray:
-    """Return the rows that a phase may use: all, or those whose column ``opted_in`` is true."""
-    if examples == "all" or "opted_in" not in data.columns:
-        return rows
-    return rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
-
-
 def load_batch(
     data: Examples, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
 ) -> Batch:
     """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions."""
     batch = data.batch(rows)
-    for table in tables:
-        batch[table.column] = table.local(batch[table.column])
+    for column, table in {t.column: t for t in tables}.items():
+        batch[column] = table.local(batch[column])
     if device != "cpu":
         batch = {name: value.to(device) for name, value in batch.items()}
     return {n: v.to(kind) if v.is_floating_point() and v.dtype != kind else v for n, v in batch.items()}

@@ -2,25 +2,30 @@
 
 Source: KTEPS, §4.2, Remark 3. Exactly equal to training the whole table: a row that no example looks up has gradient
 zero throughout, and SGD (with or without momentum) and Adam leave such a row where it is as long as there is no
-weight decay and no term that reads the parameters themselves. Where that doesn't hold, the whole table is trained.
+weight decay and no term that reads the parameters themselves. Where that doesn't hold, the whole table is trained,
+unless the method says that tables are local by definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import Batch, Params
 from fedkeep.data import Ragged
 from fedkeep.data.columns import Column
 from fedkeep.methods import Phase
 
-WORTHWHILE = 0.5
+SMALL = 256
+"""Rows below which cutting a table is not worth it."""
+
+Tables = Literal["exact", "local", "whole"]
 
 
 class Examples(Protocol):
@@ -40,58 +45,87 @@ class LocalTable:
     Attributes:
         parameter: the table's name.
         column: the column of ids that looks it up.
-        rows: (used,) the rows' numbers, ascending; 0 (padding) is always among them.
+        rows: (used,) int64, the rows' numbers, ascending; 0 (padding) is always among them.
+        leaving: (leaving,) int64, positions in ``rows`` of those that opted-in examples use: all that may be uploaded.
     """
 
     parameter: str
     column: str
-    rows: np.ndarray
+    rows: Tensor
+    leaving: Tensor
 
     def local(self, ids: Tensor) -> Tensor:
         """Return ids as positions in ``rows``."""
-        place = np.searchsorted(self.rows, ids.numpy())
-        return torch.from_numpy(place)
+        return torch.searchsorted(self.rows, ids)
 
 
 def local_tables(
-    module: nn.Module,
+    net: Net,
     phases: Sequence[Phase],
     params: Mapping[str, Tensor],
     data: Examples,
     rows: np.ndarray,
+    valid: np.ndarray | None = None,
+    mode: Tables = "exact",
 ) -> list[LocalTable]:
-    """Return the tables that can be trained by local rows alone, exactly, and are worth it.
+    """Return the tables that are trained by local rows alone.
 
     A module names its tables in ``lookup``: parameter → the column whose ids are its only use.
     """
-    lookup: Mapping[str, str] = getattr(module, "lookup", {})
-    if not lookup or any(p.optimizer.weight_decay or p.loss.reads_parameters for p in phases):
+    lookup: Mapping[str, str] = getattr(net.module, "lookup", {})
+    inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters for p in phases)
+    if not lookup or mode == "whole" or (mode == "exact" and inexact):
         return []
-    if "opted_in" in data.columns:
-        if any(p.examples == "all" for p in phases):
-            return []  # which rows are local must not depend on opted-out examples
-        rows = rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
-    found = []
+    opted_in = allowed(data, rows)
+    read = rows if any(p.examples == "all" for p in phases) else opted_in
+    if valid is not None and any(p.early_stopping for p in phases):
+        read = np.concatenate([read, valid])
+    tables: list[LocalTable] = []
+    found: dict[str, tuple[Tensor, Tensor]] = {}
     for parameter, column in lookup.items():
         ids = data.columns.get(column)
-        if not isinstance(ids, Ragged):
+        if parameter not in params or not isinstance(ids, Ragged) or len(params[parameter]) < SMALL:
             continue
-        used = np.union1d(np.unique(ids.take(rows).values), [0]).astype(np.int64)
-        if len(used) < WORTHWHILE * params[parameter].shape[0]:
-            found.append(LocalTable(parameter, column, used))
-    return found
+        if isinstance(net, PooledNet) and parameter in net.private:
+            continue
+        if column not in found:
+            found[column] = _used(ids, read, opted_in, len(params[parameter]))
+        tables.append(LocalTable(parameter, column, *found[column]))
+    return tables
 
 
-def narrow(params: Params, tables: Sequence[LocalTable]) -> Params:
+def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.ndarray:
+    """Return the rows that a phase may use: all, or those whose column ``opted_in`` is true."""
+    if examples == "all" or "opted_in" not in data.columns:
+        return rows
+    return rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
+
+
+def _used(ids: Ragged, read: np.ndarray, opted_in: np.ndarray, size: int) -> tuple[Tensor, Tensor]:
+    used = np.zeros(size, bool)
+    used[0] = True
+    used[ids.take(read).values] = True
+    leaving = used
+    if read is not opted_in:
+        leaving = np.zeros(size, bool)
+        leaving[0] = True
+        leaving[ids.take(opted_in).values] = True
+    rows = np.flatnonzero(used)
+    return torch.from_numpy(rows), torch.from_numpy(np.flatnonzero(leaving[rows]))
+
+
+def narrow(params: Mapping[str, Tensor], tables: Sequence[LocalTable]) -> Params:
     """Return the parameters with each table cut down to its local rows."""
-    return {**params, **{t.parameter: params[t.parameter][torch.from_numpy(t.rows)] for t in tables}}
+    cut = {t.parameter: params[t.parameter][t.rows] for t in tables if t.parameter in params}
+    return {**params, **cut}
 
 
 def widen(params: Params, whole: Mapping[str, Tensor], tables: Sequence[LocalTable]) -> Params:
     """Return the parameters with each table whole again: local rows as trained, the others as they were."""
     out = dict(params)
     for table in tables:
-        full = whole[table.parameter].detach().to(params[table.parameter].device, copy=True)
-        full[torch.from_numpy(table.rows).to(full.device)] = params[table.parameter]
-        out[table.parameter] = full
+        if table.parameter in out:
+            full = whole[table.parameter].detach().to(params[table.parameter].device, copy=True)
+            full[table.rows.to(full.device)] = params[table.parameter]
+            out[table.parameter] = full
     return out

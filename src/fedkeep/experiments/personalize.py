@@ -83,9 +83,11 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
                 f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
             )
     draws = Stream(numpy_seed(run), f"personalize/{source.ids[client]}", len(rows))
+    held = source.rows(client, "valid")
     result = local_run(
-        run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device
-    )
+        run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device,
+        valid=np.arange(held.start, held.stop), tables=method.tables,
+    )  # fmt: skip
     return {name: value.cpu() for name, value in split.personal(result.params).items()}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fedkeep.methods import terms
 from fedkeep.methods.apfl import apfl
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import EarlyStopping, Method, Phase
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
@@ -34,6 +34,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 __all__ = [
     "METHODS",
+    "EarlyStopping",
     "Method",
     "Phase",
     "apfl",

@@ -42,6 +42,11 @@ class OnMixture(Term):
     alpha: float
     term: Term
 
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the term does, or if it compares."""
+        return self.term.reads_parameters or self.term.reads_received
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar."""
         return self.term(net, mixed(net, params, self.alpha), batch, received)

@@ -14,6 +14,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.privacy import Transform
 from fedkeep.split import Split
 
 Predict = Callable[[Net, Params, Batch], Any]
@@ -23,6 +24,30 @@ Patterns = str | tuple[str, ...] | list[str]
 def forward(net: Net, params: Params, batch: Batch) -> Any:
     """Predict with the model's own ``forward``."""
     return net(params, batch)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stops a phase when the client's own validation loss no longer falls, and keeps the best values.
+
+    The loss is measured after passes 1, 1 + every, 1 + 2 · every, … (federated mixture of experts, authors' code);
+    the phase ends with what it had at the lowest one, a copy.
+
+    Attributes:
+        every: passes between measurements.
+        patience: measurements without improvement until the phase stops.
+        min_improvement: an improvement is a loss lower than the best so far by more than this.
+    """
+
+    every: int = 5
+    patience: int = 10
+    min_improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.patience < 1:
+            raise MethodError(f"every and patience must be at least 1; got {self.every} and {self.patience}.")
+        if not self.min_improvement >= 0:
+            raise MethodError(f"min_improvement must be at least 0; got {self.min_improvement}.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +66,9 @@ class Phase:
             ``"all"``: every example, allowed only where nothing that is trained leaves the client.
         part: ``"support"`` or ``"query"``: one of two disjoint random halves of these examples, the same in every
             round (an odd one belongs to the query half); ``"all"``: no division.
+        repeats: optimiser steps on each mini-batch.
+        early_stopping: ends the phase by the client's split ``valid``; allowed only where nothing that is trained
+            leaves the client.
     """
 
     loss: Term = field(default_factory=cross_entropy)
@@ -52,8 +80,12 @@ class Phase:
     clip_norm: float | None = None
     examples: Literal["opted_in", "all"] = "opted_in"
     part: Literal["all", "support", "query"] = "all"
+    repeats: int = 1
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise MethodError(f"repeats must be at least 1; got {self.repeats}.")
         if self.epochs < 0 or (self.steps is not None and self.steps < 0):
             raise MethodError(f"epochs and steps must be at least 0; got {self.epochs} and {self.steps}.")
         if self.batch_size < 1:
@@ -107,6 +139,14 @@ class Method:
             to judge with, never to train from.
         adapt_split: what is a client's own while it adapts, e.g. ``Split("*")`` for a fine-tuned copy of everything;
             None: what ``split`` says.
+        turns: ``"phases"``: a round's phases run one after the other; ``"batches"``: they take turns on every
+            mini-batch of the first one's passes.
+        upload: the chain that an upload goes through, e.g. compression and noise; decoded before averaging.
+        tables: embedding tables that the module names in ``lookup`` are trained and sent by the rows that the client's
+            examples use: ``"exact"``, where that equals training the whole table; ``"local"``, always (KTEPS §4.2,
+            Remark 3: other rows stay as received); ``"whole"``, never.
+        missing_rows: a table's row that a client doesn't hold counts as ``"unchanged"``, with the client's weight, or
+            the mean is over ``"owners_only"``.
     """
 
     name: str = "fedavg"
@@ -122,8 +162,26 @@ class Method:
     extend: Callable[[nn.Module], nn.Module] | None = None
     stateless: bool = False
     adapt_split: Split | None = None
+    turns: Literal["phases", "batches"] = "phases"
+    upload: tuple[Transform, ...] = ()
+    tables: Literal["exact", "local", "whole"] = "exact"
+    missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
 
     def __post_init__(self) -> None:
+        for name, allowed in (
+            ("turns", ("phases", "batches")),
+            ("tables", ("exact", "local", "whole")),
+            ("missing_rows", ("unchanged", "owners_only")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+        if self.turns == "batches" and len({_schedule_of(p) for p in self.phases}) > 1:
+            raise MethodError(
+                f"The phases of {self.name!r} take turns on every mini-batch, so they must agree in epochs, steps, "
+                f"batch_size, examples and part."
+            )
+        if self.turns == "batches" and any(p.early_stopping for p in self.phases):
+            raise MethodError(f"The phases of {self.name!r} take turns, so none can stop early.")
         if not self.phases:
             raise MethodError(f"Method {self.name!r} has no phase: a round would train nothing.")
         if self.weighting not in ("examples", "uniform"):
@@ -159,6 +217,11 @@ class Method:
             trained = phase.trained_names(self.split, names)
             phase.optimizer.check_patterns(names)
             leaves = [n for n in trained if not self.split.is_private(n)]
+            if phase.early_stopping and leaves:
+                raise MethodError(
+                    f"A phase of {self.name!r} that trains the federated {leaves[0]!r} can't stop early by a client's "
+                    f"own validation examples, which would influence what leaves the client. Stop private phases alone."
+                )
             if phase.examples == "all" and leaves:
                 raise MethodError(
                     f"A phase of {self.name!r} trains the federated {leaves[0]!r} on all examples, so opted-out "
@@ -173,6 +236,16 @@ class Method:
                     f"client. Use examples='opted_in' in both."
                 )
 
+    def leaving(self, names: list[str]) -> list[Phase]:
+        """Return the phases that train something that leaves the client, given the trainable names."""
+        return [
+            p for p in self.phases if not all(map(self.split.is_private, p.trained_names(self.split, names)))
+        ]
+
     def but(self, **changes: Any) -> Method:
         """Return this method with some fields changed, e.g. ``furl().but(name="mine", weighting="uniform")``."""
         return replace(self, **changes)
+
+
+def _schedule_of(phase: Phase) -> tuple[object, ...]:
+    return (phase.epochs, phase.steps, phase.batch_size, phase.examples, phase.part)

@@ -7,6 +7,7 @@ model's ``forward`` computes with the federated values; ``copy_of`` renames, so 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,9 @@ def with_copy(module: nn.Module) -> nn.Module:
         )
     both = copy.deepcopy(module)
     both.add_module("own", copy.deepcopy(module))
+    tables: Mapping[str, str] = getattr(module, "lookup", {})
+    if tables:
+        both.lookup = {**tables, **{f"{PREFIX}{name}": column for name, column in tables.items()}}  # type: ignore[assignment]
     return both
 
 
@@ -51,6 +55,16 @@ class OnCopy(Term):
     """
 
     term: Term
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the term does, or if it compares: a row of v that no example looks up differs from w^t."""
+        return self.term.reads_parameters or self.term.reads_received
+
+    @property
+    def reads_received(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar."""

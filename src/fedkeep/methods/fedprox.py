@@ -35,6 +35,16 @@ class Proximal(Term):
         if not self.mu >= 0:
             raise MethodError(f"mu must be at least 0; got {self.mu}.")
 
+    @property
+    def reads_parameters(self) -> bool:
+        """False: a row that no example looks up equals the received one, and has no gradient."""
+        return False
+
+    @property
+    def reads_received(self) -> bool:
+        """True: it compares with it."""
+        return True
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar."""
         pulled = [n for n in received if n in net.trainable()]

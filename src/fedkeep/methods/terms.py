@@ -25,8 +25,20 @@ class Term:
 
     @property
     def reads_parameters(self) -> bool:
-        """Tell whether the term looks at parameters other than through the model's output."""
+        """Tell whether the term looks at parameters other than through the model's output.
+
+        A row of an embedding table that no example looks up then may have a gradient, so that tables are trained whole.
+        """
         return True
+
+    @property
+    def reads_received(self) -> bool:
+        """Tell whether the term compares parameters with the received ones (running the model at those is no such).
+
+        A federated row that no example of a client looks up equals the received one and has no gradient; but one that
+        an earlier mini-batch moved has.
+        """
+        return False
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar.
@@ -57,6 +69,11 @@ class Sum(Term):
         """True if one of the terms does."""
         return any(term.reads_parameters for term in self.terms)
 
+    @property
+    def reads_received(self) -> bool:
+        """True if one of the terms does."""
+        return any(term.reads_received for term in self.terms)
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         values = [term(net, params, batch, received) for term in self.terms]
         return torch.stack(values).sum()
@@ -73,6 +90,11 @@ class Scaled(Term):
     def reads_parameters(self) -> bool:
         """True if the term does."""
         return self.term.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         return self.factor * self.term(net, params, batch, received)

@@ -6,14 +6,15 @@ Source: FURL, §3.1 (every model is divided into federated parameters w_f and pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import SplitError, UploadError, did_you_mean
-from fedkeep.core.params import Params, difference_of_names, nonfinite
+from fedkeep.core.params import Params, difference_of_names, nbytes, nonfinite
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,28 @@ class Split:
             raise SplitError(f"These names stand in the wrong half of the split: {wrong}.")
         return {**federated, **private}
 
-    def upload(self, received: Mapping[str, Tensor], trained: Mapping[str, Tensor], weight: float) -> Upload:
+    def upload(
+        self,
+        received: Mapping[str, Tensor],
+        trained: Mapping[str, Tensor],
+        weight: float,
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> Upload:
         """Return what leaves the client: the change of every federated parameter, and the client's weight.
 
         Args:
             received: federated parameters as the server sent them.
             trained: all parameters after local training; the private ones are left behind here.
             weight: the client's number of training examples (or 1).
+            rows: by name, which rows of a federated table both hold, ascending; a table that is absent is whole.
         """
         deltas = {
             name: (trained[name] - start if start.is_floating_point() else trained[name].clone()).detach()
             for name, start in received.items()
             if not self.is_private(name)
         }
-        return Upload(deltas, weight, _key=Upload._made_by_split)
+        cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
+        return Upload(deltas, weight, cut, _key=Upload._made_by_split)
 
     def check(self, module: nn.Module) -> None:
         """Check the split against a module: patterns match, and no storage is shared across the halves.
@@ -128,12 +137,16 @@ class Upload:
     """What leaves a client: changes of federated parameters, and a weight. Only ``Split.upload`` makes one.
 
     Attributes:
-        deltas: trained − received for every federated name (integer counters: the trained value).
+        deltas: trained − received for every federated name (integer counters: the trained value); what an upload
+            chain made of them, once it was encoded.
         weight: the client's number of training examples.
+        rows: by name, the numbers of the rows that ``deltas`` holds of a table, (rows,) int64, ascending; a table
+            that is absent is whole.
     """
 
     deltas: Params
     weight: float
+    rows: Params = field(default_factory=dict)
     _key: object = None
     _made_by_split: ClassVar[object] = object()
 
@@ -143,19 +156,33 @@ class Upload:
                 "An Upload is made by Split.upload alone, so that no private name can leave by accident."
             )
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that leave the client: values and row numbers."""
+        return nbytes(self.deltas) + nbytes(self.rows)
+
+    def but(self, deltas: Params) -> Upload:
+        """Return this upload in another form: encoded or decoded by an upload chain."""
+        return replace(self, deltas=deltas)
+
+    def cut(self, received: Mapping[str, Tensor]) -> Params:
+        """Return the received parameters, tables cut to the rows that this upload holds."""
+        return {n: v[self.rows[n].to(v.device)] if n in self.rows else v for n, v in received.items()}
+
 
 def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:
-    """Check an upload's names, shapes, dtypes and finiteness against what the server sent.
+    """Check a (decoded) upload's names, shapes, dtypes, rows and finiteness against what the server sent.
 
     Raises:
         UploadError: names the client and the first fault.
     """
-    fault = difference_of_names(received, upload.deltas)
+    fault = _fault_of_rows(upload.rows, received) or difference_of_names(received, upload.deltas)
     if not fault:
         for name, start in received.items():
             got = upload.deltas[name]
-            if got.shape != start.shape or got.dtype != start.dtype:
-                fault = f"{name!r} should be {tuple(start.shape)} {start.dtype}, is {tuple(got.shape)} {got.dtype}"
+            wanted = start.shape if name not in upload.rows else (len(upload.rows[name]), *start.shape[1:])
+            if tuple(got.shape) != tuple(wanted) or got.dtype != start.dtype:
+                fault = f"{name!r} should be {tuple(wanted)} {start.dtype}, is {tuple(got.shape)} {got.dtype}"
                 break
     if not fault and (bad := nonfinite(upload.deltas)) is not None:
         fault = f"{bad!r} holds a NaN or an infinity"
@@ -163,3 +190,17 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
         fault = f"its weight is {upload.weight}"
     if fault:
         raise UploadError(f"The upload of client {client!r} was refused: {fault}.")
+
+
+def _fault_of_rows(rows: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> str:
+    for name, numbers in rows.items():
+        if name not in received:
+            return f"it names rows of {name!r}, which was not sent"
+        if numbers.dim() != 1 or numbers.dtype != torch.int64:
+            return (
+                f"the rows of {name!r} should be a list of int64, are {tuple(numbers.shape)} {numbers.dtype}"
+            )
+        inside = len(numbers) == 0 or (int(numbers[0]) >= 0 and int(numbers[-1]) < len(received[name]))
+        if not inside or bool((numbers.diff() <= 0).any()):
+            return f"the rows of {name!r} should ascend within 0 … {len(received[name]) - 1}"
+    return ""

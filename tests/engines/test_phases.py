@@ -1,0 +1,286 @@
+"""Early stopping, repeated steps, phases that take turns, and the upload chain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Method, Phase, Split, adam, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, MethodError, UploadError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.engines import Sequential, Server, Stream, local_run, run_round
+from fedkeep.engines.local import schedule
+from fedkeep.methods import EarlyStopping
+from fedkeep.methods.terms import Term, squared_error
+from tests.engines.reference import rows_of
+from tests.tiny import Logits, Scalar, classes, job, pairs
+
+PRIVATE = Split("*")
+
+
+class Pair(nn.Module):
+    """ŷ = (a + b) x: a federated and a private number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.b = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a + self.b) * x[:, 0]
+
+
+@dataclass(frozen=True)
+class Watched(Term):
+    """A loss that is 2w on training batches, and on the validation example what a list says next."""
+
+    values: tuple[float, ...] = ()
+    seen: list[float] = field(default_factory=list)
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        if torch.is_grad_enabled():
+            assert net.module.training
+            return 2 * params["w"]
+        assert not net.module.training
+        self.seen.append(float(params["w"]))
+        return torch.tensor(self.values[len(self.seen) - 1])
+
+
+def stopped(
+    values: tuple[float, ...], rule: EarlyStopping, epochs: int = 20
+) -> tuple[float, int, list[float]]:
+    """Return w, the best pass and the values of w at each measurement; every pass moves w by −1."""
+    data = pairs({"a": [(1, 1), (1, 1), (1, 1)]}, test=1)
+    loss = Watched(values)
+    phase = Phase(loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
+    net = Net(Scalar(0.0))
+    result = local_run(
+        net, PRIVATE, [phase], net.initial(), {}, data, np.arange(2), Stream(0, "a"), valid=np.array([2])
+    )
+    return float(result.params["w"]), result.stopped[0], loss.seen
+
+
+def test_early_stopping_by_hand() -> None:
+    """Measured after passes 1, 3, 5, 7; the lowest at 3; two that don't improve end it at 7; w is that of pass 3."""
+    w, best, seen = stopped((5.0, 3.0, 3.0, 4.0, 0.0), EarlyStopping(every=2, patience=2))
+    assert (w, best, seen) == (-3.0, 3, [-1.0, -3.0, -5.0, -7.0])
+
+
+def test_an_improvement_must_be_large_enough() -> None:
+    w, best, seen = stopped(
+        (5.0, 4.6, 4.4, 9.0, 9.0), EarlyStopping(every=1, patience=2, min_improvement=0.5)
+    )
+    assert (w, best, len(seen)) == (-3.0, 3, 5)  # 4.6 is no improvement of 5, 4.4 is
+
+
+def test_passes_may_end_first_and_the_best_is_kept_all_the_same() -> None:
+    w, best, seen = stopped((5.0, 6.0), EarlyStopping(every=5, patience=10), epochs=8)
+    assert (w, best, seen) == (-1.0, 1, [-1.0, -6.0])
+
+
+def test_a_loss_that_is_not_a_number_is_no_improvement() -> None:
+    assert stopped((math.nan, 2.0, math.nan, math.nan), EarlyStopping(every=1, patience=2))[:2] == (-2.0, 2)
+
+
+def test_early_stopping_wants_validation_examples() -> None:
+    data = pairs({"a": [(1, 1)]})
+    net = Net(Scalar())
+    phase = Phase(squared_error(), early_stopping=EarlyStopping())
+    with pytest.raises(MethodError) as error:
+        local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
+    assert str(error.value) == (
+        "Client 'a': a phase is to stop early by the validation loss, but the client has no example in the split 'valid'. "
+        "Hold some out (data.split), or set early_stopping=None."
+    )
+
+
+def test_what_leaves_the_client_can_not_stop_early() -> None:
+    with pytest.raises(MethodError) as error:
+        methods.fedavg().but(phases=(Phase(early_stopping=EarlyStopping()),)).check(Logits())
+    assert str(error.value) == (
+        "A phase of 'fedavg' that trains the federated 'user' can't stop early by a client's own validation examples, "
+        "which would influence what leaves the client. Stop private phases alone."
+    )
+    Method("own", PRIVATE, (Phase(early_stopping=EarlyStopping()),)).check(Logits())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"every": 0}, "every and patience must be at least 1; got 0 and 10."),
+        ({"patience": 0}, "every and patience must be at least 1; got 5 and 0."),
+        ({"min_improvement": -1.0}, "min_improvement must be at least 0; got -1.0."),
+        ({"min_improvement": math.nan}, "min_improvement must be at least 0; got nan."),
+    ],
+)
+def test_early_stopping_checks_its_numbers(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(MethodError) as error:
+        EarlyStopping(**fields)
+    assert str(error.value) == message
+
+
+def test_repeated_steps_by_hand() -> None:
+    """w ← w − 0.25 · 2 (w − 1) halves the distance to 1 at each of three steps on the one mini-batch."""
+    data = pairs({"a": [(1, 1)]})
+    net = Net(Scalar())
+    phase = Phase(squared_error(), optimizer=sgd(0.25), repeats=3)
+    result = local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
+    assert (float(result.params["w"]), result.steps) == (0.875, 3)
+
+
+def test_phases_take_turns_by_hand() -> None:
+    """Two mini-batches (x = y = 1 and again): b twice, then a, halving the distance of a + b to 1 by each step.
+
+    The distance is 1/2, 1/4, 1/8 after the first mini-batch; b = 3/4, a = 1/8. Then b takes 1/16 + 1/32, a 1/64.
+    """
+    data = pairs({"a": [(1, 1), (1, 1)]})
+    phases = (
+        Phase(squared_error(), "private", sgd(0.25), batch_size=1, repeats=2),
+        Phase(squared_error(), "federated", sgd(0.25), batch_size=1),
+    )
+    rule = Method("turns", Split("b"), phases, turns="batches")
+    made = job(Pair(), rule, data)
+    server = Server(rule.split.federated(made.net.initial()))
+    run_round(made, Sequential(), server, [0])
+    assert float(server.params["a"]) == 1 / 8 + 1 / 64
+    assert float(made.store.read([0])["b"][0]) == 3 / 4 + 1 / 16 + 1 / 32
+    one_by_one = rule.but(turns="phases")
+    server = Server(one_by_one.split.federated(made.net.initial()))
+    run_round(job(Pair(), one_by_one, data), Sequential(), server, [0])
+    assert float(server.params["a"]) == 1 / 32 + 1 / 64  # b comes near first, in four steps
+
+
+def test_the_schedule_lists_the_steps() -> None:
+    data = classes(counts=(5,))
+    phases = (Phase(batch_size=3, repeats=2), Phase(batch_size=3))
+    for turns, numbers in (("batches", [0, 0, 1, 0, 0, 1]), ("phases", [0, 0, 0, 0, 1, 1])):
+        steps = list(schedule(phases, turns, data, rows_of(data, 0), Stream(0, "user-0")))
+        assert [n for n, _ in steps] == numbers
+        assert [len(r) for _, r in steps] == [3, 3, 3, 2, 2, 2] if turns == "batches" else [3, 3, 2, 2, 3, 2]
+
+
+def test_phases_that_take_turns_must_agree() -> None:
+    with pytest.raises(MethodError) as error:
+        Method("turns", phases=(Phase(), Phase(batch_size=3)), turns="batches")
+    assert str(error.value) == (
+        "The phases of 'turns' take turns on every mini-batch, so they must agree in epochs, steps, batch_size, "
+        "examples and part."
+    )
+    with pytest.raises(MethodError, match="none can stop early"):
+        Method("turns", phases=(Phase(early_stopping=EarlyStopping()),), turns="batches")
+    for name in ("turns", "tables", "missing_rows"):
+        with pytest.raises(MethodError, match=f"^{name} must be one of .*; got 'other'."):
+            Method(**{name: "other"})
+    with pytest.raises(MethodError, match="repeats must be at least 1; got 0."):
+        Phase(repeats=0)
+
+
+def test_values_stay_within_bounds() -> None:
+    """A step of 0.4 · 2 would take w from 0 to 0.8; it stays at 0.5, and from there returns freely."""
+    for make in (sgd, adam):
+        optimizer = make(0.4, bounds={"w": (0.0, 0.5)})
+        params = {"w": torch.zeros(2, dtype=torch.float64), "v": torch.zeros(1, dtype=torch.float64)}
+        state = optimizer.init()
+        slope = {
+            "w": torch.tensor([-2.0, 2.0], dtype=torch.float64),
+            "v": torch.tensor([-9.0], dtype=torch.float64),
+        }
+        for _ in range(2):
+            optimizer.update(params, slope, state)
+        assert params["w"].tolist() == [0.5, 0.0]
+        assert float(params["v"]) > 0.7
+    with pytest.raises(ConfigError, match=r"^The bounds of 'w' must be \(low, high\); got \(1.0, 0.0\)."):
+        sgd(bounds={"w": (1, 0)})
+    with pytest.raises(ConfigError, match="^The bounds pattern 'v' matches no parameter; they are"):
+        sgd(bounds={"v": (0, 1)}).check_patterns(["w"])
+
+
+@dataclass(frozen=True)
+class Halved:
+    """Sends half of a change under another name, and its client's draw."""
+
+    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+        assert tensors.keys() == received.keys()
+        noise = torch.rand((), generator=draw, dtype=torch.float64)
+        return {"noise": noise, **{f"{n}/half": v / 2 for n, v in tensors.items()}}
+
+    def decode(self, tensors: Params, received: Params) -> Params:
+        return {n: 2 * tensors[f"{n}/half"] for n in received}
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """Sends everything twice."""
+
+    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+        return {n: torch.stack([v, v]) for n, v in tensors.items()}
+
+    def decode(self, tensors: Params, received: Params) -> Params:
+        return {n: v[0] for n, v in tensors.items()}
+
+
+DATA = classes()
+
+
+def test_the_chain_encodes_in_order_and_decodes_backwards() -> None:
+    plain = methods.furl("user", optimizer=sgd(0.3))
+    chained = plain.but(upload=(Halved(), Doubled()))
+    runs = [simulate(Logits(), m, DATA, rounds=3, cohort=4) for m in (plain, chained)]
+    for name, value in runs[0].server.items():
+        assert torch.equal(value, runs[1].server[name])
+    sizes = [{r.value for r in run.history if r.metric == "upload_bytes"} for run in runs]
+    assert sizes == [{4.0 * 12}, {2 * (8 + 4.0 * 12)}]
+
+
+def test_each_link_of_each_client_and_round_has_its_own_draw() -> None:
+    seen: list[float] = []
+
+    @dataclass(frozen=True)
+    class Drawing(Halved):
+        def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+            seen.append(float(torch.rand((), generator=draw)))
+            return tensors
+
+        def decode(self, tensors: Params, received: Params) -> Params:
+            return tensors
+
+    rule = methods.fedavg().but(upload=(Drawing(), Drawing()))
+    simulate(Logits(), rule, DATA, rounds=2, cohort=6)
+    assert len(seen) == len(set(seen)) == 24
+    first = list(seen)
+    simulate(Logits(), rule, DATA, rounds=2, cohort=6)
+    assert seen[24:] == first
+
+
+def test_an_upload_that_cannot_be_decoded_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Lossy(Halved):
+        def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+            whole = super().encode(tensors, received, draw)
+            return {n: v for n, v in whole.items() if n != "user/half"}
+
+    rule = methods.fedavg().but(upload=(Lossy(),))
+    with pytest.raises(UploadError) as error:
+        simulate(Logits(), rule, DATA, rounds=1, cohort=1)
+    assert str(error.value).endswith("was refused: it cannot be decoded ('user/half').")
+    run = simulate(Logits(), rule, DATA, rounds=1, cohort=3, on_nonfinite="skip")
+    assert [r.value for r in run.history if r.metric == "refused_clients"] == [3.0]
+
+
+def test_adaptation_may_stop_early() -> None:
+    rule = methods.fine_tuned(optimizer=sgd(0.3))
+    adapt = tuple(
+        replace(p, early_stopping=EarlyStopping(every=1, patience=2), epochs=30) for p in rule.adapt
+    )
+    run = simulate(Logits(), rule.but(adapt=adapt), DATA, rounds=2, cohort=3)
+    from fedkeep.experiments.personalize import fit_private
+
+    own = fit_private(run, 1, rows_of(DATA, 1))
+    assert not torch.equal(own["linear.weight"], run.server["linear.weight"])
