@@ -87,7 +87,9 @@ def _missed_of_rows(rows: list[Row]) -> list[str]:
             continue
         for key, bound in (("state_error", STATE_ERROR), ("state_error_double", STATE_ERROR_DOUBLE)):
             if not row.get(key, 0.0) <= bound:
-                out.append(f"{row['workload']}, {row['contender']}: {key} {row[key]:.1e}; claimed {bound:.0e}")
+                out.append(
+                    f"{row['workload']}, {row['contender']}: {key} {row[key]:.1e}; claimed {bound:.0e}"
+                )
     for name, cohort in sorted({(r["workload"], r["cohort"]) for r in rows}):
         row = best(rows, name, cohort)
         of_peak = (row or {}).get("fraction_of_peak") or math.nan

@@ -67,6 +67,7 @@ class Words(nn.Module):
     def __init__(self, vocabulary: int = 50_000) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, 200)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.gru = nn.GRU(200, 64, batch_first=True, bidirectional=True)
         self.mlp = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 2))
 

@@ -1,11 +1,13 @@
-"""How many operations a round of a workload takes, counted by hand: a multiply-add is two, other arithmetic is left out.
+"""How many operations a round of a workload takes, counted by hand: a multiply-add is two, other arithmetic is left
+out.
 
-A product of (m × k) and (k × n) costs 2·m·k·n forwards and twice that backwards (for either factor's gradient); the first
-convolution has no gradient towards the images. Two counts:
+A product of (m × k) and (k × n) costs 2·m·k·n forwards and twice that backwards (for either factor's gradient); the
+first convolution has no gradient towards the images. Two counts:
 
-- ``needed``: the least that gives the result exactly. "Embedding, then linear" multiplies each row of the table that a
-  mini-batch uses once (and so backwards, after its gradients are summed): 6·D·K·H·(S·H + R·I) a mini-batch of S steps and R
-  rows in use, with D directions, K gates (LSTM 4, GRU 3), H hidden units and I inputs. Padding costs nothing.
+- ``needed``: the least that gives the result exactly. "Embedding, then linear" multiplies each row of the table
+  that a mini-batch uses once (and so backwards, after its gradients are summed): 6·D·K·H·(S·H + R·I) a mini-batch
+  of S steps and R rows in use, with D directions, K gates (LSTM 4, GRU 3), H hidden units and I inputs. Padding
+  costs nothing.
 - ``dense``: the same with every step's input multiplied, as ``torch.nn`` does: 6·D·K·H·S·(H + I).
 """
 

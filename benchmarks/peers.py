@@ -1,4 +1,4 @@
-"""Peers live in virtual environments of their own, made here when asked: ``python -m benchmarks.speed --install-peers``."""
+"""Peers live in virtual environments of their own: ``python -m benchmarks.speed --install-peers`` makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contender's process as the driver sees it: requests and answers, and the processor time and memory of its whole tree."""
+"""A contender's process as the driver sees it: requests and answers, processor time and memory of its whole tree."""
 
 from __future__ import annotations
 
@@ -40,11 +40,17 @@ class Process:
     """
 
     def __init__(
-        self, python: str, arguments: Sequence[str], threads: int | None, patience: float, restless: bool = False
+        self,
+        python: str,
+        arguments: Sequence[str],
+        threads: int | None,
+        patience: float,
+        restless: bool = False,
     ) -> None:
         settings = {n: v for n, v in os.environ.items() if n not in THREADS}
         settings |= dict.fromkeys(THREADS, str(threads)) if threads else {}
-        self.patience, self.restless, self.log = patience, restless, tempfile.TemporaryFile()
+        self.patience, self.restless = patience, restless
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.contenders", *arguments],
             cwd=ROOT, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,

@@ -55,8 +55,7 @@ class Entry:
     seconds: list[float] = field(default_factory=list)
     cpu: float = 0.0
     peak_mb: float = math.nan
-    error: float = math.nan
-    error_double: float = math.nan
+    errors: dict[str, float] = field(default_factory=dict)
     loss: float = math.nan
     facts: dict[str, str] = field(default_factory=dict)
 
@@ -69,7 +68,8 @@ class Race:
         self.cohort = cohort
         self.entries = {n: Entry(n) for n in setting.contenders(self.of)}
         self.threads: int | None = None
-        self.folder = Path(tempfile.mkdtemp())
+        self.scratch = tempfile.TemporaryDirectory()
+        self.folder = Path(self.scratch.name)
         self.peak = 0.0  # operations per second of all cores
 
     def run(self, turns: int, double: bool) -> None:
@@ -133,12 +133,14 @@ class Race:
         """Start the plain loop with one thread and with as many as there are cores; keep the faster."""
         counts = sorted({1, os.cpu_count() or 1}) if self.setting.device == "cpu" else [os.cpu_count() or 1]
         started = {n: self.launch("plain", n) for n in counts}
-        few = self.of.cohort_of(0)[: self.of.few]
-        best = {n: math.inf for n in counts}
-        for again in range(3):
+        few = self.of.compared()
+        best = dict.fromkeys(counts, math.inf)
+        for process in started.values():
+            process.ask(turn=0, clients=few[:1])  # loads modules
+        for _ in range(2):
             for n, process in started.items():
-                seconds = process.ask(turn=0, clients=few)["seconds"]
-                best[n] = min(best[n], seconds if again else math.inf)  # the first one loads modules
+                if best[n] < 1.5 * min(best.values()) or best[n] == math.inf:
+                    best[n] = min(best[n], process.ask(turn=0, clients=few)["seconds"])
         self.threads = min(best, key=lambda n: best[n])
         print(f"  plain loop: {', '.join(f'{n} threads {s:.3f} s' for n, s in best.items())}", flush=True)
         for process in started.values():
@@ -148,17 +150,19 @@ class Race:
         """Run a round of few clients from the initial values, and compare its result with the plain loop's."""
         assert entry.process is not None
         entry.facts = entry.process.facts
-        answer = entry.process.ask(turn=0, clients=self.of.cohort_of(0)[: self.of.few])
+        answer = entry.process.ask(turn=0, clients=self.of.compared())
         entry.loss = answer["loss"]
-        entry.error = self.compare(entry, entry.process)
+        self.compare(entry, entry.process)
         entry.process.forget_peaks()
 
-    def compare(self, entry: Entry, process: Process, kind: str = "") -> float:
-        """Return the relative distance of a contender's server state from the plain loop's."""
-        path = self.folder / f"{entry.name}{kind}.npz"
+    def compare(self, entry: Entry, process: Process, kind: str = "") -> None:
+        """Note the relative distance of a contender's server state from the plain loop's."""
+        path, base = self.folder / f"{entry.name}{kind}.npz", self.folder / f"plain{kind}.npz"
         process.ask(save=str(path))
-        base = self.folder / f"plain{kind}.npz"
-        return state_error(path, base) if base.exists() else math.nan
+        if entry.name != "plain":
+            whole, worst = state_error(path, base)
+            entry.errors |= {f"state_error{kind}": whole, f"state_error_worst_tensor{kind}": worst}
+            path.unlink()
 
     def turn(self, turn: int) -> None:
         """Let each contender run the turn's round, in an order that is reversed at every other turn."""
@@ -184,14 +188,14 @@ class Race:
 
     def compare_double(self) -> None:
         """Compare the results of our engines with the plain loop's in double precision, in processes of their own."""
-        few = self.of.cohort_of(0)[: self.of.few]
+        few = self.of.compared(double=True)
         for entry in self.entries.values():
             if entry.name != "plain" and (entry.reason or not entry.name.startswith(OURS)):
                 continue
             process = self.launch(entry.name, None, "--double")
             try:
                 process.ask(turn=0, clients=few)
-                entry.error_double = self.compare(entry, process, "-double")
+                self.compare(entry, process, "_double")
             finally:
                 process.close()
 
@@ -228,15 +232,12 @@ class Race:
             "fraction_of_peak": needed / seconds / self.peak if self.peak else None,
             "fraction_of_peak_dense": dense / seconds / self.peak if self.peak else None,
             "turns": len(entry.seconds),
-            "state_error": entry.error,
             "first_loss": entry.loss,
         }
         row |= {
             f"ratio_to_{b}": statistics.median(found) for b, found in over.items() if found and b != "plain"
         }
-        if not math.isnan(entry.error_double):
-            row["state_error_double"] = entry.error_double
-        return row | entry.facts
+        return row | entry.errors | entry.facts
 
 
 def ratios(base: Entry, entry: Entry) -> list[float]:
@@ -246,13 +247,18 @@ def ratios(base: Entry, entry: Entry) -> list[float]:
     return [a / b for a, b in zip(base.seconds, entry.seconds, strict=True)]
 
 
-def state_error(path: Path, base: Path) -> float:
-    """Return ‖a − b‖ / ‖b‖ of two saved states, over all tensors together; infinite if names or shapes differ."""
+def state_error(path: Path, base: Path) -> tuple[float, float]:
+    """Return ‖a − b‖ / ‖b‖ of two saved states: over all tensors together, and of the worst tensor.
+
+    Infinite if names or shapes differ.
+    """
     with np.load(path) as ours, np.load(base) as theirs:
         if {n: ours[n].shape for n in ours} != {n: theirs[n].shape for n in theirs}:
-            return math.inf
-        apart = sum(float(((ours[n].astype(np.float64) - theirs[n]) ** 2).sum()) for n in theirs)
-        return math.sqrt(apart / sum(float((theirs[n].astype(np.float64) ** 2).sum()) for n in theirs))
+            return math.inf, math.inf
+        apart = {n: float(np.linalg.norm(ours[n].astype(np.float64) - theirs[n])) for n in theirs}
+        size = {n: float(np.linalg.norm(theirs[n].astype(np.float64))) for n in theirs}
+    worst = max(apart[n] / size[n] if size[n] else apart[n] for n in apart)
+    return math.hypot(*apart.values()) / math.hypot(*size.values()), worst
 
 
 def peak_of_all_cores() -> float:

@@ -2,19 +2,20 @@
 
     python -m benchmarks.speed [--install-peers] [--only W1,W2] [--turns N] [--device cuda] [--quick]
 
-Runs every contender on W1 (cohorts of 10, 40 and 160, and ragged), W2 and W3, each in a process of its own, one computing
-at a time, on the same cohorts and mini-batches and from the same initial values; writes ``speed.json`` and, made from it,
-``speed.md`` into ``results/``; then fails if a claim of ``claims.py`` fails. ``--quick`` runs tiny sizes and writes into
-``runs/benchmarks``.
+Runs every contender on W1 (cohorts of 10, 40 and 160, and ragged), W2 and W3, each in a process of its own, one
+computing at a time, on the same cohorts and mini-batches and from the same initial values; writes ``speed.json``
+and, made from it, ``speed.md`` into ``results/``; then fails if a claim of ``claims.py`` fails. ``--quick`` runs
+tiny sizes and writes into ``runs/benchmarks``.
 
-- ``plain``: the code a researcher writes, with the better of one thread and one per core, and the default allocator;
-  ``plain_padded`` (W1 ragged): padding instead of packing; ``plain_two_processes``: half of the clients in each of two.
+- ``plain``: the code a researcher writes, with the better of one thread and one per core, and the default
+  allocator; ``plain_padded`` (W1 ragged): padding instead of packing; ``plain_two_processes``: half of the clients
+  in each of two.
 - ``fedkeep_ENGINE``: with ``torch.nn``'s parameters and this package's layers.
 - ``pfl``, ``flower``: in environments of their own under ``--peers`` (see ``peers.py``).
 
-A ratio says how many times faster than the plain loop a contender is: the median over turns of the plain loop's seconds by
-the contender's own of the same turn; low and high are the least and the greatest. A first round of few clients is compared
-with the plain loop's and not timed.
+A ratio says how many times faster than the plain loop a contender is: the median over turns of the plain loop's
+seconds by the contender's own of the same turn; low and high are the least and the greatest. A first round of few
+clients is compared with the plain loop's and not timed.
 """
 
 from __future__ import annotations
@@ -74,12 +75,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="workloads, e.g. W1,W3; the rows of others are kept as they are")
     parser.add_argument("--contenders", help="names beside plain, e.g. fedkeep_workers,pfl")
     parser.add_argument("--turns", type=int, help="measured rounds of each case; by default 3 to 11")
     parser.add_argument("--device", default="cpu", help="cuda: plain loop and fedkeep alone, speed-cuda.json")
-    parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers", help="where peers' environments are")
+    parser.add_argument(
+        "--peers", type=Path, default=ROOT / ".venv-peers", help="where peers' environments are"
+    )
     parser.add_argument("--install-peers", action="store_true", help="make the environments that are missing")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds to wait for one round")
     parser.add_argument("--out", type=Path, help="where to write")
@@ -106,7 +111,13 @@ def machine(device: str) -> str:
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     peak = max(peak_of_all_cores() for _ in range(5)) / 1e9
     threads = torch.get_num_threads()
-    return f"{processor()}, {threads} cores, {peak:.0f} GFLOP/s of multiply-adds, torch {torch.__version__}, {kernels.status()}"
+    parts = (
+        processor(),
+        f"{threads} cores",
+        f"{peak:.0f} GFLOP/s of multiply-adds",
+        f"torch {torch.__version__}",
+    )
+    return ", ".join((*parts, str(kernels.status())))
 
 
 def differs(row: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Flower's simulation with two actors: FedAvg as its documentation shows it, private values in each node's ``Context.state``."""
+"""Flower's simulation, two actors: FedAvg as its documentation shows it, private values in ``Context.state``."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def run(options: Options, serve: Serve) -> None:
     run_simulation(
         server_app=server,
         client_app=client,
-        num_supernodes=options.work.clients,
+        num_supernodes=len(options.work.data()),
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
     )

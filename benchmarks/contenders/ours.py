@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fedkeep
 from benchmarks.contenders import Options, Serve
@@ -19,29 +18,16 @@ from fedkeep.data.columns import offsets_of
 from fedkeep.engines import Engine, Job, Server, run_round
 from fedkeep.experiments.simulate import ENGINES
 from fedkeep.methods import Method
-from fedkeep.models import DocumentModel
-from fedkeep.nn import GRU
+from fedkeep.models import DocumentModel, TextClassifier
 from fedkeep.store import Default, MemoryStore
 
 PREFIX = "fedkeep_"
-RENAMED = {"mlp.1.": "mlp.0.", "mlp.3.": "mlp.2."}  # DocumentModel's MLP begins with a dropout
-
-
-class Words(nn.Module):
-    """W2's model with fedkeep's layer: embedding → BiGRU → masked mean → MLP."""
-
-    lookup: ClassVar = {"embedding.weight": "text"}
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 200)
-        self.gru = GRU(200, 64, bidirectional=True)
-        self.mlp = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 2))
-
-    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return logits (B, 2) for word ids (B, L) and lengths (B,)."""
-        logits: Tensor = self.mlp(self.gru.pooled_ids(text, self.embedding.weight, text_length, "mean"))
-        return logits
+RENAMED = {  # our names: the plain model's; DocumentModel's MLP begins with a dropout
+    "mlp.1.": "mlp.0.",
+    "mlp.3.": "mlp.2.",
+    "encoder.": "gru.",
+    "classifier.": "mlp.",
+}
 
 
 class FusedCNN(CNN):
@@ -55,18 +41,14 @@ class FusedCNN(CNN):
 class Ours:
     """Rounds of fedkeep with one of its engines."""
 
-    def __init__(self, options: Options) -> None:
-        of = options.work
-        plain = of.initial(options.dtype)
-        module = model_of(of, plain).to(options.device)
-        method, net, data = method_of(of), Net(module), federated(of.data())
+    def __init__(self, of: Workload, module: nn.Module, engine: Engine, device: str = "cpu") -> None:
+        method, net = method_of(of), Net(module.to(device))
         initial = net.initial()
         store = MemoryStore(Default(method.split.personal(initial), method.private_init))
-        self.job = Job(method, net, data, store, seed=SEED, device=options.device)
+        self.job = Job(method, net, federated(of.data()), store, seed=SEED, device=device)
         self.server = Server(method.split.federated(initial))
-        name = options.contender.removeprefix(PREFIX)
-        self.engine = engine_of(name)
-        self.facts = {"engine": self.engine.name, "threads": str(torch.get_num_threads())}
+        self.engine = engine
+        self.facts = {"engine": engine.name, "threads": str(torch.get_num_threads())}
 
     def round(self, turn: int, clients: list[int]) -> float:
         """Run a round; return the mean training loss."""
@@ -84,7 +66,7 @@ def model_of(of: Workload, plain: nn.Module) -> nn.Module:
     """Return fedkeep's model of a workload with the plain model's values."""
     start = plain.state_dict()
     if of.name == "W2":
-        module: nn.Module = Words(len(start["embedding.weight"]))
+        module: nn.Module = TextClassifier(len(start["embedding.weight"]), 2, mlp=64)
     elif of.name == "W3":
         module = FusedCNN()
     else:
@@ -97,9 +79,8 @@ def model_of(of: Workload, plain: nn.Module) -> nn.Module:
 
 def renamed(name: str) -> str:
     """Return the plain model's name of a parameter."""
-    for ours, theirs in RENAMED.items():
-        name = name.replace(ours, theirs) if name.startswith(ours) else name
-    return name
+    known = next((prefix for prefix in RENAMED if name.startswith(prefix)), None)
+    return name if known is None else RENAMED[known] + name.removeprefix(known)
 
 
 def method_of(of: Workload) -> Method:
@@ -109,9 +90,7 @@ def method_of(of: Workload) -> Method:
     else:
         optimizer = fedkeep.sgd(of.rate, momentum=of.momentum)
     if of.private:
-        return fedkeep.methods.furl(
-            of.private, optimizer=optimizer, epochs=of.epochs, batch_size=of.batch
-        )
+        return fedkeep.methods.furl(of.private, optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
     return fedkeep.methods.fedavg(optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
 
 
@@ -132,4 +111,6 @@ def engine_of(name: str) -> Engine:
 
 def run(options: Options, serve: Serve) -> None:
     """Serve rounds of fedkeep."""
-    serve(Ours(options))
+    of = options.work
+    engine = engine_of(options.contender.removeprefix(PREFIX))
+    serve(Ours(of, model_of(of, of.initial(options.dtype)), engine, options.device))

@@ -1,4 +1,4 @@
-"""pfl (apple/pfl-research) with PyTorch: FederatedAveraging on its simulated backend, private values in its user storage."""
+"""pfl (apple/pfl-research) on PyTorch: FederatedAveraging, simulated backend, private values in its user storage."""
 
 from __future__ import annotations
 

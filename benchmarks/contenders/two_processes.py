@@ -20,7 +20,9 @@ class TwoProcesses:
         of = options.work
         model = of.initial(options.dtype)
         self.start = {n: v.clone().share_memory_() for n, v in model.state_dict().items() if n != of.private}
-        self.sums = [{n: torch.zeros_like(v).share_memory_() for n, v in self.start.items()} for _ in range(2)]
+        self.sums = [
+            {n: torch.zeros_like(v).share_memory_() for n, v in self.start.items()} for _ in range(2)
+        ]
         self.facts = {"processes": "2"}
         self.ends: list[Connection] = []
         spawn = multiprocessing.get_context("spawn")
