@@ -1,0 +1,186 @@
+"""The conformance table: every engine trains every method to what ``sequential`` makes of it.
+
+A new method joins by its row in ``tests/methods/test_relatives.py``, or in ``CASES``; a new engine by its row in
+``CONTENDERS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedkeep import FederatedData, Method, Phase, Run, adam, methods, sgd, simulate
+from fedkeep.core.params import Params
+from fedkeep.core.records import to_line
+from fedkeep.methods import METHODS, EarlyStopping
+from fedkeep.methods.terms import squared_error
+from fedkeep.models import BagOfWords, DocumentModel
+from tests.engines.test_round import BROKEN, Fragile
+from tests.methods.test_relatives import DATA, ROWS
+from tests.tiny import Logits, Noisy, classes, everyone, same_bits, texts
+
+ROUNDS, COHORT, SEED = 3, 4, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: a model, a method, data, and options of ``simulate``."""
+
+    model: Callable[[], nn.Module]
+    method: Method
+    data: FederatedData = DATA
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How an engine is called, and how near to ``sequential`` it must come: to the bit, or within ``tolerance``.
+
+    ``tolerance`` is by type: the greatest difference in any parameter, relative to the largest one (float64, float32).
+    ``without``: cases that the engine refuses or hands to another one.
+    """
+
+    options: Mapping[str, Any]
+    tolerance: tuple[float, float] | None = None
+    without: frozenset[str] = frozenset()
+
+
+CONTENDERS: dict[str, Contender] = {
+    "sequential": Contender({"engine": "sequential"}),
+}
+
+
+@dataclass(frozen=True)
+class Halved:
+    """An upload chain's link that sends everything under another name, noisily and halved."""
+
+    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+        assert received.keys() == tensors.keys()
+        return {
+            f"{n}/half": v / 2 + torch.randn(v.shape, generator=draw, dtype=v.dtype) / 1024
+            for n, v in tensors.items()
+        }
+
+    def decode(self, tensors: Params, received: Params) -> Params:
+        return {n.removesuffix("/half"): 2 * v for n, v in tensors.items()}
+
+
+class Words(BagOfWords):
+    """A vocabulary large enough to be trained by local rows."""
+
+    lookup: ClassVar = {"embedding.weight": "text"}
+
+    def __init__(self) -> None:
+        super().__init__(300, 3, 4, embedding_dim=5, mlp=6)
+
+
+def document() -> nn.Module:
+    """Return a text model on the native kernels."""
+    return DocumentModel(300, 3, 4, embedding_dim=5, hidden=8, mlp=6, pool="max")
+
+
+def stopping(method: Method) -> Method:
+    """Return the method with a last phase that stops early."""
+    *others, last = method.phases
+    return method.but(
+        phases=(*others, dataclasses.replace(last, epochs=6, early_stopping=EarlyStopping(1, 2)))
+    )
+
+
+TEXTS = texts(counts=(4, 9, 3, 5, 12, 1), vocabulary=300)
+SLOW = sgd(0.2, momentum=0.9)
+MORE: dict[str, Case] = {
+    "ragged clients": Case(
+        Logits,
+        methods.furl("user", batch_size=4, epochs=2, optimizer=SLOW, clip_norm=0.5),
+        classes(counts=(1, 17, 3, 30, 2, 8)),
+    ),
+    "opted-out examples": Case(Logits, methods.ditto(0.4, batch_size=3), classes(opted_in=True)),
+    "native kernels": Case(document, methods.furl("user", batch_size=3, optimizer=SLOW), TEXTS),
+    "local rows": Case(Words, methods.furl("user", batch_size=3, optimizer=SLOW), TEXTS),
+    "owners' rows": Case(
+        Words, methods.furl("user", batch_size=3, optimizer=SLOW).but(tables="local", missing_rows="owners_only"), TEXTS
+    ),
+    "batch statistics and dropout": Case(
+        lambda: Noisy(dropout=0.3),
+        methods.furl("user", batch_size=6, server_optimizer=adam(0.05), private_init=("normal", 0.3)),
+        classes(counts=(5, 9, 3, 8, 4, 6)),
+    ),
+    "early stopping": Case(Logits, stopping(methods.ditto(0.4, batch_size=4)), classes(valid=4)),
+    "turns on every mini-batch": Case(
+        Logits,
+        methods.furl("user").but(
+            turns="batches",
+            phases=(
+                Phase(trains="private", batch_size=4, optimizer=SLOW),
+                Phase(trains="federated", batch_size=4, repeats=2),
+            ),
+        ),
+    ),
+    "upload chain": Case(Logits, methods.furl("user", batch_size=4).but(upload=(Halved(),))),
+    "the share of FedAvg": Case(Logits, methods.furl("user", private_scale="fedavg", optimizer=adam(0.05))),
+    "uniform weights, no state": Case(
+        Logits, methods.furl("user", weighting="uniform", private_init="model").but(stateless=True)
+    ),
+    "a client sits out": Case(
+        Fragile, methods.furl("user", loss=squared_error()), BROKEN, {"on_nonfinite": "skip"}
+    ),
+    "a cohort of one": Case(Logits, methods.furl("user", batch_size=4), DATA, {"cohort": 1}),
+}  # fmt: skip
+CASES = {name: Case(model, method) for name, (model, method) in ROWS.items()} | MORE
+
+
+def test_every_method_is_in_the_table() -> None:
+    assert set(METHODS) <= set(CASES)
+
+
+def trained(case: str, kind: str, **options: Any) -> Run:
+    """Return a run of a few rounds."""
+    torch.manual_seed(0)
+    what = CASES[case]
+    model = what.model().to(getattr(torch, kind))
+    given = {"cohort": COHORT, "seed": SEED, "evaluate_every": 2, **what.options, **options}
+    return simulate(model, what.method, what.data, rounds=ROUNDS, **given)
+
+
+@functools.cache
+def reference(case: str, kind: str) -> Run:
+    """Return the run of the engine that all others must agree with."""
+    return trained(case, kind, engine="sequential")
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("contender", CONTENDERS)
+def test_engines_agree(contender: str, case: str, kind: str) -> None:
+    given = CONTENDERS[contender]
+    if case in given.without:
+        pytest.skip(f"not a case of {contender}")
+    expected, found = reference(case, kind), trained(case, kind, **given.options)
+    assert found.engine == given.options["engine"]
+    states = [(r.server, everyone(r.private, len(r.data))) for r in (expected, found)]
+    if given.tolerance is None:
+        assert same_bits(states[0][0], states[1][0])
+        assert same_bits(states[0][1], states[1][1])
+        assert list(map(to_line, found.history)) == list(map(to_line, expected.history))
+        return
+    most = given.tolerance[kind == "float32"]
+    for ours, theirs in zip(states[1], states[0], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            torch.testing.assert_close(
+                ours[name],
+                value,
+                rtol=0,
+                atol=most * max(1.0, float(value.abs().max())) if value.numel() else 0,
+            )
+    assert [(r.round, r.split, r.client, r.metric, r.n) for r in found.history] == [
+        (r.round, r.split, r.client, r.metric, r.n) for r in expected.history
+    ]
