@@ -2,7 +2,7 @@
 
 from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.engines.judge import Judgement, judge, tasks_of, to_records
-from fedkeep.engines.local import LocalResult, Stream, local_run
+from fedkeep.engines.local import LocalResult, Stream, Watch, local_run
 from fedkeep.engines.pooled import Pooled
 from fedkeep.engines.round import RoundReport, Sampler, Server, run_round
 from fedkeep.engines.sequential import Sequential
@@ -19,6 +19,7 @@ __all__ = [
     "Sequential",
     "Server",
     "Stream",
+    "Watch",
     "judge",
     "local_run",
     "run_round",

@@ -81,7 +81,9 @@ class LazyRows:
             self.used[column] = used
         rows = {name: self._rows(name, self.used[column]) for name, column in self.of.items()}
         seen = {
-            n: self.received[n].index_select(0, self.used[c]) for n, c in self.of.items() if n in self.received
+            n: self.received[n].index_select(0, self.used[c])
+            for n, c in self.of.items()
+            if n in self.received
         }
         return rows, seen
 
