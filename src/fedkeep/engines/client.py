@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
 from fedkeep.engines.base import CohortResult, Job, train_rows
+from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.local import LocalResult, Stream, local_run, usable
 from fedkeep.engines.vocabulary import LocalTable, allowed, widen
 from fedkeep.methods import Phase
@@ -113,8 +113,8 @@ def collect(
     Raises:
         NonFiniteError, UploadError: a client's training broke down, and ``on_nonfinite`` is ``"stop"``.
     """
-    cohort = CohortResult([], [], {}, [])
-    kept: list[Params] = []
+    cohort = CohortResult([], [], {}, [], RunningMean(received, job.method.missing_rows))
+    stacks: Params = {}
     for done, result in enumerate(results, 1):
         name = job.data.ids[result.client]
         try:
@@ -128,14 +128,18 @@ def collect(
                 raise
             cohort.refused.append(str(error))
             continue
+        for name, value in result.private.items():
+            if not cohort.clients:
+                stacks[name] = value.new_empty((len(clients), *value.shape))
+            stacks[name][len(cohort.clients)] = value
         cohort.clients.append(result.client)
-        cohort.uploads.append(upload)
+        cohort.mean.add(upload)
+        cohort.uploads.append(upload if job.keep_uploads else upload.but({}))
         cohort.upload_bytes.append(result.upload.nbytes)
         cohort.losses.append(result.loss)
-        kept.append(result.private)
         if job.after_step is not None:
             job.after_step(done / max(len(clients), 1))
-    cohort.private = {n: torch.stack([k[n] for k in kept]) for n in kept[0]} if kept else {}
+    cohort.private = {name: stack[: len(cohort.clients)] for name, stack in stacks.items()}
     return cohort
 
 

@@ -14,6 +14,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import CohortResult, Job, train_rows
+from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.local import Stream, local_run
 
 
@@ -58,7 +59,12 @@ class Pooled:
         self.states = local.states
         trained = local.params
         upload = split.upload(received, trained, float(len(rows)))
-        return CohortResult(list(clients), [upload], split.personal(trained), [local.loss])
+        mean = RunningMean(received)
+        mean.add(upload)
+        return CohortResult(list(clients), [upload], split.personal(trained), [local.loss], mean)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
 
 
 class WithClient:
