@@ -175,3 +175,23 @@ def test_nothing_judged(fedkeep: Command) -> None:
     result = fedkeep("run", "toy.toml", "--set", "run.evaluate_every=0")
     assert result.exit_code == 0
     assert result.stdout.startswith("Toy: 4 rounds, nothing was judged")
+
+
+def test_without_valid_the_last_epoch_is_shown_with_the_shared_part_and_fine_tuning(fedkeep: Command) -> None:
+    changes = {
+        "data.split.fractions": "[0.7, 0.0, 0.3]", "run.evaluate_shared": "true",
+        "personalization.steps": "4", "personalization.every": "2", "personalization.ratio": "1.0",
+    }  # fmt: skip
+    given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    result = fedkeep("run", "toy.toml", *given)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Toy: epoch 2 of 2, the last; there is no valid"
+    assert lines[1].split() == ["test", "test,", "shared", "part"]
+    records = list(read_records(Path("runs/toy-0/records.jsonl")))
+    curve = list(read_records(Path("runs/toy-0/personalization.jsonl")))
+    assert {r.split for r in curve} == {"personalization/0", "personalization/2", "personalization/4"}
+    assert all(r.split != "test/shared" or r.round in (2, 4) for r in records)
+    mean = sum(r.value for r in curve) / len(curve)
+    assert lines[-2].startswith("Fine-tuned on each user, mean over users: ")
+    assert lines[-2].endswith(f"{100 * mean:.1f} % on average over the tests (Ap).")

@@ -30,17 +30,24 @@ def slopes() -> list[dict[str, Tensor]]:
     ]
 
 
-def follow(ours: Optimizer, theirs: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
-    mine, state = start(), ours.init()
+def follow(
+    ours: Optimizer,
+    theirs: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+    laid: Callable[[Tensor, int], Tensor] = lambda g, step: g.clone(),
+    kind: torch.dtype = torch.float64,
+    bound: float = 1e-12,
+) -> None:
+    """Both take the same steps; ``laid`` lays out the values of our gradients in memory."""
+    mine, state = {n: v.to(kind) for n, v in start().items()}, ours.init()
     leaves = {n: v.clone().requires_grad_() for n, v in start().items()}
     reference = theirs([{"params": [v], "lr": ours.rate(n)} for n, v in leaves.items()])
-    for grads in slopes():
-        ours.update(mine, {n: g.clone() for n, g in grads.items()}, state)
+    for step, grads in enumerate(slopes()):
+        ours.update(mine, {n: laid(g.to(kind), step) for n, g in grads.items()}, state)
         for name, value in leaves.items():
             value.grad = grads[name].clone()
         reference.step()
         for name, value in leaves.items():
-            torch.testing.assert_close(mine[name], value.detach(), rtol=0, atol=1e-12)
+            torch.testing.assert_close(mine[name].double(), value.detach(), rtol=0, atol=bound)
 
 
 RATES = {"a.*": 0.03, "user": 0.5, "a.bias": 9.0}
@@ -64,6 +71,48 @@ def test_adam_is_torch_adam(
     ours = adam(0.01, decoupled=decoupled, rates=rates, **constants)
     assert ours.kind == ("adamw" if decoupled else "adam")
     follow(ours, lambda groups: reference(groups, **constants))
+
+
+def backwards(grad: Tensor, step: int) -> Tensor:
+    """The same gradient, its last axis slowest in memory (at even steps)."""
+    axes = list(range(grad.dim()))[::-1]
+    return grad.permute(axes).contiguous().permute(axes) if step % 2 == 0 else grad.clone()
+
+
+@pytest.mark.parametrize("laid", [lambda g, _: g.clone(), backwards], ids=["contiguous", "other strides"])
+@pytest.mark.parametrize(("kind", "bound"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_strides_and_types_make_no_difference(
+    laid: Callable[[Tensor, int], Tensor], kind: torch.dtype, bound: float
+) -> None:
+    """Torch's fused steps would silently take the values of other strides in a wrong order."""
+    decay: dict[str, Any] = {"weight_decay": 0.01}
+    follow(sgd(0.1, **decay), lambda groups: torch.optim.SGD(groups, **decay), laid, kind, bound)
+    moving = {**decay, "momentum": 0.5}
+    follow(sgd(0.1, **moving), lambda groups: torch.optim.SGD(groups, **moving), laid, kind, 4 * bound)
+    follow(adam(0.01, **decay), lambda groups: torch.optim.Adam(groups, **decay), laid, kind, bound)
+    decoupled = adam(0.01, decoupled=True, **decay)
+    follow(decoupled, lambda groups: torch.optim.AdamW(groups, **decay), laid, kind, bound)
+
+
+def test_values_of_mixed_types_and_strides() -> None:
+    """What the fused step does not take all of goes the general way."""
+    params = {"a": torch.ones(3, 2).t(), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(2)}
+    grads = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(2)}
+    ours = sgd(0.5, momentum=0.5)
+    state = ours.init()
+    for _ in range(2):  # 1 − 0.5 g − 0.5 (0.5 g + g)
+        ours.update(params, grads, state)
+    assert params["a"].tolist() == [[1.0, -0.25, -1.5], [-2.75, -4.0, -5.25]]
+    assert params["b"].tolist() == params["c"].tolist() == [-0.25, -0.25]
+
+
+def test_a_zero_rate_and_no_gradients_move_nothing() -> None:
+    for ours in (sgd(0.0, momentum=0.9), adam(0.0)):
+        params, state = start(), ours.init()
+        ours.update(params, slopes()[0], state)
+        ours.update(params, {}, state)
+        assert all(torch.equal(params[n], v) for n, v in start().items())
+        assert state.step == 2
 
 
 def test_the_first_pattern_that_matches_gives_the_rate() -> None:

@@ -136,7 +136,10 @@ def test_vocabulary_files_that_are_refused(tmp_path: Path, content: str | None, 
 def test_a_description_of_no_vocabulary() -> None:
     with pytest.raises(DataError) as error:
         vocabulary_from({"kind": "subword"})
-    assert str(error.value) == "Wanted a vocabulary of kind 'char', 'word' or 'hashed_words'; got 'subword'."
+    assert (
+        str(error.value)
+        == "Wanted a vocabulary of kind 'char', 'word', 'token' or 'hashed_words'; got 'subword'."
+    )
 
 
 def test_hashed_words_by_hand() -> None:

@@ -111,7 +111,7 @@ class Optimizer:
         """
         groups: dict[float, list[str]] = {}
         for name in grads:
-            groups.setdefault(self.rate(name), []).append(name)
+            groups.setdefault(self.rate(name) if self.rates else self.learning_rate, []).append(name)
         state.step += 1
         for rate, names in groups.items():
             values, slopes = [params[n] for n in names], [grads[n] for n in names]
@@ -127,13 +127,24 @@ class Optimizer:
     def _sgd(
         self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
     ) -> None:
+        old = [n for n in names if n in state.first] if self.momentum else []
+        moving = [[state.first[n] for n in old]] if old else []
+        if len(old) in (0, len(names)) and _alike(values, slopes, *moving):
+            fresh = bool(self.momentum) and not old
+            if fresh:
+                moving = [[torch.empty_like(v) for v in values]]
+                state.first.update(zip(names, moving[0], strict=True))
+            torch._fused_sgd_(
+                values, slopes, moving[0] if moving else [], weight_decay=self.weight_decay, momentum=self.momentum,
+                lr=rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=fresh,
+            )  # fmt: skip
+            return
         if self.weight_decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
         if self.momentum:
-            old = [n for n in names if n in state.first]
             if old:
-                torch._foreach_mul_([state.first[n] for n in old], self.momentum)
-                torch._foreach_add_([state.first[n] for n in old], [slopes[names.index(n)] for n in old])
+                torch._foreach_mul_(moving[0], self.momentum)
+                torch._foreach_add_(moving[0], [slopes[names.index(n)] for n in old])
             for name, slope in zip(names, slopes, strict=True):
                 if name not in state.first:
                     state.first[name] = slope.clone()
@@ -145,14 +156,24 @@ class Optimizer:
     ) -> None:
         b1, b2 = self.betas
         for name, value in zip(names, values, strict=True):
-            state.first.setdefault(name, torch.zeros_like(value))
-            state.second.setdefault(name, torch.zeros_like(value))
+            if name not in state.first:
+                state.first[name], state.second[name] = torch.zeros_like(value), torch.zeros_like(value)
             state.steps[name] = state.steps.get(name, 0) + 1
+        first, second = [state.first[n] for n in names], [state.second[n] for n in names]
+        if _alike(values, slopes, first, second):
+            taken = {
+                k: torch.tensor(float(k), device=values[0].device) for k in {state.steps[n] for n in names}
+            }
+            fused = torch._fused_adamw_ if self.kind == "adamw" else torch._fused_adam_
+            fused(
+                values, slopes, first, second, [], [taken[state.steps[n]] for n in names], lr=rate, beta1=b1,
+                beta2=b2, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            return
         if self.kind == "adamw" and self.weight_decay:
             torch._foreach_mul_(values, 1.0 - rate * self.weight_decay)
         elif self.weight_decay:
             slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
-        first, second = [state.first[n] for n in names], [state.second[n] for n in names]
         torch._foreach_lerp_(first, slopes, 1.0 - b1)
         torch._foreach_mul_(second, b2)
         torch._foreach_addcmul_(second, slopes, slopes, 1.0 - b2)
@@ -190,6 +211,19 @@ class OptimizerState:
             elif name:
                 getattr(state, part)[name] = value.clone()
         return state
+
+
+def _alike(values: list[Tensor], *others: list[Tensor]) -> bool:
+    """Whether torch's fused steps may take these tensors: they read all of them in the order of memory, unchecked."""
+    kind, device = values[0].dtype, values[0].device
+    if kind not in (torch.float32, torch.float64) or device.type not in ("cpu", "cuda"):
+        return False
+    sizes = [v.numel() for v in values]
+    return all(
+        t.is_contiguous() and t.numel() == size and t.dtype == kind and t.device == device
+        for tensors in (values, *others)
+        for t, size in zip(tensors, sizes, strict=True)
+    )
 
 
 Bounds = Mapping[str, tuple[float, float]]

@@ -9,14 +9,19 @@ from fedkeep.data.readers import (
     cifar10,
     cifar100,
     fashion_mnist,
+    fdu_mtl,
     huggingface,
     movielens,
     read_table,
+    review_files,
+    tang,
     zulip_channels,
 )
 from fedkeep.data.splits import hold_out
+from fedkeep.data.statistics import TextStatistics, text_statistics
 from fedkeep.data.synthetic import many_user_text, toy, user_bias_regression
-from fedkeep.data.text import CharVocabulary, WordVocabulary, vocabulary_from
+from fedkeep.data.text import CharVocabulary, TokenVocabulary, WordVocabulary, vocabulary_from
+from fedkeep.data.vectors import WordVectors, read_word_vectors
 
 __all__ = [
     "PARTITIONS",
@@ -27,6 +32,9 @@ __all__ = [
     "ImageSet",
     "Ragged",
     "RangeIds",
+    "TextStatistics",
+    "TokenVocabulary",
+    "WordVectors",
     "WordVocabulary",
     "add_censored",
     "by_size",
@@ -35,6 +43,7 @@ __all__ = [
     "class_counts",
     "dirichlet",
     "fashion_mnist",
+    "fdu_mtl",
     "hold_out",
     "huggingface",
     "majority",
@@ -42,7 +51,11 @@ __all__ = [
     "movielens",
     "opt_out",
     "read_table",
+    "read_word_vectors",
+    "review_files",
     "shards",
+    "tang",
+    "text_statistics",
     "toy",
     "user_bias_regression",
     "vocabulary_from",

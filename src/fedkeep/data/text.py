@@ -176,17 +176,24 @@ class WordVocabulary(Vocabulary):
 
     kind = "word"
 
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """Return the words of a text, in order."""
+        return text.split()
+
     @classmethod
     def count(cls, texts: Iterable[str]) -> Counter[str]:
         """Return the frequency of each word."""
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(text.split())
+            counts.update(cls.words(text))
         return counts
 
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
-        words = [text.split()[:max_length] for text in texts]
+        return self._ids_of([self.words(text)[:max_length] for text in texts])
+
+    def _ids_of(self, words: Sequence[Sequence[str]]) -> Ragged:
         offsets = offsets_of(np.fromiter(map(len, words), np.int64, len(words)))
         ids = (self._ids.get(word, UNKNOWN) for text in words for word in text)
         return Ragged(np.fromiter(ids, self.dtype, int(offsets[-1])), offsets)
@@ -196,16 +203,37 @@ class WordVocabulary(Vocabulary):
         return " ".join("\ufffd" if i == UNKNOWN else self.symbols[i - SPECIAL] for i in ids if i != PAD)
 
 
+class TokenVocabulary(WordVocabulary):
+    """Ids of the words of tokenised text: what stands between spaces, other white space included.
+
+    A text without a word is one unknown word, so that every text has a token of its own to be read.
+    """
+
+    kind = "token"
+
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """Return the words of a text, in order."""
+        return [word for word in text.split(" ") if word]
+
+    def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """Return the ids of many texts as one ragged column, each cut at ``max_length`` words, none empty."""
+        # No word is empty, so "" is unknown to every vocabulary.
+        return self._ids_of([self.words(text)[:max_length] or [""] for text in texts])
+
+
 def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary | HashedWords:
     """Return the vocabulary that ``meta["vocabulary"]`` of a data set describes."""
     kinds: dict[str, type[CharVocabulary | WordVocabulary]] = {
         "char": CharVocabulary,
         "word": WordVocabulary,
+        "token": TokenVocabulary,
     }
     if entry.get("kind") == HashedWords.kind:
         return HashedWords(int(entry["size"]))
     if entry.get("kind") not in kinds:
         raise DataError(
-            f"Wanted a vocabulary of kind 'char', 'word' or '{HashedWords.kind}'; got {entry.get('kind')!r}."
+            f"Wanted a vocabulary of kind {', '.join(map(repr, kinds))} or {HashedWords.kind!r}; got "
+            f"{entry.get('kind')!r}."
         )
     return kinds[entry["kind"]].from_dict(entry)

@@ -5,7 +5,7 @@ from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.cores import available_cores
 from fedkeep.engines.judge import Judgement, judge, tasks_of, to_records
-from fedkeep.engines.local import LocalResult, Stream, local_run
+from fedkeep.engines.local import LocalResult, Stream, Watch, local_run
 from fedkeep.engines.pooled import Pooled
 from fedkeep.engines.round import RoundReport, Sampler, Server, run_round
 from fedkeep.engines.sequential import Sequential
@@ -26,6 +26,7 @@ __all__ = [
     "Sequential",
     "Server",
     "Stream",
+    "Watch",
     "Workers",
     "available_cores",
     "choose",

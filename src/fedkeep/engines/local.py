@@ -45,6 +45,19 @@ class Stream:
     round: int = 0
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Looks at a local run while it goes on.
+
+    Attributes:
+        every: mini-batches between two looks, counted over all phases.
+        look: called with the number of mini-batches so far and all parameters as they are then, tables whole.
+    """
+
+    every: int
+    look: Callable[[int, Params], None]
+
+
 @dataclass
 class LocalResult:
     """What local training gives.
@@ -90,6 +103,7 @@ def local_run(
     progress: float = 0.0,
     states: Sequence[OptimizerState] | None = None,
     after_step: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
 ) -> LocalResult:
     """Train on a client's own examples, phase after phase.
 
@@ -108,6 +122,7 @@ def local_run(
         progress: the finished part of the run in [0, 1), for learning-rate schedules.
         states: optimiser states to go on from (centralised training); fresh ones by default.
         after_step: called with the number of steps taken, e.g. to show progress.
+        watch: looks at the parameters now and then; what it computes must not change them.
 
     Raises:
         NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
@@ -120,7 +135,7 @@ def local_run(
     }
     run = _LocalRun(
         net, split, phases, current, narrow(received, cut), data, rows, valid, cut, draws, device, progress,
-        after_step,
+        after_step, watch,
     )  # fmt: skip
     net.train()
     result = LocalResult(current, params, cut, states=list(states or (p.optimizer.init() for p in phases)))
@@ -152,12 +167,14 @@ class _LocalRun:
     device: str
     progress: float
     after_step: Callable[[int], None] | None
+    watch: Watch | None
 
     def all(self, turns: str, result: LocalResult) -> None:
         """Run the phases and write into ``result``."""
         if turns == "batches":
             self._turns(result)
             return
+        done = 0
         for number, phase in enumerate(self.phases):
             self._seed(number)
             with _Pass(self, number, result.states[number]) as one:
@@ -166,6 +183,8 @@ class _LocalRun:
                 steps = batches(self.data, self.rows, phase, self.draws, number)
                 for position, chosen in enumerate(steps, 1):
                     one.step(chosen, result)
+                    done += 1
+                    self._look(done, [one], result)
                     if (
                         stopper is not None
                         and position % per_pass == 0
@@ -184,17 +203,32 @@ class _LocalRun:
                 held.enter_context(_Pass(self, number, result.states[number], lazy=lazy))
                 for number in range(len(self.phases))
             ]
-            for chosen in batches(self.data, self.rows, self.phases[0], self.draws, 0):
+            steps = batches(self.data, self.rows, self.phases[0], self.draws, 0)
+            for position, chosen in enumerate(steps, 1):
                 for each in passes:
                     each.step(chosen, result)
+                self._look(position, passes, result)
             for each in passes:
                 each.finish(result)
                 result.stopped.append(0)
 
+    def _look(self, done: int, passes: Sequence[_Pass], result: LocalResult) -> None:
+        if self.watch is None or done % self.watch.every:
+            return
+        buffers: Params = {}
+        for each in passes:
+            each.catch_up()
+            buffers |= each.buffers
+        self.watch.look(done, result.params | buffers)
+        self.net.train()  # whoever looked may have switched to evaluation
+
     def _seed(self, number: int) -> None:
         seed = stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round)
-        # torch.manual_seed also goes to devices that are not in use, which costs more than a small training step.
-        (torch.default_generator if self.device == "cpu" else torch).manual_seed(seed)
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would note a traceback for a GPU each time
+        if self.device.startswith("cuda"):
+            torch.cuda.manual_seed(seed)
 
     def _stopper(self, phase: Phase, one: _Pass) -> Stopper | None:
         if phase.early_stopping is None:
@@ -317,10 +351,14 @@ class _Pass:
         self.run.net.train()
         return float(total) / len(rows)
 
-    def finish(self, result: LocalResult) -> None:
-        """Bring everything to the present, and write the mean loss into ``result``."""
+    def catch_up(self) -> None:
+        """Bring every row of the tables to the present."""
         if self.lazy is not None:
             self.lazy.finish()
+
+    def finish(self, result: LocalResult) -> None:
+        """Bring everything to the present, and write the mean loss into ``result``."""
+        self.catch_up()
         total = float(self.total)
         if self.seen is not self.run.params and self.lazy is None and np.isnan(total):
             raise MethodError(

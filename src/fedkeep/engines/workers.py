@@ -74,7 +74,9 @@ class Workers:
         pool = self._pool_for(job)
         pool.grow(min(self.count, len(clients)))
         layout = pool.task.received.put(received)
-        turns = _Turns(pool, job, [int(c) for c in clients], {"round": round, "progress": progress, "received": layout})
+        turns = _Turns(
+            pool, job, [int(c) for c in clients], {"round": round, "progress": progress, "received": layout}
+        )
         try:
             yield from turns
         finally:

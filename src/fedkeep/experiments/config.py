@@ -81,9 +81,11 @@ class ModelConfig(_Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
     ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
+    ``word_vectors`` names a file of word vectors that the embedding of ``text`` starts from.
     """
 
     kind: str
+    word_vectors: str | None = None
 
 
 class LossConfig(_Strict):
@@ -124,6 +126,7 @@ class RunConfig(_Strict):
     workers: int | None = Field(None, ge=1)
     device: str = "cpu"
     evaluate_every: int | None = Field(None, ge=0)
+    evaluate_shared: bool = False
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
 
@@ -134,8 +137,19 @@ class RunConfig(_Strict):
         return self
 
 
+class PersonalizationConfig(_Strict):
+    """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many."""
+
+    ratio: Rate = 0.01
+    steps: int = Field(200, ge=1)
+    every: int = Field(20, ge=1)
+
+
 class Config(_Strict):
-    """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``."""
+    """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
+
+    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round.
+    """
 
     name: str = ""
     seed: int = 0
@@ -143,6 +157,7 @@ class Config(_Strict):
     model: ModelConfig
     method: MethodConfig
     run: RunConfig
+    personalization: PersonalizationConfig | None = None
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

@@ -41,6 +41,7 @@ from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
 
+SHARED = "test/shared"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
 
@@ -129,6 +130,7 @@ def simulate(
     epochs: float | None = None,
     sampling: Literal["shuffled", "independent"] = "shuffled",
     evaluate_every: int | None = None,
+    evaluate_shared: bool = False,
     hold_out: float = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
     private: PrivateStore | None = None,
@@ -158,6 +160,7 @@ def simulate(
         sampling: ``"shuffled"`` (every client once an epoch) or ``"independent"`` draws.
         evaluate_every: rounds between evaluations on ``valid`` and ``test``; by default once an epoch. The last
             round is always evaluated. 0: never.
+        evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN, or ``"skip"`` that client's round.
         private: a store to go on with, e.g. of another task's run (only without ``out``).
@@ -176,7 +179,7 @@ def simulate(
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, workers, device, sampling, evaluate_every,
-        hold_out, on_nonfinite, private, name, config, config_text,
+        evaluate_shared, hold_out, on_nonfinite, private, name, config, config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
 
@@ -186,8 +189,8 @@ class _Simulation:
     def __init__(
         self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
         cohort: int, seed: int, engine: str, workers: int | None, device: str,
-        sampling: Literal["shuffled", "independent"], evaluate_every: int | None, hold_out: float,
-        on_nonfinite: Literal["stop", "skip"], private: PrivateStore | None, name: str,
+        sampling: Literal["shuffled", "independent"], evaluate_every: int | None, evaluate_shared: bool,
+        hold_out: float, on_nonfinite: Literal["stop", "skip"], private: PrivateStore | None, name: str,
         config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
         module = copy.deepcopy(model)
@@ -213,7 +216,11 @@ class _Simulation:
             raise ConfigError(f"on_nonfinite must be 'stop' or 'skip'; got {on_nonfinite!r}.")
         if every < 0:
             raise ConfigError(f"evaluate_every must be at least 0 (0: never); got {every}.")
-        self.every = every
+        if evaluate_shared and method.predict_shared is None:
+            raise ConfigError(
+                f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
+            )
+        self.every, self.evaluate_shared = every, evaluate_shared
         self.identity = {
             "seed": seed,
             "rounds": self.rounds,
@@ -224,6 +231,7 @@ class _Simulation:
             "hold_out": hold_out,
             "on_nonfinite": on_nonfinite,
             "method": describe(method),
+            **({"evaluate_shared": True} if evaluate_shared else {}),
             "model": {"layers": repr(self.module), "initial_sha256": digest(self.initial)},
         }
 
@@ -352,6 +360,13 @@ class _Simulation:
             if split == "test" and improved:
                 lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=True)
             records += lines
+        if self.evaluate_shared:
+            judged = judge(
+                self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), "test",
+                device=self.device, shared=True,
+            )  # fmt: skip
+            last = run.round == self.rounds
+            records += to_records(judged, self.data, run.round, run.epoch, SHARED, per_client=last)
         return records
 
     def _state(self, server: Server) -> Params:

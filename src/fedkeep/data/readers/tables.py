@@ -68,7 +68,7 @@ def read_table(
     """
     file = existing(Path(path))
     wanted = [user, label, *(features if features is not None else [text])]
-    table = _read(file, wanted, [split, time])
+    table = load_table(file, wanted, [split, time])
     return from_table(
         table,
         user=user,
@@ -126,12 +126,12 @@ def from_table(
     meta: dict[str, Any],
 ) -> FederatedData:
     """Turn a table into federated data; the arguments are those of :func:`read_table`."""
-    parts = _splits(table, split) if split in table.columns else None
-    labels, about = _labels(table, label, task, label_names)
+    parts = splits_of(table, split) if split in table.columns else None
+    labels, about = labels_of(table, label, task, label_names)
     meta = meta | about
     columns: dict[str, Column] = {"label": labels}
     if text is not None:
-        texts = _texts(table, text)
+        texts = texts_of(table, text)
         training = [t for t, part in zip(texts, parts, strict=True) if part == "train"] if parts else texts
         vocabulary = _vocabulary(training, tokens, vocabulary)
         columns["text"] = vocabulary.encode_all(texts, max_length)
@@ -151,7 +151,8 @@ def from_table(
     return FederatedData.from_columns(np.asarray(_users(table, user)), columns, parts, meta)
 
 
-def _read(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
+def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
+    """Read the columns ``wanted``, and those of ``optional`` that there are, of a file of examples."""
     suffix = next((s for s in FORMATS if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"Wanted a file that ends in one of {', '.join(FORMATS)}; got {path.name}.")
@@ -236,14 +237,16 @@ def _users(table: Table, name: str) -> list[str]:
     return users
 
 
-def _texts(table: Table, name: str) -> list[str]:
+def texts_of(table: Table, name: str) -> list[str]:
+    """Return a column as texts, or raise DataError at the first value that is none."""
     for row, text in enumerate(table.columns[name]):
         if not isinstance(text, str):
             raise DataError(f"{table.where(row)}: wanted text in column {name!r}; got {text!r}.")
     return list(table.columns[name])
 
 
-def _splits(table: Table, name: str) -> list[str]:
+def splits_of(table: Table, name: str) -> list[str]:
+    """Return a column as "train", "valid" and "test", or raise DataError at the first value that is none of them."""
     parts = []
     for row, part in enumerate(table.columns[name]):
         if not isinstance(part, str) or part not in ALIASES:
@@ -255,9 +258,10 @@ def _splits(table: Table, name: str) -> list[str]:
     return parts
 
 
-def _labels(
+def labels_of(
     table: Table, name: str, task: str | None, label_names: Sequence[str] | None
 ) -> tuple[NDArray[Any], dict[str, Any]]:
+    """Return a column as labels, and what ``meta`` says of them; the arguments are those of :func:`read_table`."""
     if task == "regression":
         return table.numbers(name, float).astype(np.float32), {"task": task}
     values = table.columns[name]

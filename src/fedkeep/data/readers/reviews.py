@@ -1,0 +1,107 @@
+"""A folder with a file of reviews, or of any short texts with labels, for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.readers.files import sha256
+from fedkeep.data.readers.tables import ALIASES, FORMATS, Table, labels_of, load_table, splits_of, texts_of
+from fedkeep.data.reviews import Reviews, federated
+from fedkeep.data.text import TokenVocabulary
+
+
+def review_files(
+    folder: str | Path,
+    max_length: int = 200,
+    vocabulary: TokenVocabulary | int = 50_000,
+    text: str = "text",
+    label: str = "label",
+    split: str = "split",
+    label_names: Sequence[str] | None = None,
+    valid: int = 0,
+    drop_duplicates: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Read one file a client (``NAME.csv``), or one a client and split (``NAME.train.csv``, ``NAME.test.csv``).
+
+    A file is a table with a text and a label on each row: CSV, TSV, JSON lines (each also ``.gz``) or Parquet. Its
+    split is in its name, or in a column; where it is in neither, the reviews are not split. The texts are tokenised
+    already, with spaces between words.
+
+    Args:
+        folder: the files; hidden files are skipped.
+        max_length: words of a text to keep.
+        vocabulary: a vocabulary, or how many words to keep, the most frequent in training texts.
+        text, label, split: names of columns.
+        label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
+        valid: training texts of each client to validate on instead, drawn at random.
+        drop_duplicates: drop training texts that stand word for word in a test set.
+        limit: keep at most this many training and this many test texts of each client, drawn at random.
+        seed: of the draws.
+
+    Returns:
+        Data with the columns ``text`` (word ids) and ``label``; a client's id is its file's NAME.
+
+    Raises:
+        DataError: the folder holds no such file, or one is malformed; file and line are named.
+    """
+    files = _files(Path(folder))
+    named = [_one(file, text, label, split) for file in files]
+    table = _joined([part for _, part in named])
+    clients = [client for client, part in named for _ in part.columns[text]]
+    labels, meta = labels_of(table, label, None, label_names)
+    parts = splits_of(table, split) if split in table.columns else []
+    reviews = Reviews(clients, parts, labels.tolist(), texts_of(table, text))
+    meta |= {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
+    return federated(
+        reviews, meta, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
+        limit=limit, seed=seed,
+    )  # fmt: skip
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"Wanted a folder with a file of reviews for each client; {folder} is none.")
+    found = sorted(p for p in folder.iterdir() if p.name.endswith(FORMATS) and not p.name.startswith("."))
+    if not found:
+        raise DataError(
+            f"{folder} holds no file of reviews. Wanted one for each client that ends in one of {', '.join(FORMATS)}."
+        )
+    return found
+
+
+def _one(file: Path, text: str, label: str, split: str) -> tuple[str, Table]:
+    table = load_table(file, [text, label], [split])
+    name = next(file.name.removesuffix(suffix) for suffix in FORMATS if file.name.endswith(suffix))
+    client, dot, part = name.rpartition(".")
+    if not dot or part not in ALIASES:
+        return name, table
+    if split in table.columns:
+        raise DataError(f"{file} has its split in its name and in the column {split!r}. Drop one of the two.")
+    return client, Table({**table.columns, split: [part] * len(table.columns[text])}, table.where)
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    """Return the tables one after the other; a row keeps the name of its file and line."""
+    first = tables[0]
+    columns: dict[str, list[Any]] = {name: [] for name in first.columns}
+    places: list[tuple[Table, int]] = []
+    for table in tables:
+        if table.columns.keys() != columns.keys():
+            raise DataError(
+                f"{table.where(0)}: wanted a split in every file or in none; {first.where(0)} is different."
+            )
+        for name, values in columns.items():
+            values.extend(table.columns[name])
+        places += [(table, row) for row in range(len(next(iter(table.columns.values()))))]
+
+    def where(row: int) -> str:
+        table, own = places[row]
+        return table.where(own)
+
+    return Table(columns, where)

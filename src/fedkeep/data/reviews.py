@@ -1,0 +1,157 @@
+"""Reviews of several clients, as they were read, and the steps from there to federated data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.core.seeds import numpy_generator
+from fedkeep.data.columns import Column
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.text import SPECIAL, TokenVocabulary
+
+
+@dataclass
+class Reviews:
+    """Texts with labels, one entry a review in each list.
+
+    Attributes:
+        client: ids of the clients.
+        split: "train", "valid" or "test"; empty where the reviews are not split yet.
+        label: classes, from 0.
+        text: tokenised texts, words between spaces.
+    """
+
+    client: list[str] = field(default_factory=list)
+    split: list[str] = field(default_factory=list)
+    label: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+    def add(self, client: str, split: str, label: int, text: str) -> None:
+        """Append a review."""
+        for column, value in zip(self._columns(), (client, split, label, text), strict=True):
+            column.append(value)
+
+    def keep(self, rows: list[int]) -> Reviews:
+        """Return these reviews, in this order."""
+        return Reviews(*([column[row] for row in rows] if column else [] for column in self._columns()))
+
+    def rows(self, split: str) -> dict[str, list[int]]:
+        """Return the row numbers of a split by client, clients in order of their ids."""
+        found: dict[str, list[int]] = {client: [] for client in sorted(set(self.client))}
+        for row, (client, part) in enumerate(zip(self.client, self.split, strict=True)):
+            if part == split:
+                found[client].append(row)
+        return found
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.client, self.split, self.label, self.text
+
+
+def federated(
+    reviews: Reviews,
+    meta: dict[str, Any],
+    *,
+    max_length: int,
+    vocabulary: TokenVocabulary | int,
+    valid: int = 0,
+    drop_duplicates: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Return reviews as federated data with the columns ``text`` (word ids) and ``label``.
+
+    In this order: training reviews that occur in a test set are dropped, clients are cut down to ``limit``, training
+    reviews become validation reviews, and the vocabulary is counted on what is left to train on.
+
+    Args:
+        reviews: what was read.
+        meta: of the result; it must hold ``classes``.
+        max_length: words of a review to keep.
+        vocabulary: a vocabulary, or how many words to keep: the most frequent of all clients' training reviews, as
+            the sum of the clients' own counts (KTEPS §5.2); padding (0) and unknown (1) come on top.
+        valid: training reviews of each client to validate on instead, drawn at random.
+        drop_duplicates: drop training reviews that stand word for word in a test set, of any client.
+        limit: keep at most this many training and this many test reviews of each client, drawn at random.
+        seed: of the draws.
+
+    Raises:
+        DataError: ``valid`` leaves a client nothing to train on, or numbers below what makes sense.
+    """
+    if max_length < 1 or valid < 0 or (limit is not None and limit < 1):
+        raise DataError(
+            f"Wanted max_length and limit of at least 1 and valid of at least 0; got {max_length}, {limit} and {valid}."
+        )
+    if valid and not reviews.split:
+        raise DataError(
+            "Wanted reviews that are split into train and test, to take validation reviews from train; these are not "
+            "split. Call data.split_per_user() instead."
+        )
+    if drop_duplicates:
+        reviews, meta = _without_duplicates(reviews, meta)
+    if limit is not None:
+        reviews = _limited(reviews, limit, seed)
+    if valid:
+        reviews = _with_valid(reviews, valid, seed)
+    if isinstance(vocabulary, int):
+        vocabulary = _counted(reviews, vocabulary)
+    columns: dict[str, Column] = {
+        "text": vocabulary.encode_all(reviews.text, max_length),
+        "label": np.asarray(reviews.label, dtype=np.int64),
+        # The whole length, which the cut text no longer tells; the underscore keeps it out of batches.
+        "_words": np.asarray([len(vocabulary.words(text)) for text in reviews.text], dtype=np.int64),
+    }
+    return FederatedData.from_columns(
+        reviews.client,
+        columns,
+        reviews.split or None,
+        {**meta, "task": "multiclass", "vocabulary": vocabulary.to_dict(), "max_length": max_length},
+    )
+
+
+def _without_duplicates(reviews: Reviews, meta: dict[str, Any]) -> tuple[Reviews, dict[str, Any]]:
+    tested = {text for text, part in zip(reviews.text, reviews.split, strict=True) if part == "test"}
+    keep = [
+        row
+        for row, (text, part) in enumerate(zip(reviews.text, reviews.split, strict=True))
+        if part != "train" or text not in tested
+    ]
+    dropped = len(reviews.text) - len(keep)
+    return reviews.keep(keep), {**meta, "dropped_duplicates": dropped}
+
+
+def _limited(reviews: Reviews, limit: int, seed: int) -> Reviews:
+    kept: list[int] = []
+    for split in sorted(set(reviews.split)):
+        for client, rows in reviews.rows(split).items():
+            order = numpy_generator(seed, f"limit/{split}", client).permutation(rows)
+            kept += order[:limit].tolist()
+    return reviews.keep(sorted(kept))
+
+
+def _with_valid(reviews: Reviews, valid: int, seed: int) -> Reviews:
+    split = list(reviews.split)
+    for client, rows in reviews.rows("train").items():
+        if len(rows) <= valid:
+            raise DataError(
+                f"Wanted {valid} of the training reviews of client {client!r} to validate on; it has only {len(rows)}, "
+                f"which would leave none to train on. Lower valid."
+            )
+        for row in numpy_generator(seed, "valid", client).permutation(rows)[:valid]:
+            split[row] = "valid"
+    return Reviews(reviews.client, split, reviews.label, reviews.text)
+
+
+def _counted(reviews: Reviews, words: int) -> TokenVocabulary:
+    """Return the most frequent words of the training reviews: each client counts its own, and the counts are added."""
+    if words < 1:
+        raise DataError(f"A vocabulary needs at least 1 word; got {words}.")
+    total: Counter[str] = Counter()
+    training = reviews.rows("train") if reviews.split else {"": list(range(len(reviews.text)))}
+    for rows in training.values():
+        total.update(TokenVocabulary.count(reviews.text[row] for row in rows))
+    return TokenVocabulary.from_counts(total, words + SPECIAL)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import TokenVocabulary, WordVectors, read_word_vectors
+
+GLOVE = "the 1 2\na -0.5 3e-1\n. 0 0\n"
+
+
+def text(path: Path, content: str = GLOVE, name: str = "v.txt") -> Path:
+    data = content.encode()
+    (path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path / name
+
+
+def npz(path: Path, **arrays: Any) -> Path:
+    given = {"words": np.array([b"the", b"a"]), "vectors": np.array([[1, 2], [3, 4]], np.float16)} | arrays
+    np.savez(path / "v.npz", **{name: array for name, array in given.items() if array is not None})
+    return path / "v.npz"
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(GLOVE, "v.txt"), ("3 2\n" + GLOVE, "v.vec"), (GLOVE.replace("\n", " \n"), "v.txt.gz")],
+)
+def test_text_of_glove_and_word2vec(tmp_path: Path, content: str, name: str) -> None:
+    vectors = read_word_vectors(text(tmp_path, content, name))
+    assert vectors.words == ("the", "a", ".")
+    assert vectors.vectors.dtype == np.float32
+    assert np.array_equal(vectors.vectors, np.array([[1, 2], [-0.5, 0.3], [0, 0]], np.float32))
+    assert vectors.width == 2
+    some = read_word_vectors(tmp_path / name, keep=["a", "unheard"])
+    assert (some.words, some.vectors.tolist()) == (("a",), [[-0.5, np.float32(0.3)]])
+
+
+def test_npz(tmp_path: Path) -> None:
+    vectors = read_word_vectors(npz(tmp_path))
+    assert vectors.words == ("the", "a")
+    assert vectors.vectors.dtype == np.float32
+    assert vectors.vectors.tolist() == [[1, 2], [3, 4]]
+    texts = read_word_vectors(npz(tmp_path, words=np.array(["ä", "the"])), keep={"ä"})
+    assert (texts.words, texts.vectors.tolist()) == (("ä",), [[1, 2]])
+
+
+def test_of_a_word_that_comes_twice_the_first_vector_counts(tmp_path: Path) -> None:
+    vectors = read_word_vectors(text(tmp_path, GLOVE + "the 7 7\n"))
+    assert vectors.words == ("the", "a", ".")
+    assert vectors.vectors[0].tolist() == [1, 2]
+    twice = read_word_vectors(npz(tmp_path, words=np.array([b"a", b"a"])))
+    assert (twice.words, twice.vectors.tolist()) == (("a",), [[1, 2]])
+
+
+def test_the_table_of_a_vocabulary() -> None:
+    vectors = WordVectors(("a", "b"), np.array([[1, 2], [3, 4]], np.float32))
+    vocabulary = TokenVocabulary(["b", "new", "a"])
+    table = vectors.table(vocabulary)
+    assert table.shape == (5, 2)
+    assert table.dtype == np.float32
+    assert table[[0, 2, 4]].tolist() == [[0, 0], [3, 4], [1, 2]]
+    drawn = table[[1, 3]]  # unknown, and the word without a vector
+    assert ((np.abs(drawn) <= 0.1) & (drawn != 0)).all()
+    assert np.array_equal(table, vectors.table(vocabulary))
+    other = vectors.table(vocabulary, seed=1)
+    assert np.array_equal(table[[0, 2, 4]], other[[0, 2, 4]])
+    assert not (table[[1, 3]] == other[[1, 3]]).any()
+    many = vectors.table(TokenVocabulary(["a", *(f"w{n}" for n in range(5000))]))[3:]
+    assert (many.min(), many.max(), many.mean()) == pytest.approx((-0.1, 0.1, 0.0), abs=2e-3)
+
+
+def test_vectors_of_another_language() -> None:
+    with pytest.raises(DataError) as error:
+        WordVectors(("a",), np.ones((1, 2), np.float32)).table(TokenVocabulary(["B", "C", "D", "E"]))
+    assert str(error.value) == (
+        "None of the vocabulary's 4 words ('B', 'C', 'D', …) has a vector. Are the texts lower-cased and cut into words "
+        "as those that the vectors were made from?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "The data file {path} is empty. Fetch it again."),
+        ("3 2\n", "{path} is truncated: its first line announces 3 words; it holds 0."),
+        ("4 2\n" + GLOVE, "{path} is truncated: its first line announces 4 words; it holds 3."),
+        ("3 3\n" + GLOVE, ("{path}, line 2: wanted a word and 3 numbers between single spaces; got 3 cells: 'the 1 2'.")),
+        (GLOVE + "b 1\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 2 cells: 'b 1'."),
+        (GLOVE + "b c 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b c 1 2'."),
+        (GLOVE + " 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 3 cells: ' 1 2'."),
+        (GLOVE + "\nb 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 1 cells: ''."),
+        ("the\n", "{path}, line 1: wanted a word and 1 numbers between single spaces; got 1 cells: 'the'."),
+        (GLOVE + "b 1 x\n", "{path}, line 4: wanted numbers behind 'b'; could not convert string to float: 'x'."),
+        (GLOVE + "b 1 nan\n", "{path}, line 4: the vector of 'b' holds NaN or infinity."),
+        (GLOVE + "b 1 1e99\n", "{path}, line 4: the vector of 'b' holds NaN or infinity."),
+    ],
+)  # fmt: skip
+def test_bad_text(tmp_path: Path, content: str, expected: str) -> None:
+    path = text(tmp_path, content)
+    with pytest.raises(DataError) as error:
+        read_word_vectors(path)
+    assert str(error.value) == expected.format(path=path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"words": None}, "{path}: wanted the arrays 'words' and 'vectors'; it holds ['vectors']."),
+        ({"words": np.array(["a"])}, "{path}: wanted a vector for each word; got 1 words, 2 vectors."),
+        ({"words": np.array([1, 2])}, ("{path}: wanted words, a row of texts, and vectors, a row of floats for each; "
+         "got int64 of shape (2,) and float16 of shape (2, 2).")),
+        ({"vectors": np.ones(2)}, ("{path}: wanted words, a row of texts, and vectors, a row of floats for each; got "
+         "|S3 of shape (2,) and float64 of shape (2,).")),
+        ({"words": np.array([b"a", b""])}, "{path}: word 1 is missing: an empty text has a vector."),
+        ({"words": np.array([b"a", b"\xff"])}, "{path}: word 1 is no UTF-8 text: b'\\xff'."),
+        ({"vectors": np.array([[1, 2], [np.inf, 1]])}, "{path}: the vector of 'a' holds NaN or infinity."),
+        ({"words": np.zeros(0, "S1"), "vectors": np.zeros((0, 2))},
+         "The file of word vectors {path} holds no word. Is it the right one?"),
+        ({"words": np.array(["a", "b"], object)}, ("{path} is damaged or no .npz file of plain arrays: Object arrays cannot "
+         "be loaded when allow_pickle=False.")),
+    ],
+)  # fmt: skip
+def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], expected: str) -> None:
+    path = npz(tmp_path, **arrays)
+    with pytest.raises(DataError) as error:
+        read_word_vectors(path)
+    assert str(error.value) == expected.format(path=path)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "v.npz"
+    with pytest.raises(DataError) as error:
+        read_word_vectors(path)
+    assert str(error.value) == f"Wanted the data file {path}, which does not exist. Check the path."
+    path.write_bytes(b"PK no archive")
+    with pytest.raises(DataError, match="is damaged or no .npz file of plain arrays"):
+        read_word_vectors(path)
+    path = text(tmp_path)
+    with pytest.raises(DataError) as error:
+        read_word_vectors(path, keep=["unheard"])
+    assert str(error.value) == (
+        f"The file of word vectors {path} has none of the 1 words that are wanted. Is it the right one?"
+    )
+
+
+DATA = os.environ.get("FEDKEEP_DATA", "")
+
+
+@pytest.mark.skipif(
+    not (DATA and Path(DATA, "word_vectors").is_dir()),
+    reason="set FEDKEEP_DATA to a folder that holds word_vectors/ to test the real data",
+)
+def test_the_real_vectors() -> None:
+    vectors = read_word_vectors(Path(DATA, "word_vectors", "word_vectors_200d.npz"))
+    assert vectors.vectors.shape == (50_000, 200)
+    assert np.linalg.norm(vectors.vectors, axis=1).mean() == pytest.approx(3, abs=0.5)
+    place = {word: row for row, word in enumerate(vectors.words)}
+    unit = vectors.vectors / np.linalg.norm(vectors.vectors, axis=1, keepdims=True)
+    near = unit @ unit[place["good"]]
+    assert "great" in {vectors.words[row] for row in np.argsort(-near)[:10]}
