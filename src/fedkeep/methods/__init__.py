@@ -16,6 +16,7 @@ from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
+from fedkeep.methods.mixture import mixture
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -30,6 +31,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrep": fedrep,
     "fine_tuned": fine_tuned,
     "lg_fedavg": lg_fedavg,
+    "mixture": mixture,
 }
 
 __all__ = [
@@ -50,5 +52,6 @@ __all__ = [
     "furl",
     "lg_fedavg",
     "local",
+    "mixture",
     "terms",
 ]
