@@ -19,7 +19,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Job, Pooled, Sampler, Sequential, Server
 from fedkeep.engines.round import run_round
 from fedkeep.methods.copies import with_copy
-from fedkeep.methods.mixture import OnOutput
+from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
 from tests.tiny import Logits, Noisy, bits, classes, job, parts
@@ -112,7 +112,11 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         experts,
         methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3)).but(
             phases=(
-                Phase(OnOutput("local_logits", methods.terms.cross_entropy()), ("local_expert.*",), examples="all"),
+                Phase(
+                    OnOutput("local_logits", methods.terms.cross_entropy()),
+                    ("local_expert.*",),
+                    examples="all",
+                ),
                 methods.mixture(batch_size=32).phases[0],
             )
         ),

@@ -15,7 +15,7 @@ from fedkeep.methods import METHODS, fedavg, furl, local, terms
 from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.base import forward
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.mixture import OnOutput
+from fedkeep.methods.outputs import OnOutput
 from tests.tiny import Logits
 
 NAMES = ["user", "linear.weight", "linear.bias"]

@@ -21,7 +21,7 @@ from fedkeep.engines.local import batches
 from fedkeep.experiments.adapt import adapt_clients, rooted
 from fedkeep.experiments.personalize import first_examples
 from fedkeep.methods import EarlyStopping, Method, Phase, mixture, terms
-from fedkeep.methods.mixture import NegativeLogLikelihood, OnOutput, PredictOutput, as_likelihood
+from fedkeep.methods.outputs import NegativeLogLikelihood, OnOutput, PredictOutput, as_likelihood
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.tiny import bits, classes, same_bits
 
@@ -66,7 +66,9 @@ def model(dropout: float = 0.0) -> MixtureOfExperts:
     return MixtureOfExperts(Expert(1, dropout=dropout), Expert(2, dropout=dropout), Switch()).double()
 
 
-def federated(method: Method, data: FederatedData = DATA, dropout: float = 0.0, rounds: int = 4, **options: Any) -> Run:
+def federated(
+    method: Method, data: FederatedData = DATA, dropout: float = 0.0, rounds: int = 4, **options: Any
+) -> Run:
     return simulate(model(dropout), method, data, rounds=rounds, cohort=3, seed=5, **options)
 
 
@@ -96,11 +98,15 @@ def test_rounds_compute_the_global_expert_alone(monkeypatch: pytest.MonkeyPatch)
     calls: list[str] = []
     for kind, name in ((Switch, "logit"), (Expert, "forward")):
         real = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda self, x, real=real: (calls.append(type(self).__name__), real(self, x))[1])
+        monkeypatch.setattr(
+            kind, name, lambda self, x, real=real: (calls.append(type(self).__name__), real(self, x))[1]
+        )
     federated(mixture(**OPTIONS), evaluate_every=0)
     assert calls.count("Switch") == 1  # the look at the widths
     calls.clear()
-    simulate(Expert(1).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5, evaluate_every=0)
+    simulate(
+        Expert(1).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5, evaluate_every=0
+    )
     steps = calls.count("Expert")
     calls.clear()
     federated(mixture(**OPTIONS), evaluate_every=0)
@@ -120,11 +126,20 @@ def test_before_adapting_a_client_has_the_global_expert_alone() -> None:
     run = federated(mixture(**OPTIONS))
     plain = simulate(Expert(1).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5)
     for split in ("valid", "test"):
-        assert run.evaluate(split) == run.evaluate(split, shared=True) == pytest.approx(plain.evaluate(split), abs=1e-12)
+        assert (
+            run.evaluate(split)
+            == run.evaluate(split, shared=True)
+            == pytest.approx(plain.evaluate(split), abs=1e-12)
+        )
     ours, theirs = ([r for r in found.history if r.split == "test"] for found in (run, plain))
     assert [(r.round, r.metric, r.client) for r in ours] == [(r.round, r.metric, r.client) for r in theirs]
     assert [r.value for r in ours] == pytest.approx([r.value for r in theirs], abs=1e-12)
-    for method, waits in ((mixture(), True), (methods.fine_tuned(), False), (methods.local(), False), (methods.furl("gate.*"), False)):
+    for method, waits in (
+        (mixture(), True),
+        (methods.fine_tuned(), False),
+        (methods.local(), False),
+        (methods.furl("gate.*"), False),
+    ):
         assert method.waits(sorted(run.net.trainable())) is waits
 
 
@@ -138,7 +153,12 @@ def draws(client: int, rows: np.ndarray, phase: Phase, number: int) -> Iterator[
 
 
 def stopped_early(
-    tensors: list[nn.Parameter], loss: Any, rate: float, steps: Iterator[dict[str, Tensor]], per_pass: int, valid: dict[str, Tensor]
+    tensors: list[nn.Parameter],
+    loss: Any,
+    rate: float,
+    steps: Iterator[dict[str, Tensor]],
+    per_pass: int,
+    valid: dict[str, Tensor],
 ) -> int:
     """Train by Adam with early stopping every 2 passes, patience 2; leave the best values and return their pass."""
     stepper = torch.optim.Adam(tensors, rate)
@@ -186,7 +206,9 @@ def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.M
         return nn.functional.nll_loss(mixed, batch["label"])
 
     trained = {"local_copy": [shared, own, gate], "frozen": [own, gate], "gate_only": [gate]}[tune]
-    first = stopped_early(list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt[0], 0), per_pass, held)
+    first = stopped_early(
+        list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt[0], 0), per_pass, held
+    )
     tensors = [t for m in trained for t in m.parameters()]
     second = stopped_early(tensors, joint, 0.02, draws(client, rows, method.adapt[1], 1), per_pass, held)
     return module, [first, second]
@@ -203,7 +225,9 @@ def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
     for client in range(4):
         expected, stops = by_hand(run, client, tune, mix, init)
         own = found.own(client)
-        names = {n for n, _ in expected.named_parameters() if tune == "local_copy" or not n.startswith("global")}
+        names = {
+            n for n, _ in expected.named_parameters() if tune == "local_copy" or not n.startswith("global")
+        }
         assert set(own) == names
         for name in names:
             torch.testing.assert_close(own[name], expected.get_parameter(name).detach(), rtol=0, atol=1e-9)
@@ -217,7 +241,9 @@ def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
 
 def test_what_step_3_trains() -> None:
     for tune, changes in (("local_copy", "gls"), ("frozen", "gl"), ("gate_only", "g")):
-        run = federated(mixture(tune_global=tune, **OPTIONS, **{**LATER, "local_epochs": 0, "early_stopping": None}))  # type: ignore[arg-type]
+        run = federated(
+            mixture(tune_global=tune, **OPTIONS, **{**LATER, "local_epochs": 0, "early_stopping": None})
+        )  # type: ignore[arg-type]
         own = adapt_clients(run, [1]).own(1)
         start = {**Net(model()).initial(), **run.server}
         for letter, prefix in (("g", "gate."), ("l", "local_expert."), ("s", "global_expert.")):
@@ -227,10 +253,18 @@ def test_what_step_3_trains() -> None:
 
 def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
     """One run of FedAvg serves all: the local expert alone is the baseline Local, a fine-tuned one the other."""
-    plain = simulate(Expert(1, dropout=0.3).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5)
+    plain = simulate(
+        Expert(1, dropout=0.3).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5
+    )
     stop, tune = LATER["early_stopping"], LATER["local_epochs"]
     alone = methods.local(optimizer=OPTIONS["optimizer"], batch_size=4)
-    alone = alone.but(adapt=(Phase(optimizer=OPTIONS["optimizer"], batch_size=4, epochs=tune, examples="all", early_stopping=stop),))
+    alone = alone.but(
+        adapt=(
+            Phase(
+                optimizer=OPTIONS["optimizer"], batch_size=4, epochs=tune, examples="all", early_stopping=stop
+            ),
+        )
+    )
     tuned = methods.fine_tuned(**OPTIONS, tune_epochs=tune, early_stopping=stop)
     local = adapt_clients(rooted(plain, Expert(2, dropout=0.3).double(), alone))
     fine = adapt_clients(rooted(plain, Expert(1, dropout=0.3).double(), tuned))
@@ -296,9 +330,19 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
 def test_the_defaults_are_the_papers() -> None:
     method = mixture()
     (shared,), (own, joint) = method.phases, method.adapt
-    assert (shared.optimizer, shared.epochs, shared.batch_size, shared.examples) == (adam(1e-4), 3, 10, "opted_in")
+    assert (shared.optimizer, shared.epochs, shared.batch_size, shared.examples) == (
+        adam(1e-4),
+        3,
+        10,
+        "opted_in",
+    )
     for phase in (own, joint):
-        assert (phase.optimizer, phase.epochs, phase.batch_size, phase.examples) == (adam(1e-4), 200, 10, "all")
+        assert (phase.optimizer, phase.epochs, phase.batch_size, phase.examples) == (
+            adam(1e-4),
+            200,
+            10,
+            "all",
+        )
         assert phase.early_stopping == EarlyStopping(every=5, patience=10)
     assert (own.trains, joint.trains) == (("local_expert.*",), "all")
     assert method.predict_shared == PredictOutput("global_logits")
@@ -308,7 +352,10 @@ def test_the_defaults_are_the_papers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tune_global": "copy"}, "tune_global must be one of ['local_copy', 'frozen', 'gate_only']; got 'copy'."),
+        (
+            {"tune_global": "copy"},
+            "tune_global must be one of ['local_copy', 'frozen', 'gate_only']; got 'copy'.",
+        ),
         ({"local_init": "tuned"}, "local_init must be one of ['scratch', 'finetuned']; got 'tuned'."),
         ({"mix": "logits"}, "mix must be one of ['probability', 'logprob']; got 'logits'."),
     ],
@@ -336,7 +383,7 @@ def test_a_fine_tuned_start_needs_equal_experts() -> None:
 
     for own, fault in (
         (Wide(), "unknown ['local_expert.body.bias']"),
-        (Expert(2, 4), "'local_expert.out.weight' is (4, 5) and (3, 5)"),
+        (Expert(2, 4), "'local_expert.out.weight' wants (4, 5), is (3, 5)"),
     ):
         joined = MixtureOfExperts(Expert(1), own, Switch()).double()
         run = simulate(joined, mixture(local_init="finetuned", **OPTIONS), DATA, rounds=0)

@@ -176,7 +176,10 @@ def test_looking_at_the_widths_draws_nothing() -> None:
 
 def test_a_gate_that_sees_confidences_by_hand() -> None:
     gate = ConfidenceGate().double()
-    own, shared = torch.tensor([[0.8, 0.2], [0.1, 0.9]]).double(), torch.tensor([[0.3, 0.7], [0.5, 0.5]]).double()
+    own, shared = (
+        torch.tensor([[0.8, 0.2], [0.1, 0.9]]).double(),
+        torch.tensor([[0.3, 0.7], [0.5, 0.5]]).double(),
+    )
     assert gate.logit(own.log(), shared.log()).tolist() == [0.0, 0.0]
     with torch.no_grad():
         gate.weigh.weight.copy_(torch.tensor([[1.0, 10.0, 100.0, 1000.0, 1e4]]))
@@ -187,9 +190,16 @@ def test_a_gate_that_sees_confidences_by_hand() -> None:
     logit = logit.detach()
     assert float(logit[0]) == pytest.approx(expected, abs=1e-3)
     assert float(logit[1]) == pytest.approx(
-        0.5 + math.log(0.9) - 10 * (0.1 * math.log(0.1) + 0.9 * math.log(0.9)) - 100 * math.log(2) + 1000 * math.log(2), abs=1e-6
+        0.5
+        + math.log(0.9)
+        - 10 * (0.1 * math.log(0.1) + 0.9 * math.log(0.9))
+        - 100 * math.log(2)
+        + 1000 * math.log(2),
+        abs=1e-6,
     )  # the first of equal classes is taken: 1 and 0 differ
-    assert ConfidenceGate(Share(0.6)).double().logit(own, shared, x=X).tolist() == pytest.approx([math.log(1.5)] * 2)
+    assert ConfidenceGate(Share(0.6)).double().logit(own, shared, x=X).tolist() == pytest.approx(
+        [math.log(1.5)] * 2
+    )
 
 
 def test_no_gradient_reaches_the_experts_through_their_confidences() -> None:

@@ -1,8 +1,8 @@
 """Adapting every client of a finished run, also by another method than it was trained with.
 
 One FedAvg run serves many methods of personalisation: local training, fine-tuning, mixtures. ``rooted`` puts its
-federated values under another method and model; ``adapt_clients`` runs the method's adaptation on each client, on all of
-its training examples. Nothing is uploaded.
+federated values under another method and model; ``adapt_clients`` runs the method's adaptation on each client, on all
+of its training examples. Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params, difference_of_names
+from fedkeep.core.params import Params, misfit
 from fedkeep.engines import Judgement, judge
 from fedkeep.experiments.personalize import (
     Adapted,
@@ -89,10 +89,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
     initial = net.initial()
     wanted = method.split.federated(initial)
     server = {prefix + name: value for name, value in run.server.items()} if wanted else {}
-    fault = difference_of_names(wanted, server) or next(
-        (f"{n!r} is {tuple(v.shape)} here, {tuple(server[n].shape)} there" for n, v in wanted.items() if v.shape != server[n].shape),
-        "",
-    )  # fmt: skip
+    fault = misfit(wanted, server)
     if fault:
         raise MethodError(
             f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "

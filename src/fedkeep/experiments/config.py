@@ -117,7 +117,11 @@ class AdaptConfig(_Strict):
 
     def applied(self, phase: Phase) -> Phase:
         """Return a phase with these settings; early stopping stays as the method says where none is given."""
-        stop = phase.early_stopping if self.early_stopping is None else EarlyStopping(**self.early_stopping.model_dump())
+        stop = (
+            phase.early_stopping
+            if self.early_stopping is None
+            else EarlyStopping(**self.early_stopping.model_dump())
+        )
         return replace(
             phase, optimizer=self.optimizer.build(), epochs=self.epochs, steps=None, batch_size=self.batch_size,
             clip_norm=self.clip_norm, early_stopping=stop,

@@ -446,13 +446,15 @@ def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarr
 def train_counts(data: FederatedData, method: Method) -> np.ndarray:
     """Return for each client how many examples a round would train on: where all phases want opted-in ones, those.
 
-    A client that opted out wholly is then never drawn (mixture of experts, authors' later code), but judged.
+    A client that opted out wholly is then never drawn (mixture of experts, authors' later code), but judged. Where all
+    clients did, all are drawn, and rounds change nothing.
     """
     opted = data.columns.get("opted_in")
     if opted is None or any(phase.examples == "all" for phase in method.phases):
         return data.counts("train")
     rows = data.split_rows("train")
-    return np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
+    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
+    return inside if inside.any() else data.counts("train")
 
 
 def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:

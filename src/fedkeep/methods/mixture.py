@@ -10,103 +10,23 @@ global expert stays as it was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, adam, sgd
-from fedkeep.core.params import Batch, Params, difference_of_names
-from fedkeep.methods.base import EarlyStopping, Method, Phase
+from fedkeep.core.params import Params, misfit
+from fedkeep.methods.base import EarlyStopping, Method, Phase, forward
 from fedkeep.methods.fedprox import Proximal
-from fedkeep.methods.terms import CrossEntropy, Scaled, Sum, Term, cross_entropy, example_mean
+from fedkeep.methods.outputs import OnOutput, PredictOutput, as_likelihood
+from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
 GLOBAL, LOCAL, GATE = "global_expert.", "local_expert.", "gate."
 OWN = Split((f"{LOCAL}*", f"{GATE}*"))
 OUTPUTS = ("global_logits", "local_logits", "log_mixture")
-
-
-class _Output(Net):
-    """A net whose answer is another method's than ``forward``."""
-
-    def __init__(self, net: Net, output: str) -> None:
-        self.net, self.output, self.module = net, output, net.module
-
-    def __call__(self, params: Any, batch: Batch) -> Tensor:
-        found: Tensor = self.net.call(self.output, params, batch)
-        return found
-
-    def call(self, method: str, params: Any, batch: Batch) -> Any:
-        return self.net.call(method, params, batch)
-
-    def trainable(self) -> frozenset[str]:
-        return self.net.trainable()
-
-
-@dataclass(frozen=True)
-class OnOutput(Term):
-    """A term of what another method of the model returns.
-
-    Attributes:
-        output: the method, e.g. ``global_logits``.
-        term: the term.
-    """
-
-    output: str
-    term: Term
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_received
-
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
-        """Return the term's value, a scalar."""
-        return self.term(_Output(net, self.output), params, batch, received)
-
-
-@dataclass(frozen=True)
-class NegativeLogLikelihood(Term):
-    """−net(batch)[label] of log-probabilities as they are, not normalised; the mean over examples.
-
-    Attributes:
-        label: the column that holds the class, 0-based.
-    """
-
-    label: str = "label"
-
-    @property
-    def reads_parameters(self) -> bool:
-        """False: it sees the model's output alone."""
-        return False
-
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
-        """Return the term's value, a scalar."""
-        chosen = net(params, batch).gather(1, batch[self.label].unsqueeze(1)).squeeze(1)
-        return example_mean(-chosen, batch.get("weight"))
-
-
-@dataclass(frozen=True)
-class PredictOutput:
-    """Predict with another method of the model than ``forward``.
-
-    Attributes:
-        output: the method.
-    """
-
-    output: str
-
-    def __call__(self, net: Net, params: Params, batch: Batch) -> Any:
-        """Return the model's output."""
-        return net.call(self.output, params, batch)
 
 
 def local_from_global(params: Params) -> Params:
@@ -115,12 +35,9 @@ def local_from_global(params: Params) -> Params:
     Raises:
         MethodError: the experts differ in architecture.
     """
-    copies = {LOCAL + n.removeprefix(GLOBAL): v for n, v in params.items() if n.startswith(GLOBAL)}
+    copies = {LOCAL + n.removeprefix(GLOBAL): v.clone() for n, v in params.items() if n.startswith(GLOBAL)}
     own = {n: v for n, v in params.items() if n.startswith(LOCAL)}
-    fault = difference_of_names(own, copies) or next(
-        (f"{n!r} is {tuple(v.shape)} and {tuple(copies[n].shape)}" for n, v in own.items() if v.shape != copies[n].shape),
-        "",
-    )  # fmt: skip
+    fault = misfit(own, copies)
     if fault:
         raise MethodError(
             f"local_init='finetuned' starts the local expert from the global one, so both must have the same layers; "
@@ -139,8 +56,8 @@ def is_mixture(module: nn.Module) -> nn.Module:
     wanted = {GLOBAL[:-1], LOCAL[:-1], GATE[:-1]}
     if not wanted <= parts or not all(callable(getattr(module, name, None)) for name in OUTPUTS):
         raise MethodError(
-            f"'mixture' trains a global expert, a local expert and a gate; {type(module).__name__} has not these parts. "
-            f"Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
+            f"'mixture' trains a global expert, a local expert and a gate; {type(module).__name__} has not these "
+            f"parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
         )
     return module
 
@@ -204,28 +121,18 @@ def mixture(
         OnOutput("local_logits", loss), (f"{LOCAL}*",), local_optimizer or optimizer, local_epochs,
         batch_size=batch_size, clip_norm=clip_norm, examples="all", early_stopping=early_stopping,
     )  # fmt: skip
-    trains: str | tuple[str, ...] = {"local_copy": "all", "frozen": "private", "gate_only": (f"{GATE}*",)}[tune_global]  # type: ignore[assignment]
+    trained: dict[str, str | tuple[str, ...]] = {
+        "local_copy": "all", "frozen": "private", "gate_only": (f"{GATE}*",),
+    }  # fmt: skip
+    proper = mix == "probability"
     joint = replace(
-        own, loss=loss if mix == "probability" else OnOutput("log_mixture", as_likelihood(loss)), trains=trains,
+        own, loss=loss if proper else OnOutput("log_mixture", as_likelihood(loss)), trains=trained[tune_global],
         optimizer=mixture_optimizer or optimizer, epochs=mixture_epochs,
     )  # fmt: skip
     return Method(
         "mixture", OWN, (shared,), weighting, server_optimizer=server_optimizer, adapt=(own, joint),
         adapt_split=Split(("*",)) if tune_global == "local_copy" else None,
         adapt_start=local_from_global if local_init == "finetuned" else None,
+        predict=forward if proper else PredictOutput("log_mixture"),
         predict_shared=PredictOutput("global_logits"), extend=is_mixture,
-        **({} if mix == "probability" else {"predict": PredictOutput("log_mixture")}),
     )  # fmt: skip
-
-
-def as_likelihood(term: Term) -> Term:
-    """Return a loss whose cross-entropies take log-probabilities as they are."""
-    if isinstance(term, CrossEntropy):
-        if term.task is not None:
-            raise MethodError("mix='logprob' mixes one output; the loss names a task. Use mix='probability'.")
-        return NegativeLogLikelihood(term.label)
-    if isinstance(term, Sum):
-        return Sum(tuple(map(as_likelihood, term.terms)))
-    if isinstance(term, Scaled):
-        return Scaled(term.factor, as_likelihood(term.term))
-    return term

@@ -1,7 +1,7 @@
 """A mixture of two experts: one that is shared, one of the client's own, and a gate that weighs them.
 
-Source: arXiv:2010.02056, eq. 5: ŷ = h(x) f_l(x) + (1 − h(x)) f_g(x), the share h between 0 and 1. The experts may differ
-in architecture; the gate may be any network.
+Source: arXiv:2010.02056, eq. 5: ŷ = h(x) f_l(x) + (1 − h(x)) f_g(x), the share h between 0 and 1. The experts may
+differ in architecture; the gate may be any network.
 """
 
 from __future__ import annotations
@@ -156,13 +156,16 @@ class ConfidenceGate(nn.Module):
         if self.network is None:
             return logit
         given = columns if self._wanted is None else {c: columns[c] for c in self._wanted if c in columns}
-        return logit + self.network.logit(**given)  # type: ignore[operator]
+        added: Tensor = self.network.logit(**given)  # type: ignore[operator]
+        return logit + added
 
 
 @contextmanager
 def at_rest(part: nn.Module) -> Iterator[None]:
     """Let a part that is not trained predict without dropout; its parameters say whether it is."""
-    resting = part.training and torch.is_grad_enabled() and not any(p.requires_grad for p in part.parameters())
+    resting = (
+        part.training and torch.is_grad_enabled() and not any(p.requires_grad for p in part.parameters())
+    )
     if resting:
         part.train(False)
     try:
