@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -79,7 +80,7 @@ def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity, or None."""
     for name, t in tree.items():
         # A finite sum has only finite summands, and is cheaper than looking at each of them.
-        if t.is_floating_point() and not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
+        if t.is_floating_point() and not math.isfinite(t.sum()) and not bool(torch.isfinite(t).all()):
             return name
     return None
 

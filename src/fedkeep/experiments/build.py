@@ -303,6 +303,7 @@ def run_config(
     resume: bool = False,
     text: str | None = None,
     progress: bool | None = None,
+    workers: int | None = None,
 ) -> Run:
     """Run a whole configuration.
 
@@ -314,9 +315,10 @@ def run_config(
         resume: go on with the run in ``out``.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
         progress: as for ``simulate``.
+        workers: as for ``simulate``, instead of what the configuration says.
     """
     data = data if data is not None else build_data(config, folder)
-    settings = config.run.model_dump()
+    settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
     run = simulate(
         build_model(config, data, folder), build_method(config.method), data, **settings, seed=config.seed, out=out,
         resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),

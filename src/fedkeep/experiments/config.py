@@ -139,13 +139,14 @@ class MethodConfig(_Open):
 
 
 class RunConfig(_Strict):
-    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, device."""
+    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device."""
 
     rounds: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
     cohort: int = Field(10, ge=1)
     sampling: Literal["shuffled", "independent"] = "shuffled"
     engine: str = "auto"
+    workers: int | None = Field(None, ge=1)
     device: str = "cpu"
     evaluate_every: int | None = Field(None, ge=0)
     evaluate_shared: bool = False
