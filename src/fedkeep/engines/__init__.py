@@ -6,6 +6,7 @@ from fedkeep.engines.local import LocalResult, Stream, Watch, local_run
 from fedkeep.engines.pooled import Pooled
 from fedkeep.engines.round import RoundReport, Sampler, Server, run_round
 from fedkeep.engines.sequential import Sequential
+from fedkeep.engines.vectorised import Vectorised
 
 __all__ = [
     "CohortResult",
@@ -19,6 +20,7 @@ __all__ = [
     "Sequential",
     "Server",
     "Stream",
+    "Vectorised",
     "Watch",
     "judge",
     "local_run",

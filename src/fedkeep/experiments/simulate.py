@@ -30,6 +30,7 @@ from fedkeep.engines import (
     Sampler,
     Sequential,
     Server,
+    Vectorised,
     judge,
     run_round,
     tasks_of,
@@ -41,7 +42,11 @@ from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
 
-ENGINES: dict[str, Callable[[], Engine]] = {"sequential": Sequential, "pooled": Pooled}
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "sequential": Sequential,
+    "vectorised": Vectorised,
+    "pooled": Pooled,
+}
 SHARED = "test/shared"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
