@@ -60,7 +60,8 @@ def train_client(
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
     leaving = method.leaving(sorted(job.net.trainable()))
-    weight = 1.0 if method.weighting == "uniform" else examples_of(job, leaving, rows, draws)
+    count = examples_of(job, leaving, rows, draws)
+    weight = float(count > 0) if method.weighting == "uniform" else count
     upload = encode(job, received, local, weight, name, round)
     private = method.split.personal(local.trained)
     return ClientResult(client, upload, widen(private, own, local.tables), local.loss)
