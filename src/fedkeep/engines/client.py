@@ -69,7 +69,8 @@ def handed_over(
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     leaving = method.leaving(sorted(job.net.trainable()))
-    weight = 1.0 if method.weighting == "uniform" else examples_of(job, leaving, rows, draws)
+    count = examples_of(job, leaving, rows, draws)
+    weight = float(count > 0) if method.weighting == "uniform" else count
     upload = encode(job, received, local, weight, name, round)
     private = method.split.personal(local.trained)
     return ClientResult(client, upload, widen(private, own, local.tables), local.loss)
