@@ -14,6 +14,8 @@ from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
+from fedkeep.methods.kteps import kteps
+from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 
@@ -29,6 +31,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrecon": fedrecon,
     "fedrep": fedrep,
     "fine_tuned": fine_tuned,
+    "kteps": kteps,
+    "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
 }
 
@@ -48,6 +52,8 @@ __all__ = [
     "fedrep",
     "fine_tuned",
     "furl",
+    "kteps",
+    "kteps_star",
     "lg_fedavg",
     "local",
     "terms",
