@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedkeep.experiments.reproduce.cells import Cell, Numbers
-from fedkeep.experiments.reproduce.kteps_book import FDU, Book
+from fedkeep.experiments.reproduce.kteps_book import Book
 
 OfClient = Callable[[str, Numbers], Mapping[str, float]]
 """Each client's accuracy in a cell of a method."""
@@ -29,7 +29,7 @@ def by_client(book: Book, cells: Cells, known: Mapping[str, Mapping[str, float]]
 
     text = ""
     for scene in book.scenes:
-        prefix = "" if scene is FDU else f"{scene.name}-"
+        prefix = "" if scene is book.fdu else f"{scene.name}-"
         methods = [m for s, m in cells if s == scene.name]
         ours = {m: _mean_clients(book, cells[scene.name, m], m, of_client) for m in methods}
         clients = [c.removeprefix(prefix) for c in known if c != scene.name and c.startswith(prefix)]

@@ -12,7 +12,6 @@ import numpy as np
 from fedkeep.experiments.reproduce import kteps_published as published
 from fedkeep.experiments.reproduce.cells import Numbers
 from fedkeep.experiments.reproduce.kteps_book import (
-    FDU,
     METHODS,
     RATIO,
     WORDS,
@@ -34,7 +33,7 @@ def figure4(request: Request) -> Path:
     from fedkeep.report import plots
 
     book = Book(request, "kteps-figure4")
-    cells = {m: book.cells(FDU, m) for m in published.AP_METHODS}
+    cells = {m: book.cells(book.fdu, m) for m in published.AP_METHODS}
     lines = []
     for method, own in cells.items():
         entry = METHODS[method]
@@ -82,7 +81,7 @@ def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float
 def figure5(request: Request) -> Path:
     """Neighbours of a word in the client's embedding, as the server restores it, and aggregated."""
     book = Book(request, "kteps-figure5")
-    settings = {f"components {start} to 150": components(book, FDU, start, 150) for start in (1, 2)}
+    settings = {f"components {start} to 150": components(book, book.fdu, start, 150) for start in (1, 2)}
     lines = [
         Line("FDU", f"{word}: client and {place}, {label}", f"common_of_{k}", own, _common(word, place, k))
         for label, own in settings.items()

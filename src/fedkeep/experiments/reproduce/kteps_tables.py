@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fedkeep.experiments.reproduce import kteps_published as published
 from fedkeep.experiments.reproduce.cells import Cell, Numbers
 from fedkeep.experiments.reproduce.kteps_book import (
-    FDU,
     METHODS,
     RATIO,
     Book,
@@ -181,9 +180,11 @@ def table8(request: Request) -> Path:
     for architecture in published.ARCHITECTURES:
         for two in published.TRANSFERS:
             changes = {"architecture": architecture, "diversity": 0.0, "projections": False, "transfer": two}
-            cells = book.cells(FDU, "KTEPS", changes)
+            cells = book.cells(book.fdu, "KTEPS", changes)
             label = f"{architecture}, λ2 = {two:g}"
-            lines += _both(FDU, label, cells, METHODS["KTEPS"], published.PRIVATE_PARTS, (two, architecture))
+            lines += _both(
+                book.fdu, label, cells, METHODS["KTEPS"], published.PRIVATE_PARTS, (two, architecture)
+            )
     return book.make(
         lines,
         "KTEPS, Table 8: what is private",
