@@ -59,6 +59,15 @@ def train_client(
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
+    return handed_over(job, received, own, local, client, round)
+
+
+def handed_over(
+    job: Job, received: Params, own: Params, local: LocalResult, client: int, round: int
+) -> ClientResult:
+    """Return what a client gives back after its local run: its upload, and what it keeps."""
+    method, name = job.method, job.data.ids[client]
+    rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     leaving = method.leaving(sorted(job.net.trainable()))
     weight = 1.0 if method.weighting == "uniform" else examples_of(job, leaving, rows, draws)
     upload = encode(job, received, local, weight, name, round)

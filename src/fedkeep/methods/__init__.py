@@ -18,6 +18,7 @@ from fedkeep.methods.kteps import kteps
 from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
+from fedkeep.methods.mixture import mixture
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -34,6 +35,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "kteps": kteps,
     "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
+    "mixture": mixture,
 }
 
 __all__ = [
@@ -56,5 +58,6 @@ __all__ = [
     "kteps_star",
     "lg_fedavg",
     "local",
+    "mixture",
     "terms",
 ]
