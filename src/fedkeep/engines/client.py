@@ -83,7 +83,8 @@ def encode(job: Job, received: Params, local: LocalResult, weight: float, client
     tables = [t for t in cut if not split.is_private(t.parameter)]
     sent = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
-    upload = split.upload(start, _leaving(local.trained, tables), weight, sent)
+    trained = job.method.publish(local.trained) if job.method.publish is not None else local.trained
+    upload = split.upload(start, _leaving(trained, tables), weight, sent)
     for number, link in enumerate(chain):
         draw = generator(job.seed, f"upload/{number}", client, round)
         upload = upload.but(link.encode(upload.deltas, start, draw))
