@@ -62,7 +62,7 @@ class Cell:
         return parse_config(builtin_text(self.config), self.config, dict((*self.overrides, *further)))
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on, but for data and code; what has its default value is left out."""
+        """Return what the numbers depend on, but for data and code; what has its default value is left out."""
         config = self.resolved().model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         return {
             "config": config,
