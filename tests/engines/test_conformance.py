@@ -24,6 +24,7 @@ from fedkeep.methods import METHODS, EarlyStopping
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.test_round import BROKEN, Fragile
+from tests.methods.parts import Parts
 from tests.methods.test_relatives import DATA, ROWS
 from tests.tiny import Logits, Noisy, classes, everyone, same_bits, texts
 
@@ -63,6 +64,7 @@ CONTENDERS: dict[str, Contender] = {
     "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",), marks=(FORK,)),
     "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",), marks=(FORK,)),
     "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",), marks=(FORK,)),
+    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping"})),
 }
 
 
@@ -142,6 +144,9 @@ MORE: dict[str, Case] = {
     ),
     "a client sits out": Case(
         Fragile, methods.furl("user", loss=squared_error()), BROKEN, {"on_nonfinite": "skip"}
+    ),
+    "published copies": Case(
+        Parts, methods.fedfusion("conv", persistent_local=True, batch_size=3, optimizer=SLOW)
     ),
     "a cohort of one": Case(Logits, methods.furl("user", batch_size=4), DATA, {"cohort": 1}),
 }  # fmt: skip

@@ -103,3 +103,12 @@ def difference_of_names(wanted: Iterable[str], got: Iterable[str]) -> str:
     if got - wanted:
         parts.append(f"unknown {sorted(got - wanted)}")
     return ", ".join(parts)
+
+
+def misfit(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+    """Say which names are missing or not known, or which shape differs first, or return an empty string."""
+    fault = difference_of_names(wanted, got)
+    if fault:
+        return fault
+    pairs = ((name, tuple(value.shape), tuple(got[name].shape)) for name, value in wanted.items())
+    return next((f"{name!r} wants {want}, is {have}" for name, want, have in pairs if want != have), "")

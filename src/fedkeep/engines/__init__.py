@@ -9,6 +9,7 @@ from fedkeep.engines.local import LocalResult, Stream, Watch, local_run
 from fedkeep.engines.pooled import Pooled
 from fedkeep.engines.round import RoundReport, Sampler, Server, run_round
 from fedkeep.engines.sequential import Sequential
+from fedkeep.engines.vectorised import Vectorised
 from fedkeep.engines.workers import Workers
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Sequential",
     "Server",
     "Stream",
+    "Vectorised",
     "Watch",
     "Workers",
     "available_cores",

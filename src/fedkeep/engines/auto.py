@@ -53,9 +53,8 @@ def choose(device: str, cohort: int, workers: int | None, engines: Collection[st
         return Choice("sequential", "there is one core to use")
     if multiprocessing.current_process().daemon:
         return Choice("sequential", "a daemon process may not start others")
-    if (
-        workers is None and start_method() == "spawn"
-    ):  # a script without a guard of __main__ would be run again
+    if workers is None and start_method() == "spawn":
+        # A script without a guard of __main__ would be run again in each of them.
         return Choice("sequential", "processes cannot be forked here; workers=N starts them anew")
     return None
 

@@ -34,6 +34,11 @@ from fedkeep.methods import EarlyStopping, Phase
 from fedkeep.split import Split
 
 EVALUATION_BATCH = 512
+READS_HIDDEN = (
+    "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
+    "examples too, so these would influence what leaves the client. Train that phase with "
+    "examples='opted_in', or leave those parameters out of the federated phase's loss."
+)
 
 
 @dataclass(frozen=True)
@@ -143,11 +148,16 @@ def local_run(
         run.all(turns, result)
     fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
-        raise NonFiniteError(
-            f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {result.steps} steps. "
-            f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
-        )
+        raise broken(draws, fault, result.steps)
     return result
+
+
+def broken(draws: Stream, fault: str, steps: int) -> NonFiniteError:
+    """Return the error of a client whose training broke down."""
+    return NonFiniteError(
+        f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {steps} steps. "
+        f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
+    )
 
 
 @dataclass(frozen=True)
@@ -250,9 +260,7 @@ class _LocalRun:
         Where there are opted-out examples, a phase that trains federated parameters must not depend on private ones
         that were trained on them: these are shown as NaN, so that any use of them shows in the loss.
         """
-        if "opted_in" not in self.data.columns or all(self.split.is_private(n) for n in names):
-            return self.params
-        hidden = tainted(self.phases, self.split, trainable)
+        hidden = hidden_from(names, self.data, self.phases, self.split, trainable)
         if not hidden:
             return self.params
         return {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in self.params.items()}
@@ -283,18 +291,18 @@ class _Pass:
             )
             self.seen = dict(run.params)
         self.dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
-        self.leaves = [run.params[name] for name in self.dense]
+        self.leaves = {name: run.params[name] for name in self.dense}
         self.bound = run.net.bound(self.seen)
 
     def __enter__(self) -> Self:
-        for leaf in self.leaves:
+        for leaf in self.leaves.values():
             leaf.requires_grad_()
         self.bound.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.bound.__exit__()
-        for leaf in self.leaves:
+        for leaf in self.leaves.values():
             leaf.requires_grad_(False)
 
     def step(self, chosen: np.ndarray, result: LocalResult) -> None:
@@ -313,8 +321,7 @@ class _Pass:
             self.bound.put(rows)
         loss = self.loss(batch, received)
         trained = [] if self.lazy is None else self.lazy.trained
-        found = torch.autograd.grad(loss, [*self.leaves, *(rows[n] for n in trained)], allow_unused=True)
-        grads = {n: g for n, g in zip([*self.dense, *trained], found, strict=True) if g is not None}
+        grads = gradients(loss, self.leaves | {n: rows[n] for n in trained})
         if self.phase.clip_norm is not None:
             clip_(grads, self.phase.clip_norm)
         if self.lazy is not None:
@@ -361,11 +368,7 @@ class _Pass:
         self.catch_up()
         total = float(self.total)
         if self.seen is not self.run.params and self.lazy is None and np.isnan(total):
-            raise MethodError(
-                "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
-                "examples too, so these would influence what leaves the client. Train that phase with "
-                "examples='opted_in', or leave those parameters out of the federated phase's loss."
-            )
+            raise MethodError(READS_HIDDEN)
         for name, value in self.buffers.items():
             self.run.params[name] = value
         if self.steps:
@@ -405,6 +408,15 @@ class Stopper:
             for name, value in self.kept.items():
                 self.params[name].copy_(value)
         return self.epoch
+
+
+def hidden_from(
+    names: Sequence[str], data: Examples, phases: Sequence[Phase], split: Split, trainable: frozenset[str]
+) -> set[str]:
+    """Return the private parameters that a phase which trains ``names`` must not see: see ``_LocalRun.visible``."""
+    if "opted_in" not in data.columns or all(split.is_private(n) for n in names):
+        return set()
+    return tainted(phases, split, trainable)
 
 
 def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) -> set[str]:
@@ -477,6 +489,12 @@ def load_batch(
 def float_type(params: Mapping[str, Tensor]) -> torch.dtype:
     """Return the floating type of the first parameter that has one."""
     return next((v.dtype for v in params.values() if v.is_floating_point()), torch.float32)
+
+
+def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
+    """Return the loss's gradient by name; a leaf that the loss does not depend on has none."""
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
 
 
 @torch.no_grad()

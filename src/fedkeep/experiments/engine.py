@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.engines import Auto, Engine, Pooled, Sequential, Workers, choose
+from fedkeep.engines import Auto, Engine, Pooled, Sequential, Vectorised, Workers, choose
 from fedkeep.engines.workers import check_device
 
-ENGINES: dict[str, Callable[[], Engine]] = {"sequential": Sequential, "workers": Workers, "pooled": Pooled}
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "sequential": Sequential,
+    "workers": Workers,
+    "vectorised": Vectorised,
+    "pooled": Pooled,
+}
 
 
 def check_engine(name: str, workers: int | None, device: str) -> None:

@@ -89,7 +89,8 @@ class Run:
         Args:
             split: ``train``, ``valid`` or ``test``.
             clients: indices; by default the clients that take part in federation.
-            shared: judge the shared part alone, with default private values.
+            shared: judge the shared part alone, with default private values; so too where clients have models of their
+                own only after adapting (mixture of experts).
 
         Returns:
             Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
@@ -98,7 +99,7 @@ class Run:
         out: dict[str, float] = {}
         for judgement in judge(
             self.method, self.net, self.server, self.private, self.data, chosen.tolist(), split,
-            device=self.device, shared=shared,
+            device=self.device, shared=shared or self.method.waits(sorted(self.net.trainable())),
         ):  # fmt: skip
             out |= judgement.metrics()
         return out
@@ -206,7 +207,7 @@ class _Simulation:
         self.initial = self.net.initial()
         self.default = Default(method.split.personal(self.initial), method.private_init, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
-        trains = self.clients[data.counts("train")[self.clients] > 0]
+        trains = self.clients[train_counts(data, method)[self.clients] > 0]
         pooled = engine == "pooled"
         self.sampler = Sampler(trains, max(1, len(trains)) if pooled else cohort, sampling, seed)
         self.rounds = count_rounds(rounds, epochs, self.sampler.rounds_per_epoch)
@@ -349,7 +350,7 @@ class _Simulation:
         for split in ("valid", "test"):
             judged = judge(
                 self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), split,
-                device=self.device,
+                device=self.device, shared=self.method.waits(sorted(self.net.trainable())),
             )  # fmt: skip
             lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=False)
             value = next((r.value for r in lines if r.metric == metric), float("nan"))
@@ -452,6 +453,20 @@ def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarr
     if not 0 <= fraction < 1:
         raise ConfigError(f"hold_out must be a fraction in [0, 1); got {fraction}.")
     return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
+
+
+def train_counts(data: FederatedData, method: Method) -> np.ndarray:
+    """Return for each client how many examples a round would train on: where all phases want opted-in ones, those.
+
+    A client that opted out wholly is then never drawn (mixture of experts, authors' later code), but judged. Where all
+    clients did, all are drawn, and rounds change nothing.
+    """
+    opted = data.columns.get("opted_in")
+    if opted is None or any(phase.examples == "all" for phase in method.phases):
+        return data.counts("train")
+    rows = data.split_rows("train")
+    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
+    return inside if inside.any() else data.counts("train")
 
 
 def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:
