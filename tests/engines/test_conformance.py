@@ -54,7 +54,7 @@ class Contender:
 
 CONTENDERS: dict[str, Contender] = {
     "sequential": Contender({"engine": "sequential"}),
-    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping"})),
+    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-6), frozenset({"early stopping"})),
 }
 
 
