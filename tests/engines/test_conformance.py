@@ -44,16 +44,19 @@ class Contender:
     """How an engine is called, and how near to ``sequential`` it must come: to the bit, or within ``tolerance``.
 
     ``tolerance`` is by type: the greatest difference in any parameter, relative to the largest one (float64, float32).
-    ``without``: cases that the engine refuses or hands to another one.
+    ``without``: cases that the engine refuses or hands to another one. ``kinds``: the types that it is tried with.
     """
 
     options: Mapping[str, Any]
     tolerance: tuple[float, float] | None = None
     without: frozenset[str] = frozenset()
+    kinds: tuple[str, ...] = ("float64", "float32")
 
 
 CONTENDERS: dict[str, Contender] = {
-    "sequential": Contender({"engine": "sequential"}),
+    "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",)),
+    "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",)),
+    "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",)),
     "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-6), frozenset({"early stopping"})),
 }
 
@@ -83,8 +86,10 @@ class Words(BagOfWords):
 
 
 def document() -> nn.Module:
-    """Return a text model on the native kernels."""
-    return DocumentModel(300, 3, 4, embedding_dim=5, hidden=8, mlp=6, pool="max")
+    """Return a text model on the native kernels, its table trained by local rows."""
+    model = DocumentModel(300, 3, 4, embedding_dim=5, hidden=8, mlp=6, pool="max")
+    model.lookup = {"embedding.weight": "text"}  # type: ignore[assignment]
+    return model
 
 
 def stopping(method: Method) -> Method:
@@ -157,13 +162,18 @@ def reference(case: str, kind: str) -> Run:
     return trained(case, kind, engine="sequential")
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32"])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("contender", CONTENDERS)
+TABLE = [
+    (name, case, kind)
+    for name, contender in CONTENDERS.items()
+    for case in CASES
+    if case not in contender.without
+    for kind in contender.kinds
+]
+
+
+@pytest.mark.parametrize(("contender", "case", "kind"), TABLE)
 def test_engines_agree(contender: str, case: str, kind: str) -> None:
     given = CONTENDERS[contender]
-    if case in given.without:
-        pytest.skip(f"not a case of {contender}")
     expected, found = reference(case, kind), trained(case, kind, **given.options)
     assert found.engine == given.options["engine"]
     states = [(r.server, everyone(r.private, len(r.data))) for r in (expected, found)]

@@ -19,8 +19,9 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Job, Pooled, Sampler, Sequential, Server
 from fedkeep.engines.round import run_round
 from fedkeep.methods.copies import with_copy
+from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
-from fedkeep.models import DocumentModel
+from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
 from tests.tiny import Logits, Noisy, bits, classes, job, parts
 
 
@@ -74,6 +75,11 @@ class SharedLoss(Term):
         return nn.functional.cross_entropy(net.call("shared", params, batch), batch["label"])
 
 
+def experts() -> nn.Module:
+    """Return a mixture of experts with batch statistics and dropout."""
+    return MixtureOfExperts(Shared(dropout=0.5), Shared(dropout=0.5), ConfidenceGate())
+
+
 EVERYTHING = Phase(trains="private", examples="all", optimizer=sgd(0.5))
 METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedavg": (Logits, methods.fedavg(batch_size=2)),
@@ -97,6 +103,24 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedrecon in halves": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2)),
     "ditto, v on all": (lambda: with_copy(Noisy(dropout=0.5)), methods.ditto()),
     "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl()),
+    "mixture": (experts, methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3))),
+    "mixture, fedprox": (
+        experts,
+        methods.mixture(mu=0.5, batch_size=32, optimizer=adam(0.1), clip_norm=0.1, local_init="finetuned"),
+    ),
+    "mixture, experts on all": (
+        experts,
+        methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3)).but(
+            phases=(
+                Phase(
+                    OnOutput("local_logits", methods.terms.cross_entropy()),
+                    ("local_expert.*",),
+                    examples="all",
+                ),
+                methods.mixture(batch_size=32).phases[0],
+            )
+        ),
+    ),
     "first all, then shared": (
         lambda: Shared(dropout=0.5),
         methods.furl("user").but(phases=(EVERYTHING, Phase(SharedLoss(), "federated"))),

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeep import methods, models
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.optim import sgd
-from fedkeep.data import PARTITIONS, FederatedData, cifar10, majority, many_user_text, opt_out, toy
+from fedkeep.data import PARTITIONS, FederatedData, ImageSet, cifar10, majority, many_user_text, opt_out, toy
 from fedkeep.experiments.build import (
     MODELS,
     READERS,
@@ -26,9 +26,10 @@ from fedkeep.experiments.build import (
     run_config,
     sizes_of,
 )
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig, parse_config
+from fedkeep.experiments.builtin import builtin_config
+from fedkeep.experiments.config import AdaptConfig, Config, LossConfig, MethodConfig, parse_config
 from fedkeep.experiments.load import load_run
-from fedkeep.methods import terms
+from fedkeep.methods import EarlyStopping, terms
 
 
 class Mine(nn.Module):
@@ -448,3 +449,84 @@ def test_every_name_has_a_line_of_documentation() -> None:
 
     for thing in [*READERS.values(), *MODELS.values(), *PARTITIONS.values(), *methods.METHODS.values()]:
         assert len(about(thing)) > 10
+
+
+PICTURES = majority(
+    ImageSet(np.zeros((80, 3, 32, 32), np.uint8), np.arange(80) % 4, 60, ["a", "b", "c", "d"]), 2, 0.5, 20, 8
+)
+
+
+def test_models_within_a_model() -> None:
+    tables = {
+        "kind": "mixture_of_experts",
+        "global_expert": {"kind": "cnn", "widths": [3, 4], "hidden": [16, 8]},
+        "local_expert": {"kind": "cnn"},
+        "gate": {
+            "kind": "confidence_gate",
+            "network": {"kind": "gate", "network": {"kind": "cnn", "classes": 1}},
+        },
+    }
+    made = build_model(config(model=tables), PICTURES)
+    assert isinstance(made, models.MixtureOfExperts)
+    assert made.global_expert.out.out_features == made.local_expert.out.out_features == 4  # type: ignore[union-attr]
+    assert made.global_expert.conv1.out_channels == 3  # type: ignore[union-attr]
+    assert made.gate.network.network.out.out_features == 1  # type: ignore[union-attr]
+    assert torch.equal(made.gate.weigh.weight, torch.zeros(1, 5))  # type: ignore[union-attr]
+    again = build_model(config(model=tables), PICTURES)
+    assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn"}, "local_expert": {"kind": "cnm"}},
+            f"model.local_expert.kind: there is no model 'cnm'; there are {', '.join(MODELS)}. Did you mean 'cnn'?",
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn", "wdith": 3}},
+            (
+                "model.global_expert.wdith: unknown key. Did you mean 'widths'? Known here: classes, channels, side, "
+                "widths, hidden, dropout."
+            ),
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn"}},
+            "model: missing local_expert, gate.",
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": 3}},
+            "model.global_expert.kind: wanted a name; got 3.",
+        ),
+        (
+            {"kind": "gate", "network": {"kind": "linear", "features": 3, "classes": 1}},
+            "model.network: wanted CNN; got Linear.",
+        ),
+    ],
+)  # fmt: skip
+def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=model), PICTURES)
+    assert str(error.value) == message
+
+
+def test_adaptation_of_several_phases() -> None:
+    table = {"epochs": 7, "batch_size": 3, "clip_norm": 2.0, "optimizer": {"learning_rate": 0.5}}
+    own, joint = build_method(MethodConfig(kind="mixture", adapt=AdaptConfig.model_validate(table))).adapt
+    usual = methods.mixture()
+    for phase, before in zip((own, joint), usual.adapt, strict=True):
+        assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", EarlyStopping())
+        assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
+    stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
+    (tuned,) = build_method(MethodConfig(kind="fine_tuned", adapt=AdaptConfig.model_validate(stops))).adapt
+    assert tuned.early_stopping == EarlyStopping(1, 3)
+    (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt
+    assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
+
+
+def test_the_built_in_mixture_is_the_papers() -> None:
+    made = builtin_config("mixture")
+    method, usual = build_method(made.method), methods.mixture()
+    assert (method.adapt, method.phases) == (usual.adapt, usual.phases)
+    assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
+    assert (made.run.rounds, made.run.cohort) == (1500, 5)

@@ -15,6 +15,8 @@ from fedkeep.methods import METHODS, fedavg, furl, local, terms
 from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.base import forward
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.outputs import OnOutput
 from tests.tiny import Logits
 
 NAMES = ["user", "linear.weight", "linear.bias"]
@@ -42,10 +44,15 @@ def test_local_keeps_everything() -> None:
     assert local() == Method("local", Split("*"), (phase,), adapt=(phase,), predict_shared=None)
 
 
-TRAINED = {"ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1)}
+TRAINED = {
+    "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
+}  # fmt: skip
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
     "apfl": terms.squared_error() + OnMixture(0.5, terms.squared_error()),
+    "kteps": BranchLoss(loss=terms.squared_error()),
+    "kteps_star": BranchLoss(loss=terms.squared_error()),
+    "mixture": OnOutput("global_logits", terms.squared_error()),
 }
 
 
@@ -94,7 +101,7 @@ def test_furl_options() -> None:
 def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "ditto", "fedbn", "fedper", "fedprox", "fedrecon", "fedrep", "fine_tuned",
-        "lg_fedavg",
+        "kteps", "kteps_star", "lg_fedavg", "mixture",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

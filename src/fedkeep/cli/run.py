@@ -29,6 +29,15 @@ def run(
     ] = False,
     overrides: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Replace the configuration's seed.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            help="Processes at most; by default one a core. Changes no result.",
+        ),
+    ] = None,
 ) -> None:
     """Train a configuration; every round is saved, so a run that was stopped can go on.
 
@@ -38,12 +47,19 @@ def run(
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
     try:
         finished = run_config(
-            found.config, folder=data_folder(data), out=folder, resume=resume, text=found.text
+            found.config,
+            folder=data_folder(data),
+            out=folder,
+            resume=resume,
+            text=found.text,
+            workers=workers,
         )
     except KeyboardInterrupt as stop:
         complain(_stopped(folder, data))
         raise typer.Exit(130) from stop
     show_result(finished, found)
+    if finished.engine_reason:
+        say(f"Engine: {finished.engine}, because {finished.engine_reason}.")
     say(f"Run folder: {folder}")
 
 

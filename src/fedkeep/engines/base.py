@@ -81,7 +81,10 @@ class CohortResult:
 class Engine(Protocol):
     """Trains a cohort. Every engine gives the same result."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the engine is called."""
+        ...
 
     def run_cohort(
         self, job: Job, received: Params, clients: list[int], round: int, progress: float

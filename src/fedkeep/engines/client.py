@@ -78,7 +78,8 @@ def handed_over(
 def encode(job: Job, received: Params, local: LocalResult, weight: float, client: str, round: int) -> Upload:
     """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it."""
     split, chain = job.method.split, job.method.upload
-    tables = [t for t in local.tables if not split.is_private(t.parameter)]
+    cut = [t for t in local.tables if len(t.leaving) < len(received.get(t.parameter, ()))]
+    tables = [t for t in cut if not split.is_private(t.parameter)]
     sent = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
     upload = split.upload(start, _leaving(local.trained, tables), weight, sent)

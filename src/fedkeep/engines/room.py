@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedkeep.core.params import Params, nbytes
 from fedkeep.data import Ragged
 from fedkeep.engines.base import Job, train_rows
-from fedkeep.engines.stacked import Stacked, picked
+from fedkeep.engines.stacked import Stacked
 from fedkeep.engines.together import Pass, noise_of
 
 CPU_BYTES = 64 << 20
@@ -58,7 +58,9 @@ class Room:
     def _length(self, client: int) -> int:
         rows = train_rows(self.job.data, client)
         texts = [c for c in self.job.data.columns.values() if isinstance(c, Ragged)]
-        return max((int(np.diff(t.offsets[rows[0] : rows[-1] + 2]).max()) for t in texts if len(rows)), default=0)
+        return max(
+            (int(np.diff(t.offsets[rows[0] : rows[-1] + 2]).max()) for t in texts if len(rows)), default=0
+        )
 
 
 def bytes_of(one: Stacked, longest: int = 0) -> int:

@@ -73,7 +73,9 @@ class Stacked:
                 start = self.received[name] = padded([start] * len(self.clients), tables[name])
             elif name in changing:
                 start = start.expand(len(self.clients), *start.shape)
-            self.params[name] = start.clone(memory_format=torch.contiguous_format) if name in changing else start
+            self.params[name] = (
+                start.clone(memory_format=torch.contiguous_format) if name in changing else start
+            )
         for name in self.own[0]:
             values = [own[name].detach() for own in self.own]
             start = padded(values, tables[name]) if name in tables else torch.stack(values)

@@ -8,6 +8,7 @@ even at a gradient of zero.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -68,9 +69,7 @@ class Pass:
         self.state = OptimizerState()
         self.taken = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}
         self.steps_taken = np.zeros(len(clients.clients), np.int64)
-        self.total = torch.zeros(
-            len(clients.clients), dtype=float_type(params), device=clients.job.device
-        )
+        self.total = torch.zeros(len(clients.clients), dtype=float_type(params), device=clients.job.device)
 
     def steps(self) -> Iterator[Step]:
         """Yield who steps when, and on what."""
@@ -140,7 +139,9 @@ class Pass:
             state = OptimizerState(
                 0, picked(first, part), picked(second, part), {n: int(k[part][0]) for n, k in taken.items()}
             )
-            optimizer.update(picked({n: values[n] for n in grads}, part), picked(grads, part), state, self.scale)
+            optimizer.update(
+                picked({n: values[n] for n in grads}, part), picked(grads, part), state, self.scale
+            )
         for n in grads:
             self.taken[n][who] += 1
         put_back(whole, pick, {n: values[n] for n in grads})
@@ -164,7 +165,7 @@ def alike(taken: dict[str, np.ndarray], clients: int) -> list[slice]:
     for counts in taken.values():
         ends |= {int(k) + 1 for k in np.flatnonzero(np.diff(counts))}
     bounds = [0, *sorted(ends)]
-    return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 @torch.no_grad()
@@ -172,6 +173,8 @@ def clipped(grads: Params, bound: float) -> Params:
     """Return each client's gradients scaled down to a joint L2 norm of at most ``bound``."""
     if not grads:
         return grads
-    norms = torch.stack([torch.linalg.vector_norm(flat(g), dim=1) for g in grads.values()])  # (names, clients)
+    norms = torch.stack(
+        [torch.linalg.vector_norm(flat(g), dim=1) for g in grads.values()]
+    )  # (names, clients)
     scale = (bound / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
     return {n: g * scale.reshape(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}

@@ -70,11 +70,12 @@ def local_tables(
 ) -> list[LocalTable]:
     """Return the tables that are trained by local rows alone.
 
-    A module names its tables in ``lookup``: parameter → the column whose ids are its only use.
+    A module names its tables in ``lookup``: parameter → the column whose ids are its only use. In the mode ``whole``
+    all rows are local, so that a table is uploaded whole but still moved row by row (``lazy``).
     """
     lookup: Mapping[str, str] = getattr(net.module, "lookup", {})
     inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters for p in phases)
-    if not lookup or mode == "whole" or (mode == "exact" and inexact):
+    if not lookup or (mode != "local" and inexact):
         return []
     opted_in = allowed(data, rows)
     read = rows if any(p.examples == "all" for p in phases) else opted_in
@@ -89,7 +90,9 @@ def local_tables(
         if isinstance(net, PooledNet) and parameter in net.private:
             continue
         if column not in found:
-            found[column] = _used(ids, read, opted_in, len(params[parameter]))
+            size = len(params[parameter])
+            every = torch.arange(size)
+            found[column] = (every, every) if mode == "whole" else _used(ids, read, opted_in, size)
         tables.append(LocalTable(parameter, column, *found[column]))
     return tables
 

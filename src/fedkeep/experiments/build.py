@@ -63,6 +63,9 @@ MODELS: dict[str, type[nn.Module]] = {
     "cnn": models.CNN,
     "cifar_cnn": models.CifarCNN,
     "fashion_cnn": models.FashionCNN,
+    "mixture_of_experts": models.MixtureOfExperts,
+    "gate": models.Gate,
+    "confidence_gate": models.ConfidenceGate,
 }
 
 
@@ -168,19 +171,9 @@ def build_model(config: Config, data: FederatedData, folder: Path | None = None)
         ConfigError: an unknown kind or option, a size that the data don't tell, or word vectors that don't fit.
         DataError: a fault in the file of word vectors.
     """
-    make = _model_class(config.model.kind)
-    wanted = inspect.signature(make).parameters
-    sizes = {name: value for name, value in sizes_of(data).items() if name in wanted}
-    options = check_options("model", make, {**sizes, **config.model.options})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
-        try:
-            made = make(**options)
-        except (TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ConfigError(
-                f"model: {config.model.kind!r} cannot be made of {options}: {reason}."
-            ) from error
+        made = _model("model", config.model.kind, config.model.options, sizes_of(data))
     if config.model.word_vectors is not None:
         path = _located("model.word_vectors", config.model.word_vectors, folder)
         start_from_vectors(made, path, data, config.seed)
@@ -216,16 +209,36 @@ def start_from_vectors(model: nn.Module, path: Path, data: FederatedData, seed: 
         table.copy_(torch.from_numpy(vectors.table(vocabulary, seed)))
 
 
-def _model_class(kind: str) -> type[nn.Module]:
+def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
+    """Make a model; options that are tables with a ``kind`` are models themselves, e.g. a mixture's experts."""
+    if not isinstance(kind, str):
+        raise ConfigError(f"{place}.kind: wanted a name; got {kind!r}.")
+    make = _model_class(kind, place)
+    wanted = inspect.signature(make).parameters
+    given: dict[str, Any] = {name: value for name, value in sizes.items() if name in wanted}
+    for name, value in options.items():
+        inner = isinstance(value, Mapping) and "kind" in value and name in wanted
+        parts = {n: v for n, v in value.items() if n != "kind"} if inner else {}
+        given[name] = _model(f"{place}.{name}", value["kind"], parts, sizes) if inner else value
+    checked = check_options(place, make, given)
+    try:
+        return make(**checked)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        shown = {n: options.get(n, v) for n, v in checked.items()}
+        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {reason}.") from error
+
+
+def _model_class(kind: str, place: str) -> type[nn.Module]:
     if ":" not in kind:
-        return _named("model.kind", "model", kind, MODELS)
+        return _named(f"{place}.kind", "model", kind, MODELS)
     module, _, name = kind.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(f"model.kind: {kind!r} cannot be imported: {error}.") from error
+        raise ConfigError(f"{place}.kind: {kind!r} cannot be imported: {error}.") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"model.kind: {kind!r} is no class of torch.nn.Module.")
+        raise ConfigError(f"{place}.kind: {kind!r} is no class of torch.nn.Module.")
     return found
 
 
@@ -265,17 +278,8 @@ def build_method(config: MethodConfig) -> Method:
     method = make(**options)
     if config.adapt is None:
         return method
-    a = config.adapt
-    usual = method.adapt[0] if method.adapt else Phase(loss, "private", examples="all")
-    phase = replace(
-        usual,
-        optimizer=a.optimizer.build(),
-        epochs=a.epochs,
-        steps=None,
-        batch_size=a.batch_size,
-        clip_norm=a.clip_norm,
-    )
-    return replace(method, adapt=(phase,))
+    usual = method.adapt or (Phase(loss, "private", examples="all"),)
+    return replace(method, adapt=tuple(config.adapt.applied(phase) for phase in usual))
 
 
 def build_loss(config: LossConfig) -> terms.Term:
@@ -299,6 +303,7 @@ def run_config(
     resume: bool = False,
     text: str | None = None,
     progress: bool | None = None,
+    workers: int | None = None,
 ) -> Run:
     """Run a whole configuration.
 
@@ -310,9 +315,10 @@ def run_config(
         resume: go on with the run in ``out``.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
         progress: as for ``simulate``.
+        workers: as for ``simulate``, instead of what the configuration says.
     """
     data = data if data is not None else build_data(config, folder)
-    settings = config.run.model_dump()
+    settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
     run = simulate(
         build_model(config, data, folder), build_method(config.method), data, **settings, seed=config.seed, out=out,
         resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),

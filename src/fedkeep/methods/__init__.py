@@ -14,8 +14,11 @@ from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
+from fedkeep.methods.kteps import kteps
+from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
+from fedkeep.methods.mixture import mixture
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -29,7 +32,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedrecon": fedrecon,
     "fedrep": fedrep,
     "fine_tuned": fine_tuned,
+    "kteps": kteps,
+    "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
+    "mixture": mixture,
 }
 
 __all__ = [
@@ -48,7 +54,10 @@ __all__ = [
     "fedrep",
     "fine_tuned",
     "furl",
+    "kteps",
+    "kteps_star",
     "lg_fedavg",
     "local",
+    "mixture",
     "terms",
 ]

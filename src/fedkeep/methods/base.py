@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -139,6 +139,8 @@ class Method:
             to judge with, never to train from.
         adapt_split: what is a client's own while it adapts, e.g. ``Split("*")`` for a fine-tuned copy of everything;
             None: what ``split`` says.
+        adapt_start: gives values that a client's adaptation starts from, by name, of its own ones; it is given the
+            client's whole model as it is before.
         turns: ``"phases"``: a round's phases run one after the other; ``"batches"``: they take turns on every
             mini-batch of the first one's passes.
         upload: the chain that an upload goes through, e.g. compression and noise; decoded before averaging.
@@ -162,6 +164,7 @@ class Method:
     extend: Callable[[nn.Module], nn.Module] | None = None
     stateless: bool = False
     adapt_split: Split | None = None
+    adapt_start: Callable[[Params], Params] | None = None
     turns: Literal["phases", "batches"] = "phases"
     upload: tuple[Transform, ...] = ()
     tables: Literal["exact", "local", "whole"] = "exact"
@@ -241,6 +244,17 @@ class Method:
         return [
             p for p in self.phases if not all(map(self.split.is_private, p.trained_names(self.split, names)))
         ]
+
+    def waits(self, names: Sequence[str]) -> bool:
+        """Tell whether clients have models of their own only after adapting, given the trainable names.
+
+        Rounds then train no private parameter, and what they make is judged by the shared part.
+        """
+        rounds, later = (
+            {n for p in phases for n in p.trained_names(self.split, list(names)) if self.split.is_private(n)}
+            for phases in (self.phases, self.adapt)
+        )
+        return bool(later) and not rounds and self.predict_shared is not None
 
     def but(self, **changes: Any) -> Method:
         """Return this method with some fields changed, e.g. ``furl().but(name="mine", weighting="uniform")``."""
