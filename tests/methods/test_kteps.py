@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -14,15 +13,14 @@ from torch import Tensor, nn
 from fedkeep import Method, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
 from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.kteps import BranchLoss, PredictBranches, knowledge_transfer
 from fedkeep.methods.terms import cross_entropy
 from fedkeep.models import Linear, TextClassifier
 from fedkeep.privacy import GaussianNoise, Projection
-from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
-from tests.methods.parts import Parts, Words
+from tests.engines.reference import close, rows_of
+from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
 from tests.methods.test_dependence import hsic_written_out
 from tests.tiny import classes, everyone, same_bits, texts
 
@@ -296,39 +294,30 @@ def test_a_projection_that_does_not_fit_the_table_is_refused() -> None:
 # --- plain PyTorch
 
 
-class Reference(nn.Module):
-    """The two branches as ordinary modules, values from the extended model."""
+def plain_loss(w: State, batch: State) -> Tensor:
+    """Return eq. 9 with λ1 = 0.7, λ2 = 0.3 and T = 3."""
+    h = torch.tanh(linear(w, "encoder", batch["x"]))
+    a, b = linear(w, "projection", h), linear(w, "private.projection", h)
+    g_s, g_p = linear(w, "classifier", a), linear(w, "private.classifier", b)
+    ce = sum((nn.functional.cross_entropy(g, batch["label"]) for g in (g_s, g_p)), torch.zeros(()))
+    teacher = nn.functional.softmax(g_s.detach() / 3.0, -1)
+    taught = -(teacher * nn.functional.log_softmax(g_p, -1)).sum() / len(h)
+    return ce + 0.7 * plain_hsic(a, b) + 0.3 * taught
 
-    def __init__(self, state: Params) -> None:
-        super().__init__()
-        self.encoder, self.classifier, self.projection = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 4)
-        self.private = nn.ModuleDict({"classifier": nn.Linear(4, 3), "projection": nn.Linear(4, 4)})
-        self.double().load_state_dict(state)
 
-    def loss(self, x: Tensor, label: Tensor) -> Tensor:
-        h = torch.tanh(self.encoder(x))
-        a, b = self.projection(h), self.private["projection"](h)
-        g_s, g_p = self.classifier(a), self.private["classifier"](b)
-        ce = nn.functional.cross_entropy(g_s, label) + nn.functional.cross_entropy(g_p, label)
-        teacher = nn.functional.softmax(g_s.detach() / 3.0, -1)
-        student = nn.functional.log_softmax(g_p, -1)
-        taught = -(teacher * student).sum() / len(x)
-        return ce + 0.7 * self.hsic(a, b) + 0.3 * taught
-
-    @staticmethod
-    def hsic(a: Tensor, b: Tensor) -> Tensor:
-        n = len(a)
-        if n == 1:
-            return torch.zeros((), dtype=torch.float64)
-        centre = torch.eye(n, dtype=torch.float64) - 1 / n
-        kernels = []
-        for x in (a, b):
-            distance = (x[:, None] - x[None]).pow(2).sum(-1)
-            scale = float(distance.detach().sum()) / (n * (n - 1)) + 1e-8
-            kernels.append(
-                sum((torch.exp(-distance / (m * scale)) for m in (0.5, 1, 2)), torch.zeros(()).double())
-            )
-        return torch.trace(kernels[0] @ centre @ kernels[1] @ centre) / (n - 1) ** 2
+def plain_hsic(a: Tensor, b: Tensor) -> Tensor:
+    n = len(a)
+    if n == 1:
+        return torch.zeros((), dtype=torch.float64)
+    centre = torch.eye(n, dtype=torch.float64) - 1 / n
+    kernels = []
+    for x in (a, b):
+        distance = (x[:, None] - x[None]).pow(2).sum(-1)
+        scale = float(distance.detach().sum()) / (n * (n - 1)) + 1e-8
+        kernels.append(
+            sum((torch.exp(-distance / (m * scale)) for m in (0.5, 1, 2)), torch.zeros(()).double())
+        )
+    return torch.trace(kernels[0] @ centre @ kernels[1] @ centre) / (n - 1) ** 2
 
 
 def compressed(w: np.ndarray, start: int, end: int) -> np.ndarray:
@@ -346,36 +335,23 @@ def test_three_rounds_equal_plain_pytorch(name: str) -> None:
     method = methods.METHODS["kteps_star" if star else "kteps"](noise=sigma, **star, **options)
     run = trained(method)
     initial = TwoBranches()(Parts().double()).state_dict()
-    server = {n: v for n, v in initial.items() if not n.startswith("private.")}
-    own = [{n: v for n, v in initial.items() if n.startswith("private.")} for _ in range(6)]
-    for number, cohort in enumerate(cohorts(DATA, 4, 3, 3)):
-        results = []
-        for c in cohort:
-            local = Reference({**server, **own[c]})
-            stepper = torch.optim.SGD(local.parameters(), 0.2, momentum=0.9)
-            for batch in mini_batches(DATA, c, method.phases[0], 3, number):
-                stepper.zero_grad()
-                local.loss(batch["x"], batch["label"]).backward()
-                stepper.step()
-            state = {n: v.detach().clone() for n, v in local.state_dict().items()}
-            own[c] = {n: state.pop(n) for n in list(state) if n.startswith("private.")}
-            if star:
-                state["encoder.weight"] = torch.from_numpy(compressed(state["encoder.weight"].numpy(), 2, 3))
-            draw = generator(3, "upload/0", DATA.ids[c], number)
-            for n in sorted(run.server) if sigma else ():
-                state[n] += sigma * torch.randn(state[n].shape, generator=draw, dtype=torch.float64)
-            results.append(copy.deepcopy(state))
-        server = averaged(results, [float(len(rows_of(DATA, c))) for c in cohort])
-    close(run.server, server)
-    kept = everyone(run.private, 6)
-    for c, state in enumerate(own):
-        close({n: v[c] for n, v in kept.items()}, state)
+
+    def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
+        state = descend(state, [""], batches, plain_loss, 0.2, 0.9)
+        if star:
+            state["encoder.weight"] = torch.from_numpy(compressed(state["encoder.weight"].numpy(), 2, 3))
+        draw = generator(3, "upload/0", DATA.ids[c], number)
+        for n in sorted(received) if sigma else ():
+            state[n] = state[n] + sigma * torch.randn(state[n].shape, generator=draw, dtype=torch.float64)
+        return state
+
+    compare(run, *plain_rounds(DATA, method, initial, train))
     assert not torch.equal(run.server["encoder.weight"], initial["encoder.weight"])
 
 
 def test_the_reference_agrees_with_the_formula_written_out() -> None:
     a, b = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
-    assert float(Reference.hsic(a, b)) == pytest.approx(hsic_written_out(a, b, (0.5, 1, 2)), rel=1e-10)
+    assert float(plain_hsic(a, b)) == pytest.approx(hsic_written_out(a, b, (0.5, 1, 2)), rel=1e-10)
 
 
 def test_the_shared_part_predicts_with_the_shared_branch() -> None:

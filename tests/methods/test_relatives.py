@@ -86,6 +86,9 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     ),
     "ditto": (Deep, methods.ditto(0.4, batch_size=4, optimizer=sgd(0.3), own_epochs=2)),
     "apfl": (Deep, methods.apfl(0.3, batch_size=4, optimizer=sgd(0.3))),
+    "fedmmd": (Parts, methods.fedmmd(2.0, batch_size=4, optimizer=sgd(0.3))),
+    "fedfusion": (Parts, methods.fedfusion("multi", batch_size=4, optimizer=sgd(0.3))),
+    "pfl_da": (Parts, methods.pfl_da(batch_size=4, optimizer=sgd(0.3))),
     "kteps": (Parts, methods.kteps(0.5, 0.5, batch_size=4, optimizer=sgd(0.3))),
     "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", batch_size=4, optimizer=sgd(0.3))),
     "mixture": (
@@ -164,7 +167,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
     for _ in range(2):
         run_round(work, engine, server, [0, 1, 2, 3])
     names = method.split.private_names(work.net.initial())
-    assert bool(names) == (name not in ("fedavg", "fedprox", "fine_tuned"))
+    assert bool(names) == (name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion"))
     for upload in engine.bytes:
         assert not any(f'"{n}"'.encode() in upload for n in names)
         for kept in engine.private:

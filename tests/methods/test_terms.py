@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,8 +16,11 @@ from fedkeep.methods import terms
 from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.copies import OnCopy, with_copy
+from fedkeep.methods.fedfusion import AddFusion, FusionLoss
+from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.pfl_da import AddGate, MixtureLoss
 from fedkeep.methods.terms import Term
 from tests.methods.parts import Parts
 from tests.tiny import Logits
@@ -181,8 +185,18 @@ ALL = {
     "branches": BranchLoss(diversity=0.5, transfer=0.5),
     "diversity": BranchLoss(diversity=0.5, transfer=0.0),
     "transfer": BranchLoss(diversity=0.0, transfer=0.5),
+    "two streams": TwoStreams(0.5),
+    "fusion": FusionLoss(),
+    "fusion with own": FusionLoss(persistent=True),
+    "mixture": MixtureLoss(),
 }
-EXTENDED = {"branches": TwoBranches(), "diversity": TwoBranches(), "transfer": TwoBranches()}
+EXTENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    **dict.fromkeys(("branches", "diversity", "transfer"), TwoBranches()),
+    "two streams": lambda module: module,
+    "fusion": AddFusion("conv"),
+    "fusion with own": AddFusion("multi", persistent=True),
+    "mixture": AddGate(),
+}
 """What a term's method adds to the model; the others' terms see a linear model and its copy."""
 
 

@@ -143,7 +143,7 @@ def one_thread() -> Iterator[None]:
 
 def _time(seconds: float) -> str:
     if seconds < 1:
-        return f"{1000 * seconds:.2g} ms"
+        return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -69,7 +69,8 @@ def handed_over(
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     leaving = method.leaving(sorted(job.net.trainable()))
-    weight = 1.0 if method.weighting == "uniform" else examples_of(job, leaving, rows, draws)
+    count = examples_of(job, leaving, rows, draws)
+    weight = float(count > 0) if method.weighting == "uniform" else count
     upload = encode(job, received, local, weight, name, round)
     private = method.split.personal(local.trained)
     return ClientResult(client, upload, widen(private, own, local.tables), local.loss)
@@ -82,7 +83,8 @@ def encode(job: Job, received: Params, local: LocalResult, weight: float, client
     tables = [t for t in cut if not split.is_private(t.parameter)]
     sent = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
-    upload = split.upload(start, _leaving(local.trained, tables), weight, sent)
+    trained = job.method.publish(local.trained) if job.method.publish is not None else local.trained
+    upload = split.upload(start, _leaving(trained, tables), weight, sent)
     for number, link in enumerate(chain):
         draw = generator(job.seed, f"upload/{number}", client, round)
         upload = upload.but(link.encode(upload.deltas, start, draw))

@@ -8,6 +8,8 @@ from fedkeep.methods.base import EarlyStopping, Method, Phase
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
+from fedkeep.methods.fedfusion import fedfusion
+from fedkeep.methods.fedmmd import fedmmd
 from fedkeep.methods.fedper import fedper
 from fedkeep.methods.fedprox import fedprox
 from fedkeep.methods.fedrecon import fedrecon
@@ -19,6 +21,7 @@ from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture
+from fedkeep.methods.pfl_da import pfl_da
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -27,6 +30,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "apfl": apfl,
     "ditto": ditto,
     "fedbn": fedbn,
+    "fedfusion": fedfusion,
+    "fedmmd": fedmmd,
     "fedper": fedper,
     "fedprox": fedprox,
     "fedrecon": fedrecon,
@@ -36,6 +41,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
     "mixture": mixture,
+    "pfl_da": pfl_da,
 }
 
 __all__ = [
@@ -48,6 +54,8 @@ __all__ = [
     "ditto",
     "fedavg",
     "fedbn",
+    "fedfusion",
+    "fedmmd",
     "fedper",
     "fedprox",
     "fedrecon",
@@ -59,5 +67,6 @@ __all__ = [
     "lg_fedavg",
     "local",
     "mixture",
+    "pfl_da",
     "terms",
 ]

@@ -149,6 +149,8 @@ class Method:
             Remark 3: other rows stay as received); ``"whole"``, never.
         missing_rows: a table's row that a client doesn't hold counts as ``"unchanged"``, with the client's weight, or
             the mean is over ``"owners_only"``.
+        publish: what leaves the client instead of what it trained, as a function of all its trained parameters; e.g.
+            copies of private values under federated names (FedFusion's extractor). None: what it trained.
     """
 
     name: str = "fedavg"
@@ -169,6 +171,7 @@ class Method:
     upload: tuple[Transform, ...] = ()
     tables: Literal["exact", "local", "whole"] = "exact"
     missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
+    publish: Callable[[Params], Params] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -211,6 +214,11 @@ class Method:
             for n in phase.trained_names(self.split, names)
             if self.split.is_private(n)
         }
+        if self.publish is not None and (everything or any(p.early_stopping for p in self.phases)):
+            raise MethodError(
+                f"{self.name!r} publishes private values, so opted-out and validation examples, which train or choose "
+                f"them, would influence what leaves the client. Use examples='opted_in' and no early stopping."
+            )
         federated = [n for n in names if not self.split.is_private(n)]
         self.server_optimizer.check_patterns(federated)
         for phase in self.adapt:

@@ -38,6 +38,15 @@ def linear(net: Net, params: Params, layer: str, inputs: Tensor) -> Tensor:
     return output
 
 
+def as_received(net: Net, params: Params, received: Params) -> Params:
+    """Return the parameters with the federated ones as the server sent them.
+
+    Buffers are copies: batch normalisation changes them where it runs.
+    """
+    trainable = net.trainable()
+    return {**params, **{n: v if n in trainable else v.clone() for n, v in received.items()}}
+
+
 class Known(Net):
     """A net whose ``forward`` is known already: hands outputs that were computed otherwise to any loss.
 
