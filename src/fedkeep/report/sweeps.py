@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
@@ -51,9 +52,8 @@ def sweep_panels(
                 axes.plot(
                     xs, means, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=4, label=_plain(name)
                 )  # fmt: skip
-                axes.fill_between(
-                    xs, [m - s for _, m, s in known], [m + s for _, m, s in known], color=colour, alpha=0.15, linewidth=0
-                )  # fmt: skip
+                low, high = [m - s for _, m, s in known], [m + s for _, m, s in known]
+                axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
             for name, pairs in ((published or {}).get(title) or {}).items():
                 if name in names:
                     axes.plot(
@@ -63,10 +63,9 @@ def sweep_panels(
             axes.set_title(title, fontsize=10, parse_math=False)
             axes.set_xlabel(setting)
         every[0].set_ylabel(_named(metric, ""))
-        low = min(axes.get_ylim()[0] for axes in every)
-        high = max(axes.get_ylim()[1] for axes in every)
+        limits = [axes.get_ylim() for axes in every]
         for axes in every:
-            axes.set_ylim(low, high)
+            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         handles, labels = every[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4))
         return _save(figure, path)
@@ -106,7 +105,7 @@ def difference_maps(
     with _style():
         size = (1.6 + (0.75 * len(columns) + 1.2) * len(panels), max(1.9 + 0.5 * len(rows), 3.0))
         figure, every = _figure(len(panels), *size)
-        shown = None
+        shown: Any = None
         for axes, (title, own) in zip(every, panels.items(), strict=True):
             grid = [[scale * own.get((r, c), math.nan) for c in columns] for r in rows]
             shown = axes.imshow(grid, cmap=shades, vmin=-most, vmax=most, aspect="auto")
