@@ -41,13 +41,14 @@ def write(name: str, content: Mapping[str, Any]) -> None:
     from fedkeep.experiments.environment import environment
 
     RESULTS.mkdir(exist_ok=True)
-    machine = {"processor": _processor(), **environment(), "threads": torch.get_num_threads()}
+    machine = {"processor": processor(), **environment(), "threads": torch.get_num_threads()}
     text = json.dumps({**content, "environment": machine}, indent=1) + "\n"
     (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
     print(text)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -12,12 +12,11 @@ import sys
 
 import torch
 
+from benchmarks.contenders.ours import Ours
+from benchmarks.contenders.plain import Plain
 from benchmarks.measure import interleaved, ratio, write
-from benchmarks.workloads import PlainDocument, plain_round, w1_data
-from fedkeep import methods, sgd
-from fedkeep.core.net import Net
-from fedkeep.engines import Job, Sampler, Sequential, Server, run_round
-from fedkeep.store import Default, MemoryStore
+from benchmarks.workloads import W1
+from fedkeep.engines import Sequential
 
 
 def main() -> None:
@@ -27,23 +26,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    data, cohort = w1_data(), 10
-    sampler = Sampler(len(data), cohort, "shuffled", 0)
-    torch.manual_seed(0)
-    plain, private = PlainDocument(), {}
-    method = methods.furl("user", optimizer=sgd(0.1), batch_size=16)
-    net = Net(PlainDocument())
-    server = Server(method.split.federated(net.initial()))
-    store = MemoryStore(Default(method.split.personal(net.initial()), 0.0))
-    job = Job(method, net, data, store, seed=0)
-    rounds = iter(range(10**6))
-    seconds = interleaved(
-        {
-            "plain": lambda: plain_round(plain, private, data, sampler(next(rounds))),
-            "fedkeep": lambda: run_round(job, Sequential(), server, sampler(next(rounds))),
-        },
-        options.turns,
-    )
+    plain, ours = Plain(W1), Ours(W1, W1.initial(), Sequential())
+    turns = iter(range(10**6))
+
+    def run(contender: Plain | Ours) -> None:
+        turn = next(turns)
+        contender.round(turn, W1.cohort_of(turn))
+
+    seconds = interleaved({"plain": lambda: run(plain), "fedkeep": lambda: run(ours)}, options.turns)
     code = {"torch": "import torch", "fedkeep": "import fedkeep"}
     imports = interleaved(
         {name: lambda c=c: subprocess.run([sys.executable, "-c", c], check=True) for name, c in code.items()}, 9
@@ -54,7 +44,7 @@ def main() -> None:
         {
             "w1_round_over_plain": overhead,
             "import_over_torch": importing,
-            "cohort": cohort,
+            "cohort": W1.cohort,
             "turns": options.turns,
         },
     )

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import interleaved, ratio, write
-from benchmarks.workloads import PlainDocument
+from benchmarks.models import Document
 from fedkeep import FederatedData, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.data import RangeIds
@@ -33,15 +33,18 @@ TEXTS, LENGTH = 32, 64
 def federation(users: int, folder: Path) -> Callable[[], None]:
     """Return a function that runs and commits one round over ``users`` users."""
     rng = np.random.default_rng(0)
-    x = np.broadcast_to(
+    text = np.broadcast_to(
         rng.integers(0, 100, LENGTH), (users * TEXTS, LENGTH)
     )  # one text: no gigabytes of texts
     label = np.broadcast_to(np.int64(3), users * TEXTS)
     offsets, bounds = mapped_index(folder, users)
-    data = FederatedData({"x": x, "label": label}, offsets, RangeIds(users), bounds, check=False)
+    length = np.broadcast_to(np.int64(LENGTH), users * TEXTS)
+    data = FederatedData(
+        {"text": text, "text_length": length, "label": label}, offsets, RangeIds(users), bounds, check=False
+    )
     method = methods.furl("user", optimizer=sgd(0.1), batch_size=16)
     torch.manual_seed(0)
-    net = Net(PlainDocument())
+    net = Net(Document())
     store = TableStore(folder / "private", Default(method.split.personal(net.initial()), 0.0), users)
     server = Server(method.split.federated(net.initial()))
     job, sampler, engine = (

@@ -1,68 +1,182 @@
-"""The workloads on which speed is measured. W1: FURL's document model, as a researcher would write it."""
+"""The workloads on which speed is measured: W1 FURL, W1 ragged, W2 KTEPS, W3 the mixture's CNN.
+
+Data are drawn from a fixed seed, in every process alike. Nothing here knows fedkeep: the environments of its peers
+load this module too.
+
+- **W1**: 200 users × 96 texts of 64 characters, vocabulary 100, 10 users a round (or 40, 160), 1 epoch, batch 16:
+  char embedding 32 → BiLSTM 64 per direction → ‖ private user vector 32 → MLP 64 → 64 classes; SGD 0.1.
+- **W1 ragged**: the same with texts of 10–200 characters, 150–500 texts a user, 6 users a round.
+- **W2**: 16 clients, all each round, 200 texts of 200 words, vocabulary 50 000 × 200, trained → BiGRU 64 → masked
+  mean → MLP 64 → 2 classes; SGD 0.01, momentum 0.9, batch 8, 1 epoch. A client's words are some 2 400 of the
+  vocabulary, and of these the r-th is used in proportion to 1/r (Zipf's law).
+- **W3**: 5 clients × 500 images 3 × 32 × 32, conv 5 × 5 of 32 and of 64 channels (padding 2, ReLU, max-pool 2) → FC
+  512 → FC 10; Adam 1e-4, batch 10, 3 epochs.
+"""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.data import FederatedData
+from benchmarks.models import CNN, Document, PaddedDocument, Words
+
+Columns = dict[str, np.ndarray]
+SEED = 0
 
 
-class PlainDocument(nn.Module):
-    """W1's model in plain PyTorch: char embedding 32 → BiLSTM 64 → concat user vector 32 → MLP 64 → 64 classes."""
+@dataclass(frozen=True)
+class Workload:
+    """What every contender computes.
 
-    per_example = ("user",)
+    Attributes: name: ``W1``, ``W1 ragged``, ``W2`` or ``W3``. clients, cohort, batch, epochs: of the federation, a
+        round, a step, a client's local training. optimizer: ``sgd`` or ``adam``; ``rate`` and ``momentum`` are its
+        numbers. private: the private parameter, zero at first; None: everything is federated. model: makes the
+        plain model, with the initial values that all contenders start from. draw: draws one client's columns from a
+        generator. few: how many clients take part in the round whose results are compared, few where a round is
+        long. draw_small: draws one of two more clients, which the comparison in single precision takes instead;
+        None: it takes those of a usual cohort. Adam and max-pooling amplify the last bit: after W3's 150 steps the
+        plain loop differs from itself by 2e-3 with one thread and with two, after 30 by 1e-7.
+    """
 
-    def __init__(self, vocabulary: int = 100, classes: int = 64) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 32)
-        self.lstm = nn.LSTM(32, 64, batch_first=True, bidirectional=True)
-        self.user = nn.Parameter(torch.zeros(32))
-        self.mlp = nn.Sequential(nn.Linear(160, 64), nn.ReLU(), nn.Linear(64, classes))
+    name: str
+    clients: int
+    cohort: int
+    batch: int
+    epochs: int
+    optimizer: Literal["sgd", "adam"]
+    rate: float
+    momentum: float
+    private: str | None
+    model: Callable[[], nn.Module]
+    draw: Callable[[np.random.Generator], Columns]
+    few: int
+    draw_small: Callable[[np.random.Generator], Columns] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits for character ids x, (B, 64)."""
-        _, (last, _) = self.lstm(self.embedding(x))
-        text = torch.cat([last[0], last[1]], 1)
-        return self.mlp(torch.cat([text, self.user.expand(len(text), -1)], 1))  # type: ignore[no-any-return]
+    def data(self) -> list[Columns]:
+        """Return every client's columns: ``label``, and ``text`` and ``text_length`` (flat) or ``image``."""
+        rng = np.random.default_rng(SEED)
+        more = [self.draw_small] * 2 if self.draw_small else []
+        return [draw(rng) for draw in [self.draw] * self.clients + more]
+
+    def initial(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """Return the plain model with its initial values."""
+        torch.manual_seed(SEED)
+        return self.model().to(dtype)
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return a new local optimiser of torch."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(model.parameters(), lr=self.rate)
+        return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=self.momentum)
+
+    def cohort_of(self, turn: int) -> list[int]:
+        """Return the clients of a turn, drawn without replacement."""
+        return np.random.default_rng([SEED, turn]).permutation(self.clients)[: self.cohort].tolist()
+
+    def compared(self, double: bool = False) -> list[int]:
+        """Return the clients of the round whose results are compared."""
+        if self.draw_small and not double:
+            return [self.clients, self.clients + 1]
+        return self.cohort_of(0)[: self.few]
+
+    def batches(self, client: int, turn: int, examples: int) -> Iterator[Tensor]:
+        """Yield the positions of each mini-batch among a client's examples, as fedkeep draws them."""
+        rng = np.random.default_rng(stream(SEED, "batches/0", str(client), turn))
+        for _ in range(self.epochs):
+            yield from torch.from_numpy(rng.permutation(examples)).split(self.batch)
 
 
-def w1_data(users: int = 200, texts: int = 96, length: int = 64, seed: int = 0) -> FederatedData:
-    """Return W1's data: ``users`` × ``texts`` random texts of ``length`` characters, 64 labels; all for training."""
-    rng = np.random.default_rng(seed)
-    x = rng.integers(0, 100, (users * texts, length))
-    label = rng.integers(0, 64, users * texts)
-    client = np.repeat(np.arange(users), texts)
-    return FederatedData.from_columns(client, {"x": x, "label": label}, split=["train"] * len(label))
+def stream(seed: int, purpose: str, client: str, round: int) -> int:
+    """Return the seed of a random stream as ``fedkeep.core.seeds`` names it (peers' environments have no fedkeep)."""
+    name = f"{seed}\x1f{purpose}\x1f{client}\x1f{round}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
-def plain_round(
-    model: nn.Module,
-    private: dict[int, Tensor],
-    data: FederatedData,
-    clients: list[int],
-    rate: float = 0.1,
-    batch: int = 16,
-) -> None:
-    """One round as a researcher writes it: load weights, mini-batch loop, backward, step, weighted average."""
-    start = {n: v.clone() for n, v in model.state_dict().items() if n != "user"}
-    total = {n: torch.zeros_like(v) for n, v in start.items()}
-    examples = 0
-    for client in clients:
-        user = private.get(client, torch.zeros(32))
-        model.load_state_dict({**start, "user": user})
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        rows = data.rows(client, "train")
-        x = torch.from_numpy(np.asarray(data.columns["x"][rows.start : rows.stop]))
-        label = torch.from_numpy(np.asarray(data.columns["label"][rows.start : rows.stop]))
-        for chosen in torch.randperm(len(x)).split(batch):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[chosen]), label[chosen]).backward()
-            optimizer.step()
-        trained = model.state_dict()
-        private[client] = trained["user"].clone()
-        for name in total:
-            total[name] += len(x) * trained[name]
-        examples += len(x)
-    model.load_state_dict({**{n: v / examples for n, v in total.items()}, "user": torch.zeros(32)})
+def tensors(columns: Columns, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Return a client's columns as a model takes them: texts (n, longest) padded with 0, images of this dtype."""
+    out = {"label": torch.from_numpy(columns["label"])}
+    if "image" in columns:
+        return {"image": torch.from_numpy(columns["image"]).to(dtype), **out}
+    length = columns["text_length"]
+    ids = np.zeros((len(length), length.max()), np.int64)
+    ids[np.arange(ids.shape[1]) < length[:, None]] = columns["text"]
+    return {"text": torch.from_numpy(ids), "text_length": torch.from_numpy(length), **out}
+
+
+def pick(client: dict[str, Tensor], chosen: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return the arguments of a model's ``forward`` for these examples, cut to their longest text, and the labels."""
+    if "image" in client:
+        return [client["image"][chosen]], client["label"][chosen]
+    length = client["text_length"][chosen]
+    return [client["text"][chosen, : int(length.max())], length], client["label"][chosen]
+
+
+def texts(
+    rng: np.random.Generator, count: tuple[int, int], length: tuple[int, int], vocabulary: int, classes: int
+) -> Columns:
+    """Draw texts of uniformly drawn characters; numbers of texts and lengths lie between the two bounds."""
+    n = int(rng.integers(count[0], count[1] + 1))
+    lengths = rng.integers(length[0], length[1] + 1, n)
+    ids = rng.integers(1, vocabulary, lengths.sum(), dtype=np.uint8)
+    return {"text": ids, "text_length": lengths, "label": rng.integers(0, classes, n)}
+
+
+def documents(rng: np.random.Generator, count: int, length: int, vocabulary: int, own: int) -> Columns:
+    """Draw texts of the client's ``own`` words, the r-th of them in proportion to 1/r."""
+    words = rng.permutation(np.arange(1, vocabulary, dtype=np.int32))[:own]
+    share = 1 / np.arange(1, own + 1)
+    ids = words[rng.choice(own, count * length, p=share / share.sum())]
+    return {"text": ids, "text_length": np.full(count, length), "label": rng.integers(0, 2, count)}
+
+
+def images(rng: np.random.Generator, count: int, side: int) -> Columns:
+    """Draw noise, with labels 0 to 9."""
+    pixels = rng.standard_normal((count, 3, side, side), np.float32)
+    return {"image": pixels, "label": rng.integers(0, 10, count)}
+
+
+W1 = Workload(
+    "W1", 200, 10, 16, 1, "sgd", 0.1, 0.0, "user", Document,
+    lambda rng: texts(rng, (96, 96), (64, 64), 100, 64), 10,
+)  # fmt: skip
+RAGGED = replace(
+    W1, name="W1 ragged", cohort=6, few=2, draw=lambda rng: texts(rng, (150, 500), (10, 200), 100, 64)
+)
+W2 = Workload(
+    "W2", 16, 16, 8, 1, "sgd", 0.01, 0.9, None, Words,
+    lambda rng: documents(rng, 200, 200, 50_000, 2_600), 2,
+)  # fmt: skip
+W3 = Workload(
+    "W3", 5, 5, 10, 3, "adam", 1e-4, 0.0, None, CNN, lambda rng: images(rng, 500, 32), 1,
+    lambda rng: images(rng, 100, 32),
+)  # fmt: skip
+
+WORKLOADS = {w.name: w for w in (W1, RAGGED, W2, W3)}
+QUICK = {  # as small as makes sense: to see that everything runs
+    "W1": replace(W1, clients=6, cohort=3, few=2, draw=lambda rng: texts(rng, (20, 20), (8, 8), 100, 64)),
+    "W1 ragged": replace(
+        RAGGED, clients=6, cohort=3, few=2, draw=lambda rng: texts(rng, (10, 30), (2, 12), 100, 64)
+    ),
+    "W2": replace(
+        W2, clients=3, cohort=3, few=2, model=lambda: Words(500),
+        draw=lambda rng: documents(rng, 16, 10, 500, 60),
+    ),
+    "W3": replace(W3, clients=2, cohort=2, epochs=2, few=2, draw=lambda rng: images(rng, 20, 32), draw_small=None),
+}  # fmt: skip
+
+
+def workload(name: str, cohort: int | None = None, quick: bool = False) -> Workload:
+    """Return a workload by name, with another cohort if one is given."""
+    found = (QUICK if quick else WORKLOADS)[name]
+    return found if cohort is None else replace(found, cohort=cohort, few=min(cohort, found.few))
+
+
+def padded(of: Workload) -> Workload:
+    """Return W1 ragged with the plain model that pads instead of packing."""
+    return replace(of, model=PaddedDocument)

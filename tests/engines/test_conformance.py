@@ -19,6 +19,7 @@ from torch import nn
 from fedkeep import FederatedData, Method, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.params import Params
 from fedkeep.core.records import to_line
+from fedkeep.engines.pool import start_method
 from fedkeep.methods import METHODS, EarlyStopping
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel
@@ -46,18 +47,23 @@ class Contender:
 
     ``tolerance`` is by type: the greatest difference in any parameter, relative to the largest one (float64, float32).
     ``without``: cases that the engine refuses or hands to another one. ``kinds``: the types that it is tried with.
+    ``marks``: of pytest.
     """
 
     options: Mapping[str, Any]
     tolerance: tuple[float, float] | None = None
     without: frozenset[str] = frozenset()
     kinds: tuple[str, ...] = ("float64", "float32")
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
+
+# Where workers are spawned each test would take seconds; tests/engines/test_workers.py spawns one.
+FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not forked here")
 
 CONTENDERS: dict[str, Contender] = {
-    "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",)),
-    "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",)),
-    "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",)),
+    "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",), marks=(FORK,)),
+    "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",), marks=(FORK,)),
+    "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",), marks=(FORK,)),
     "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping"})),
 }
 
@@ -167,7 +173,7 @@ def reference(case: str, kind: str) -> Run:
 
 
 TABLE = [
-    (name, case, kind)
+    pytest.param(name, case, kind, marks=contender.marks)
     for name, contender in CONTENDERS.items()
     for case in CASES
     if case not in contender.without

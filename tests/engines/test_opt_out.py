@@ -15,7 +15,7 @@ from fedkeep import FederatedData, Method, Phase, adam, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.data import Ragged
+from fedkeep.data import Ragged, opt_out
 from fedkeep.engines import Job, Pooled, Sampler, Sequential, Server
 from fedkeep.engines.round import run_round
 from fedkeep.methods.copies import with_copy
@@ -207,3 +207,11 @@ def test_texts_of_any_letters_and_length(pooled: bool) -> None:
         else:
             found.append(leaves(model, method, documents(seed))[:2])  # type: ignore[arg-type]
     assert found[0] == found[1] == found[2]
+
+
+def test_who_has_nothing_opted_in_has_no_uniform_weight() -> None:
+    """A client that only trains what stays changes nothing, however clients are weighted."""
+    data = opt_out(classes(counts=(6, 6, 6), kind="f4"), 0.5)
+    method = methods.ditto(weighting="uniform", batch_size=3)
+    uploads, *_ = leaves(with_copy(Noisy()), method, data)
+    assert sorted(w for w, _ in uploads[:3]) == [0.0, 1.0, 1.0]

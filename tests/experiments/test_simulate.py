@@ -216,7 +216,7 @@ def test_nan_in_the_loss_names_the_client() -> None:
         (
             {"rounds": 1, "engine": "sequentail"},
             ConfigError,
-            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'pooled']. Did you mean 'sequential'?",
+            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'vectorised', 'pooled']. Did you mean 'sequential'?",
         ),
         (
             {"rounds": 1, "evaluate_every": -1},

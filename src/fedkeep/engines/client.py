@@ -69,7 +69,8 @@ def handed_over(
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     leaving = method.leaving(sorted(job.net.trainable()))
-    weight = 1.0 if method.weighting == "uniform" else examples_of(job, leaving, rows, draws)
+    count = examples_of(job, leaving, rows, draws)
+    weight = float(count > 0) if method.weighting == "uniform" else count
     upload = encode(job, received, local, weight, name, round)
     private = method.split.personal(local.trained)
     return ClientResult(client, upload, widen(private, own, local.tables), local.loss)
@@ -78,7 +79,8 @@ def handed_over(
 def encode(job: Job, received: Params, local: LocalResult, weight: float, client: str, round: int) -> Upload:
     """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it."""
     split, chain = job.method.split, job.method.upload
-    tables = [t for t in local.tables if not split.is_private(t.parameter)]
+    cut = [t for t in local.tables if len(t.leaving) < len(received.get(t.parameter, ()))]
+    tables = [t for t in cut if not split.is_private(t.parameter)]
     sent = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
     trained = job.method.publish(local.trained) if job.method.publish is not None else local.trained

@@ -39,7 +39,8 @@ class RunningMean:
         for name, start in self.received.items():
             delta, rows = upload.deltas[name], upload.rows.get(name)
             if not start.is_floating_point():
-                self._sums.setdefault(name, delta)
+                if name not in self._sums:
+                    self._sums[name] = delta.clone()
                 continue
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(start, dtype=_exact(start))

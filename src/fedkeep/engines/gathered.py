@@ -90,7 +90,7 @@ class Gathered:
         for name, column in self.columns.items():
             if cut and name in self.lengths:
                 column = column[:, : int(self.lengths[name][places].max())]
-            batch[name] = column.index_select(0, index).unflatten(0, places.shape)
+            batch[name] = column.index_select(0, index).reshape(*places.shape, *column.shape[1:])
         return batch
 
     @property

@@ -8,6 +8,7 @@ even at a gradient of zero.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -164,7 +165,7 @@ def alike(taken: dict[str, np.ndarray], clients: int) -> list[slice]:
     for counts in taken.values():
         ends |= {int(k) + 1 for k in np.flatnonzero(np.diff(counts))}
     bounds = [0, *sorted(ends)]
-    return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 @torch.no_grad()

@@ -80,6 +80,10 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     if task.forked:
         let_go(keep={connection.fileno(), own.file, task.received.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # else each worker's backward pass would take memory of the GPU
+        )
     job = task.job()
     connection.send_bytes(READY)
     while True:

@@ -62,11 +62,12 @@ class Cell:
         return parse_config(builtin_text(self.config), self.config, dict((*self.overrides, *further)))
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on, but for data and code."""
-        config = self.resolved().model_dump(mode="json", exclude={"name"})
+        """Return what the numbers depend on, but for data and code; what has its default value is left out."""
+        config = self.resolved().model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         run = config["run"]
-        run["engine"] = "pooled" if run["engine"] == "pooled" else "federated"  # these give the same numbers
-        del run["workers"]
+        run.pop("workers", None)
+        if run.get("engine") != "pooled":
+            run.pop("engine", None)  # the others give the same numbers
         return {
             "config": config,
             "ratios": list(self.ratios),

@@ -1,0 +1,101 @@
+"""What is claimed of speed: the numbers wanted (issue 3), and those that the benchmark insists on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+STATE_ERROR, STATE_ERROR_DOUBLE = 1e-6, 1e-12
+
+
+@dataclass(frozen=True)
+class Claim:
+    """How many times faster than a contender fedkeep is on a workload.
+
+    Attributes:
+        over: the other contender.
+        wanted: the number to reach.
+        claimed: the number that the README claims, and the benchmark fails below.
+    """
+
+    workload: str
+    cohort: int
+    over: str
+    wanted: float
+    claimed: float
+
+    def reached(self, rows: Iterable[Row]) -> float | None:
+        """Return the median ratio that was measured, or None."""
+        row = best(rows, self.workload, self.cohort)
+        found: float | None = row.get(f"ratio_to_{self.over}") if row else None
+        return found
+
+
+def _claims() -> list[Claim]:
+    wanted = {
+        ("W1", 10): {"plain": 3.0, "pfl": 3.0, "flower": 5.0},
+        ("W1", 40): {"plain": 3.0, "pfl": 3.0, "flower": 5.0},
+        ("W1", 160): {"plain": 3.0, "pfl": 3.0, "flower": 5.0},
+        ("W1 ragged", 6): {"plain": 20.0, "plain_padded": 4.0},
+        ("W2", 16): {"plain": 14.0, "pfl": 14.0, "flower": 8.0},
+        ("W3", 5): {"plain": 2.3, "pfl": 2.3, "flower": 2.0},
+    }
+    return [Claim(*case, over, n, n) for case, ratios in wanted.items() for over, n in ratios.items()]
+
+
+CLAIMS = _claims()
+HALF_OF_PEAK = (("W1", 10), ("W1", 40), ("W1", 160), ("W2", 16))
+
+
+def best(rows: Iterable[Row], name: str, cohort: int) -> Row | None:
+    """Return fedkeep's row of a workload: of the engine ``auto``, or if that wasn't measured, of the fastest."""
+    found = [
+        r for r in rows
+        if r["contender"].startswith("fedkeep_") and "seconds" in r and (r["workload"], r["cohort"]) == (name, cohort)
+    ]  # fmt: skip
+    chosen = [r for r in found if r["contender"] == "fedkeep_auto"] or found
+    return min(chosen, key=lambda r: r["seconds"]) if chosen else None
+
+
+def peak_of(rows: Iterable[Row], name: str, cohort: int, contender: str) -> float:
+    """Return a contender's peak memory in MB; infinite if it wasn't measured."""
+    case = (name, cohort, contender)
+    found = [r for r in rows if (r["workload"], r["cohort"], r["contender"]) == case]
+    return next((float(r["peak_mb"]) for r in found if "peak_mb" in r), math.inf)
+
+
+def missed(rows: list[Row], measured: Iterable[tuple[str, int]]) -> list[str]:
+    """Return what was claimed of the measured cases and not reached."""
+    cases = list(measured)
+    out = []
+    for claim in CLAIMS:
+        reached = claim.reached(rows)
+        if (claim.workload, claim.cohort) in cases and reached is not None and reached < claim.claimed:
+            out.append(
+                f"{claim.workload}, cohort {claim.cohort}: {reached:.2f} × over {claim.over}; claimed {claim.claimed:g}"
+            )
+    return out + _missed_of_rows([r for r in rows if (r["workload"], r["cohort"]) in cases])
+
+
+def _missed_of_rows(rows: list[Row]) -> list[str]:
+    out = []
+    for row in rows:
+        if not row["contender"].startswith("fedkeep_"):
+            continue
+        for key, bound in (("state_error", STATE_ERROR), ("state_error_double", STATE_ERROR_DOUBLE)):
+            if not row.get(key, 0.0) <= bound:
+                out.append(
+                    f"{row['workload']}, {row['contender']}: {key} {row[key]:.1e}; claimed {bound:.0e}"
+                )
+    for name, cohort in sorted({(r["workload"], r["cohort"]) for r in rows}):
+        row = best(rows, name, cohort)
+        of_peak = (row or {}).get("fraction_of_peak") or math.nan
+        if (name, cohort) in HALF_OF_PEAK and of_peak < 0.5:
+            out.append(f"{name}, cohort {cohort}: {of_peak:.0%} of the multiply-add peak; claimed 50 %")
+        pfl = peak_of(rows, name, cohort, "pfl")
+        if row and name == "W1" and row["peak_mb"] >= pfl:
+            out.append(f"{name}, cohort {cohort}: {row['peak_mb']:.0f} MB at the peak; pfl {pfl:.0f} MB")
+    return out

@@ -1,0 +1,116 @@
+"""fedkeep, by its public parts: the engine is the contender's name behind ``fedkeep_``, e.g. ``fedkeep_sequential``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedkeep
+from benchmarks.contenders import Options, Serve
+from benchmarks.models import CNN
+from benchmarks.workloads import SEED, Columns, Workload
+from fedkeep.core.net import Net
+from fedkeep.data import FederatedData, Ragged
+from fedkeep.data.columns import offsets_of
+from fedkeep.engines import Engine, Job, Server, run_round
+from fedkeep.experiments.simulate import ENGINES
+from fedkeep.methods import Method
+from fedkeep.models import DocumentModel, TextClassifier
+from fedkeep.store import Default, MemoryStore
+
+PREFIX = "fedkeep_"
+RENAMED = {  # our names: the plain model's; DocumentModel's MLP begins with a dropout
+    "mlp.1.": "mlp.0.",
+    "mlp.3.": "mlp.2.",
+    "encoder.": "gru.",
+    "classifier.": "mlp.",
+}
+
+
+class FusedCNN(CNN):
+    """W3's model with fedkeep's convolution."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits (B, classes) for images (B, 3, 32, 32)."""
+        return super().forward(image)
+
+
+class Ours:
+    """Rounds of fedkeep with one of its engines."""
+
+    def __init__(self, of: Workload, module: nn.Module, engine: Engine, device: str = "cpu") -> None:
+        method, net = method_of(of), Net(module.to(device))
+        initial = net.initial()
+        store = MemoryStore(Default(method.split.personal(initial), method.private_init))
+        self.job = Job(method, net, federated(of.data()), store, seed=SEED, device=device)
+        self.server = Server(method.split.federated(initial))
+        self.engine = engine
+        self.facts = {"engine": engine.name, "threads": str(torch.get_num_threads())}
+
+    def round(self, turn: int, clients: list[int]) -> float:
+        """Run a round; return the mean training loss."""
+        self.server.round = turn
+        report = run_round(self.job, self.engine, self.server, clients)
+        self.job.store.apply()
+        return report.loss
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the server's federated values, under the plain model's names."""
+        return {renamed(n): v for n, v in self.server.params.items()}
+
+
+def model_of(of: Workload, plain: nn.Module) -> nn.Module:
+    """Return fedkeep's model of a workload with the plain model's values."""
+    start = plain.state_dict()
+    if of.name == "W2":
+        module: nn.Module = TextClassifier(len(start["embedding.weight"]), 2, mlp=64)
+    elif of.name == "W3":
+        module = FusedCNN()
+    else:
+        module = DocumentModel(100, 64, 32, embedding_dim=32, hidden=64, mlp=64)
+    module.to(next(iter(start.values())).dtype)
+    known = module.state_dict()
+    module.load_state_dict({n: start[renamed(n)] for n in known})
+    return module
+
+
+def renamed(name: str) -> str:
+    """Return the plain model's name of a parameter."""
+    known = next((prefix for prefix in RENAMED if name.startswith(prefix)), None)
+    return name if known is None else RENAMED[known] + name.removeprefix(known)
+
+
+def method_of(of: Workload) -> Method:
+    """Return a workload's method."""
+    if of.optimizer == "adam":
+        optimizer = fedkeep.adam(of.rate)
+    else:
+        optimizer = fedkeep.sgd(of.rate, momentum=of.momentum)
+    if of.private:
+        return fedkeep.methods.furl(of.private, optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
+    return fedkeep.methods.fedavg(optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
+
+
+def federated(clients: list[Columns]) -> FederatedData:
+    """Return the clients' columns as a federated data set, all for training."""
+    owner = np.repeat(np.arange(len(clients)), [len(c["label"]) for c in clients])
+    joined = {n: np.concatenate([c[n] for c in clients]) for n in clients[0]}
+    columns: dict[str, Any] = {n: v for n, v in joined.items() if not n.startswith("text")}
+    if "text" in joined:
+        columns["text"] = Ragged(joined["text"], offsets_of(joined["text_length"]))
+    return FederatedData.from_columns(owner, columns, split=["train"] * len(owner))
+
+
+def engine_of(name: str) -> Engine:
+    """Return the engine of this name."""
+    return ENGINES[name]()
+
+
+def run(options: Options, serve: Serve) -> None:
+    """Serve rounds of fedkeep."""
+    of = options.work
+    engine = engine_of(options.contender.removeprefix(PREFIX))
+    serve(Ours(of, model_of(of, of.initial(options.dtype)), engine, options.device))
