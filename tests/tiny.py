@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Method, Split
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.data import Ragged
+from fedkeep.data import Ragged, TokenVocabulary
 from fedkeep.engines import Job
 from fedkeep.store import Default, MemoryStore
 
@@ -72,6 +72,23 @@ def texts(
     ids = rng.integers(1, vocabulary, int(offsets[-1]))
     columns: dict[str, Any] = {"text": Ragged(ids, offsets), "label": rng.integers(0, labels, len(owner))}
     return FederatedData.from_columns(owner, columns, split, meta={"task": "multiclass", "classes": labels})
+
+
+def toy_reviews() -> FederatedData:
+    """Return two clients with tokenised reviews; "a" has six different words, "b" eight."""
+    texts = {
+        "a": ["good tea", "bad tea", "good cup", "bad pot of tea"],
+        "b": ["good film", "bad film", "good film of old", "bad book", "dull old film here"],
+    }
+    words = TokenVocabulary.from_texts(t for own in texts.values() for t in own)
+    owner = [c for c, own in texts.items() for _ in own]
+    label = [int(t.startswith("good")) for own in texts.values() for t in own]
+    columns: dict[str, Any] = {
+        "text": words.encode_all([t for own in texts.values() for t in own]),
+        "label": label,
+    }
+    meta = {"task": "multiclass", "classes": 2, "vocabulary": words.to_dict()}
+    return FederatedData.from_columns(owner, columns, ["train"] * len(owner), meta)
 
 
 class Logits(nn.Module):

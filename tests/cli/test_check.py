@@ -68,3 +68,12 @@ def test_violations_are_named_and_give_exit_code_1(fedkeep: Command, monkeypatch
         "the loss of user 0 has a gradient.\n"
     )
     assert "✓" not in result.stdout
+
+
+def test_the_texts_of_few_clients_are_described(fedkeep: Command) -> None:
+    result = fedkeep("check", "demo/personalized-fl", "--set", "data.users=3", "--set", "data.examples=10")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["Client", "Train", "Valid", "Test", "Tokens", "a", "text", "Different", "tokens"] in rows
+    assert [row[1:4] for row in rows if row[:1] == ["user-0"]] == [["10", "1", "1"]]
+    many = fedkeep("check", "demo/personalized-fl", "--set", "data.users=50", "--set", "data.examples=10")
+    assert "Different tokens" not in many.stdout

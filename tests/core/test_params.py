@@ -101,3 +101,10 @@ def test_finiteness_names_the_tensor(bad: float) -> None:
 def test_difference_of_names() -> None:
     assert p.difference_of_names(["a", "b"], ["b", "a"]) == ""
     assert p.difference_of_names(["b", "a"], ["c"]) == "missing ['a', 'b'], unknown ['c']"
+
+
+def test_misfit() -> None:
+    wanted = {"a": torch.ones(2), "b": torch.ones(2, 3)}
+    assert p.misfit(wanted, {"b": torch.zeros(2, 3), "a": torch.zeros(2)}) == ""
+    assert p.misfit(wanted, {"a": torch.zeros(2)}) == "missing ['b']"
+    assert p.misfit(wanted, {"a": torch.zeros(2), "b": torch.zeros(3, 2)}) == "'b' wants (2, 3), is (3, 2)"

@@ -19,10 +19,12 @@ from torch import nn
 from fedkeep import FederatedData, Method, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.params import Params
 from fedkeep.core.records import to_line
+from fedkeep.engines.pool import start_method
 from fedkeep.methods import METHODS, EarlyStopping
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.test_round import BROKEN, Fragile
+from tests.methods.parts import Parts
 from tests.methods.test_relatives import DATA, ROWS
 from tests.tiny import Logits, Noisy, classes, everyone, same_bits, texts
 
@@ -44,16 +46,25 @@ class Contender:
     """How an engine is called, and how near to ``sequential`` it must come: to the bit, or within ``tolerance``.
 
     ``tolerance`` is by type: the greatest difference in any parameter, relative to the largest one (float64, float32).
-    ``without``: cases that the engine refuses or hands to another one.
+    ``without``: cases that the engine refuses or hands to another one. ``kinds``: the types that it is tried with.
+    ``marks``: of pytest.
     """
 
     options: Mapping[str, Any]
     tolerance: tuple[float, float] | None = None
     without: frozenset[str] = frozenset()
+    kinds: tuple[str, ...] = ("float64", "float32")
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
+
+# Where workers are spawned each test would take seconds; tests/engines/test_workers.py spawns one.
+FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not forked here")
 
 CONTENDERS: dict[str, Contender] = {
-    "sequential": Contender({"engine": "sequential"}),
+    "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",), marks=(FORK,)),
+    "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",), marks=(FORK,)),
+    "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",), marks=(FORK,)),
+    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping"})),
 }
 
 
@@ -82,8 +93,10 @@ class Words(BagOfWords):
 
 
 def document() -> nn.Module:
-    """Return a text model on the native kernels."""
-    return DocumentModel(300, 3, 4, embedding_dim=5, hidden=8, mlp=6, pool="max")
+    """Return a text model on the native kernels, its table trained by local rows."""
+    model = DocumentModel(300, 3, 4, embedding_dim=5, hidden=8, mlp=6, pool="max")
+    model.lookup = {"embedding.weight": "text"}  # type: ignore[assignment]
+    return model
 
 
 def stopping(method: Method) -> Method:
@@ -132,6 +145,9 @@ MORE: dict[str, Case] = {
     "a client sits out": Case(
         Fragile, methods.furl("user", loss=squared_error()), BROKEN, {"on_nonfinite": "skip"}
     ),
+    "published copies": Case(
+        Parts, methods.fedfusion("conv", persistent_local=True, batch_size=3, optimizer=SLOW)
+    ),
     "a cohort of one": Case(Logits, methods.furl("user", batch_size=4), DATA, {"cohort": 1}),
 }  # fmt: skip
 CASES = {name: Case(model, method) for name, (model, method) in ROWS.items()} | MORE
@@ -156,13 +172,18 @@ def reference(case: str, kind: str) -> Run:
     return trained(case, kind, engine="sequential")
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32"])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("contender", CONTENDERS)
+TABLE = [
+    pytest.param(name, case, kind, marks=contender.marks)
+    for name, contender in CONTENDERS.items()
+    for case in CASES
+    if case not in contender.without
+    for kind in contender.kinds
+]
+
+
+@pytest.mark.parametrize(("contender", "case", "kind"), TABLE)
 def test_engines_agree(contender: str, case: str, kind: str) -> None:
     given = CONTENDERS[contender]
-    if case in given.without:
-        pytest.skip(f"not a case of {contender}")
     expected, found = reference(case, kind), trained(case, kind, **given.options)
     assert found.engine == given.options["engine"]
     states = [(r.server, everyone(r.private, len(r.data))) for r in (expected, found)]

@@ -15,12 +15,13 @@ from fedkeep import FederatedData, Method, Phase, adam, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.data import Ragged
+from fedkeep.data import Ragged, opt_out
 from fedkeep.engines import Job, Pooled, Sampler, Sequential, Server
 from fedkeep.engines.round import run_round
 from fedkeep.methods.copies import with_copy
+from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
-from fedkeep.models import DocumentModel
+from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
 from tests.tiny import Logits, Noisy, bits, classes, job, parts
 
 
@@ -74,6 +75,11 @@ class SharedLoss(Term):
         return nn.functional.cross_entropy(net.call("shared", params, batch), batch["label"])
 
 
+def experts() -> nn.Module:
+    """Return a mixture of experts with batch statistics and dropout."""
+    return MixtureOfExperts(Shared(dropout=0.5), Shared(dropout=0.5), ConfidenceGate())
+
+
 EVERYTHING = Phase(trains="private", examples="all", optimizer=sgd(0.5))
 METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedavg": (Logits, methods.fedavg(batch_size=2)),
@@ -97,6 +103,24 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedrecon in halves": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2)),
     "ditto, v on all": (lambda: with_copy(Noisy(dropout=0.5)), methods.ditto()),
     "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl()),
+    "mixture": (experts, methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3))),
+    "mixture, fedprox": (
+        experts,
+        methods.mixture(mu=0.5, batch_size=32, optimizer=adam(0.1), clip_norm=0.1, local_init="finetuned"),
+    ),
+    "mixture, experts on all": (
+        experts,
+        methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3)).but(
+            phases=(
+                Phase(
+                    OnOutput("local_logits", methods.terms.cross_entropy()),
+                    ("local_expert.*",),
+                    examples="all",
+                ),
+                methods.mixture(batch_size=32).phases[0],
+            )
+        ),
+    ),
     "first all, then shared": (
         lambda: Shared(dropout=0.5),
         methods.furl("user").but(phases=(EVERYTHING, Phase(SharedLoss(), "federated"))),
@@ -183,3 +207,11 @@ def test_texts_of_any_letters_and_length(pooled: bool) -> None:
         else:
             found.append(leaves(model, method, documents(seed))[:2])  # type: ignore[arg-type]
     assert found[0] == found[1] == found[2]
+
+
+def test_who_has_nothing_opted_in_has_no_uniform_weight() -> None:
+    """A client that only trains what stays changes nothing, however clients are weighted."""
+    data = opt_out(classes(counts=(6, 6, 6), kind="f4"), 0.5)
+    method = methods.ditto(weighting="uniform", batch_size=3)
+    uploads, *_ = leaves(with_copy(Noisy()), method, data)
+    assert sorted(w for w, _ in uploads[:3]) == [0.0, 1.0, 1.0]

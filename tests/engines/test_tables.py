@@ -17,7 +17,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines import Job, Sequential, Server, Stream, local_run, run_round, vocabulary
 from fedkeep.engines.client import train_client
-from fedkeep.engines.round import combine
+from fedkeep.engines.combine import mean_of
 from fedkeep.methods import copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
@@ -206,8 +206,8 @@ def cohort_of(rule: Method) -> Any:
 def test_rows_that_some_clients_lack() -> None:
     """Unchanged: Σ c_k d_k / Σ c_k over all; owners_only: over the clients that hold the row."""
     result, start = cohort_of(method())
-    mean = combine(result, start)["embedding.weight"]
-    owners = combine(result, start, "owners_only")["embedding.weight"]
+    mean = mean_of(result.uploads, start)["embedding.weight"]
+    owners = mean_of(result.uploads, start, "owners_only")["embedding.weight"]
     weights = [9.0, 6.0, 7.0]
     assert [u.weight for u in result.uploads] == weights
     partly = 0
@@ -227,7 +227,7 @@ def test_rows_that_some_clients_lack() -> None:
 def test_whole_tables_are_sent_on_request() -> None:
     (some, start), (whole, _) = cohort_of(method()), cohort_of(method(tables="whole"))
     assert not whole.uploads[0].rows
-    close(combine(whole, start), combine(some, start), atol=1e-15)
+    close(mean_of(whole.uploads, start), mean_of(some.uploads, start), atol=1e-15)
 
 
 def test_opted_out_examples_name_no_row() -> None:

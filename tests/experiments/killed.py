@@ -25,6 +25,7 @@ ENGINES: dict[str, Method] = {
     ),
     "pooled": methods.furl("user", batch_size=10, optimizer=adam(0.05)),
 }
+ENGINES["workers"] = ENGINES["sequential"]
 
 
 def run(engine: str, out: Path | None, rounds: int, resume: bool = False) -> Run:

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeep import methods, models
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.optim import sgd
-from fedkeep.data import PARTITIONS, FederatedData, cifar10, majority, many_user_text, opt_out, toy
+from fedkeep.data import PARTITIONS, FederatedData, ImageSet, cifar10, majority, many_user_text, opt_out, toy
 from fedkeep.experiments.build import (
     MODELS,
     READERS,
@@ -26,8 +26,10 @@ from fedkeep.experiments.build import (
     run_config,
     sizes_of,
 )
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig, parse_config
-from fedkeep.methods import terms
+from fedkeep.experiments.builtin import builtin_config
+from fedkeep.experiments.config import AdaptConfig, Config, LossConfig, MethodConfig, parse_config
+from fedkeep.experiments.load import load_run
+from fedkeep.methods import EarlyStopping, terms
 
 
 class Mine(nn.Module):
@@ -154,6 +156,90 @@ def test_a_module_of_ones_own() -> None:
     model = build_model(config(model={"kind": f"{__name__}:Mine", "width": 7}), toy())
     assert type(model).__name__ == "Mine"
     assert model.hidden.out_features == 7  # type: ignore[union-attr]
+
+
+REVIEWS = {"reader": "reviews", "folder": "shops"}
+CLASSIFIER = {"kind": "text_classifier", "embedding_dim": 2, "hidden": 3, "word_vectors": "vectors.txt"}
+
+
+def shops(path: Path, vectors: str = "good 1 2\nnew 3 4\n") -> Path:
+    (path / "shops").mkdir(exist_ok=True)
+    for name in ("a", "b"):
+        for part in ("train", "test"):
+            text = "text,label\ngood tea,1\nbad tea,0\ngood,1\n,0\n"
+            (path / "shops" / f"{name}.{part}.csv").write_text(text)
+    (path / "vectors.txt").write_text(vectors)
+    return path
+
+
+def test_word_vectors_fill_the_embedding(tmp_path: Path) -> None:
+    wanted = config(data=REVIEWS, model=CLASSIFIER, seed=3)
+    data = build_data(wanted, shops(tmp_path))
+    assert data.meta["vocabulary"]["symbols"] == ["good", "tea", "bad"]
+    model = build_model(wanted, data, tmp_path)
+    assert isinstance(model, models.TextClassifier)
+    weight = model.embedding.weight
+    assert weight.requires_grad
+    assert weight[[0, 2]].tolist() == [[0, 0], [1, 2]]
+    assert (weight[[1, 3, 4]].abs() <= 0.1).all()
+    again = build_model(wanted, data, tmp_path).get_parameter("embedding.weight")
+    other = build_model(wanted.model_copy(update={"seed": 4}), data, tmp_path).get_parameter(
+        "embedding.weight"
+    )
+    assert torch.equal(weight, again)
+    assert not torch.equal(weight, other)
+    rest = build_model(
+        wanted.model_copy(update={"model": wanted.model.model_copy(update={"word_vectors": None})}), data
+    )
+    assert torch.equal(rest.get_parameter("encoder.weight_ih_l0"), model.encoder.weight_ih_l0)  # drawn alike
+
+
+def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build_data(config(data=REVIEWS), shops(tmp_path))
+    with pytest.raises(ConfigError) as error:
+        build_model(config(data=REVIEWS, model={**CLASSIFIER, "embedding_dim": 3}), data, tmp_path)
+    assert str(error.value) == (
+        "model.word_vectors: the vectors of vectors.txt have 2 numbers each, but 'embedding.weight' is 3 wide. Set "
+        "model.embedding_dim = 2."
+    )
+    words = many_user_text(users=4, examples=8, classes=6)
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=CLASSIFIER), words, tmp_path)
+    assert str(error.value) == "model.word_vectors: the data's vocabulary must be one of words; it is 'char'."
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model={"kind": "linear", "word_vectors": "vectors.txt"}), toy(), tmp_path)
+    assert str(error.value) == (
+        "model.word_vectors: Linear names no table, or several, for the column 'text' in `lookup`, so it is not known "
+        "which to fill."
+    )
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    with pytest.raises(DataError) as error:
+        build_model(config(data=REVIEWS, model=CLASSIFIER), data)
+    assert str(error.value) == (
+        "model.word_vectors wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; 'vectors.txt' is "
+        "looked up in it."
+    )
+
+
+def test_a_whole_run_of_reviews_with_a_personalisation_curve(tmp_path: Path) -> None:
+    wanted = config(
+        data=REVIEWS, model=CLASSIFIER, method={"kind": "fedavg", "batch_size": 2},
+        run={"rounds": 2, "cohort": 2, "evaluate_shared": True}, personalization={"ratio": 0.5, "steps": 4, "every": 2},
+    )  # fmt: skip
+    run = run_config(wanted, folder=shops(tmp_path), out=tmp_path / "run")
+    curve = [r for r in run.history if r.split.startswith("personalization/")]
+    assert {(r.split, r.client) for r in curve} == {
+        (f"personalization/{step}", client) for step in (0, 2, 4) for client in ("a", "b")
+    }
+    shared = [r for r in run.history if r.split == "test/shared"]
+    assert {r.round for r in shared} == {1, 2}
+    assert {r.client for r in shared if r.round == 2} == {None, "a", "b"}
+    again = run_config(wanted, folder=tmp_path, out=tmp_path / "run", resume=True)
+    assert again.history == run.history  # read, not measured once more
+    in_memory = run_config(wanted, folder=tmp_path)
+    assert [r for r in in_memory.history if r.split.startswith("personalization/")] == curve
+    loaded = load_run(tmp_path / "run", data_folder=tmp_path)
+    assert torch.equal(loaded.server["embedding.weight"], run.server["embedding.weight"])
 
 
 @pytest.mark.parametrize(
@@ -363,3 +449,84 @@ def test_every_name_has_a_line_of_documentation() -> None:
 
     for thing in [*READERS.values(), *MODELS.values(), *PARTITIONS.values(), *methods.METHODS.values()]:
         assert len(about(thing)) > 10
+
+
+PICTURES = majority(
+    ImageSet(np.zeros((80, 3, 32, 32), np.uint8), np.arange(80) % 4, 60, ["a", "b", "c", "d"]), 2, 0.5, 20, 8
+)
+
+
+def test_models_within_a_model() -> None:
+    tables = {
+        "kind": "mixture_of_experts",
+        "global_expert": {"kind": "cnn", "widths": [3, 4], "hidden": [16, 8]},
+        "local_expert": {"kind": "cnn"},
+        "gate": {
+            "kind": "confidence_gate",
+            "network": {"kind": "gate", "network": {"kind": "cnn", "classes": 1}},
+        },
+    }
+    made = build_model(config(model=tables), PICTURES)
+    assert isinstance(made, models.MixtureOfExperts)
+    assert made.global_expert.out.out_features == made.local_expert.out.out_features == 4  # type: ignore[union-attr]
+    assert made.global_expert.conv1.out_channels == 3  # type: ignore[union-attr]
+    assert made.gate.network.network.out.out_features == 1  # type: ignore[union-attr]
+    assert torch.equal(made.gate.weigh.weight, torch.zeros(1, 5))  # type: ignore[union-attr]
+    again = build_model(config(model=tables), PICTURES)
+    assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn"}, "local_expert": {"kind": "cnm"}},
+            f"model.local_expert.kind: there is no model 'cnm'; there are {', '.join(MODELS)}. Did you mean 'cnn'?",
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn", "wdith": 3}},
+            (
+                "model.global_expert.wdith: unknown key. Did you mean 'widths'? Known here: classes, channels, side, "
+                "widths, hidden, dropout."
+            ),
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn"}},
+            "model: missing local_expert, gate.",
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": 3}},
+            "model.global_expert.kind: wanted a name; got 3.",
+        ),
+        (
+            {"kind": "gate", "network": {"kind": "linear", "features": 3, "classes": 1}},
+            "model.network: wanted CNN; got Linear.",
+        ),
+    ],
+)  # fmt: skip
+def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=model), PICTURES)
+    assert str(error.value) == message
+
+
+def test_adaptation_of_several_phases() -> None:
+    table = {"epochs": 7, "batch_size": 3, "clip_norm": 2.0, "optimizer": {"learning_rate": 0.5}}
+    own, joint = build_method(MethodConfig(kind="mixture", adapt=AdaptConfig.model_validate(table))).adapt
+    usual = methods.mixture()
+    for phase, before in zip((own, joint), usual.adapt, strict=True):
+        assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", EarlyStopping())
+        assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
+    stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
+    (tuned,) = build_method(MethodConfig(kind="fine_tuned", adapt=AdaptConfig.model_validate(stops))).adapt
+    assert tuned.early_stopping == EarlyStopping(1, 3)
+    (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt
+    assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
+
+
+def test_the_built_in_mixture_is_the_papers() -> None:
+    made = builtin_config("mixture")
+    method, usual = build_method(made.method), methods.mixture()
+    assert (method.adapt, method.phases) == (usual.adapt, usual.phases)
+    assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
+    assert (made.run.rounds, made.run.cohort) == (1500, 5)

@@ -69,7 +69,8 @@ def test_all_faults_are_named_at_once() -> None:
         "  model: missing.\n"
         "  run.cohort: wanted greater than or equal to 1; got 0.\n"
         "  run.sampling: wanted 'shuffled' or 'independent'; got 'none'.\n"
-        "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run."
+        "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run, "
+        "personalization."
     )
 
 

@@ -147,6 +147,23 @@ def test_without_validation_examples_the_clients_own_records_are_the_last() -> N
     assert max(r.round for r in run.history if r.client is not None) == 3
 
 
+def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
+    run = simulate(Logits(), FURL, DATA, rounds=3, cohort=6, evaluate_every=2, evaluate_shared=True)
+    shared = [r for r in run.history if r.split == "test/shared"]
+    assert {r.round for r in shared} == {2, 3}
+    assert [r.client for r in shared if r.client is not None] == list(DATA.ids)  # of the last round alone
+    last = {r.metric: r.value for r in shared if r.round == 3 and r.client is None}
+    assert last == run.evaluate("test", shared=True)
+    assert last != run.evaluate("test")
+    rest = [r for r in run.history if r.split != "test/shared"]
+    assert rest == simulate(Logits(), FURL, DATA, rounds=3, cohort=6, evaluate_every=2).history
+    with pytest.raises(ConfigError) as error:
+        simulate(Logits(), methods.local(), DATA, rounds=1, evaluate_shared=True)
+    assert (
+        str(error.value) == "evaluate_shared: the shared part of 'local' cannot predict alone. Leave it out."
+    )
+
+
 def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:
     rng = np.random.default_rng(0)
     owner = np.repeat(["a", "b"], 10)
@@ -199,7 +216,7 @@ def test_nan_in_the_loss_names_the_client() -> None:
         (
             {"rounds": 1, "engine": "sequentail"},
             ConfigError,
-            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'pooled']. Did you mean 'sequential'?",
+            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'vectorised', 'pooled']. Did you mean 'sequential'?",
         ),
         (
             {"rounds": 1, "evaluate_every": -1},

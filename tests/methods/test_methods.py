@@ -13,8 +13,14 @@ from fedkeep import Method, Phase, Split, adam, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.methods import METHODS, fedavg, furl, local, terms
 from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
+from fedkeep.methods.fedfusion import FusionLoss
+from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.outputs import OnOutput
+from fedkeep.methods.pfl_da import MixtureLoss
 from tests.tiny import Logits
 
 NAMES = ["user", "linear.weight", "linear.bias"]
@@ -42,10 +48,19 @@ def test_local_keeps_everything() -> None:
     assert local() == Method("local", Split("*"), (phase,), adapt=(phase,), predict_shared=None)
 
 
-TRAINED = {"ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1)}
+TRAINED = {
+    "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
+}  # fmt: skip
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
     "apfl": terms.squared_error() + OnMixture(0.5, terms.squared_error()),
+    "fedmmd": TwoStreams(loss=terms.squared_error()),
+    "fedfusion": FusionLoss(terms.squared_error()),
+    "asp_mtl": AdversarialLoss(terms.squared_error()),
+    "pfl_da": MixtureLoss(terms.squared_error()),
+    "kteps": BranchLoss(loss=terms.squared_error()),
+    "kteps_star": BranchLoss(loss=terms.squared_error()),
+    "mixture": OnOutput("global_logits", terms.squared_error()),
 }
 
 
@@ -93,8 +108,8 @@ def test_furl_options() -> None:
 
 def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
-        "fedavg", "furl", "local", "apfl", "ditto", "fedbn", "fedper", "fedprox", "fedrecon", "fedrep", "fine_tuned",
-        "lg_fedavg",
+        "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox", "fedrecon",
+        "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "pfl_da",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

@@ -24,7 +24,9 @@ from fedkeep.experiments.personalize import cold_start, fit_private, personalize
 from fedkeep.methods import METHODS, Phase, batch_norm_names
 from fedkeep.methods.copies import with_copy
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.engines.reference import averaged, close, cohorts, rows_of
+from tests.methods.parts import Parts
 from tests.tiny import Logits, Noisy, Scalar, bits, classes, everyone, job, pairs, same_bits
 
 SQUARED = methods.terms.squared_error()
@@ -84,6 +86,16 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     ),
     "ditto": (Deep, methods.ditto(0.4, batch_size=4, optimizer=sgd(0.3), own_epochs=2)),
     "apfl": (Deep, methods.apfl(0.3, batch_size=4, optimizer=sgd(0.3))),
+    "fedmmd": (Parts, methods.fedmmd(2.0, batch_size=4, optimizer=sgd(0.3))),
+    "fedfusion": (Parts, methods.fedfusion("multi", batch_size=4, optimizer=sgd(0.3))),
+    "asp_mtl": (Parts, methods.asp_mtl(6, batch_size=4, optimizer=sgd(0.3))),
+    "pfl_da": (Parts, methods.pfl_da(batch_size=4, optimizer=sgd(0.3))),
+    "kteps": (Parts, methods.kteps(0.5, 0.5, batch_size=4, optimizer=sgd(0.3))),
+    "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", batch_size=4, optimizer=sgd(0.3))),
+    "mixture": (
+        lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
+        methods.mixture(batch_size=4, optimizer=sgd(0.3)),
+    ),
 }  # fmt: skip
 
 
@@ -156,7 +168,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
     for _ in range(2):
         run_round(work, engine, server, [0, 1, 2, 3])
     names = method.split.private_names(work.net.initial())
-    assert bool(names) == (name not in ("fedavg", "fedprox", "fine_tuned"))
+    assert bool(names) == (name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion"))
     for upload in engine.bytes:
         assert not any(f'"{n}"'.encode() in upload for n in names)
         for kept in engine.private:

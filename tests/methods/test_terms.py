@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,9 +14,16 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import terms
 from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.asp_mtl import AddTask, AdversarialLoss
+from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.copies import OnCopy, with_copy
+from fedkeep.methods.fedfusion import AddFusion, FusionLoss
+from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.pfl_da import AddGate, MixtureLoss
 from fedkeep.methods.terms import Term
+from tests.methods.parts import Parts
 from tests.tiny import Logits
 
 
@@ -175,13 +183,37 @@ ALL = {
     "proximal": Proximal(0.5),
     "on copy": OnCopy(terms.cross_entropy() + Proximal(0.5)),
     "on mixture": OnMixture(0.5, terms.cross_entropy()),
+    "branches": BranchLoss(diversity=0.5, transfer=0.5),
+    "diversity": BranchLoss(diversity=0.5, transfer=0.0),
+    "transfer": BranchLoss(diversity=0.0, transfer=0.5),
+    "two streams": TwoStreams(0.5),
+    "fusion": FusionLoss(),
+    "fusion with own": FusionLoss(persistent=True),
+    "mixture": MixtureLoss(),
+    "adversarial": AdversarialLoss(adversarial=0.5, difference=0.3),
 }
+EXTENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    **dict.fromkeys(("branches", "diversity", "transfer"), TwoBranches()),
+    "two streams": lambda module: module,
+    "fusion": AddFusion("conv"),
+    "fusion with own": AddFusion("multi", persistent=True),
+    "mixture": AddGate(),
+    "adversarial": AddTask(3),
+}
+"""What a term's method adds to the model; the others' terms see a linear model and its copy."""
 
 
-def slopes_of(term: Term, batch: Batch) -> Params:
-    net = Net(with_copy(Logits()).double())
-    received = {n: v for n, v in net.initial().items() if not n.startswith("own.")}
-    params = {n: (v + 0.3).requires_grad_() for n, v in net.initial().items()}  # away from what was received
+def slopes_of(term: Term, batch: Batch, name: str = "") -> Params:
+    extend = EXTENDED.get(name)
+    net = Net(extend(Parts().double()) if extend else with_copy(Logits()).double())
+    received = {n: v for n, v in net.initial().items() if not n.startswith(("own.", "private."))}
+    draw = torch.Generator().manual_seed(
+        1
+    )  # away from what was received, and from what is the same in both branches
+    params = {
+        n: (v + 0.3 * torch.randn(v.shape, generator=draw, dtype=v.dtype)).requires_grad_()
+        for n, v in net.initial().items()
+    }
     found = torch.autograd.grad(term(net, params, batch, received), list(params.values()), allow_unused=True)
     return {n: torch.zeros_like(params[n]) if g is None else g for n, g in zip(params, found, strict=True)}
 
@@ -191,12 +223,13 @@ def example(rows: int = 5) -> Batch:
     return {
         "x": torch.randn(rows, 3, generator=draw, dtype=torch.float64),
         "label": torch.randint(0, 3, (rows,), generator=draw),
+        "client": torch.full((rows,), 1),
     }
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_term_moves_a_gradient_that_scales_with_it(name: str) -> None:
-    once, thrice = slopes_of(ALL[name], example()), slopes_of(3 * ALL[name], example())
+    once, thrice = slopes_of(ALL[name], example(), name), slopes_of(3 * ALL[name], example(), name)
     assert any(float(v.abs().max()) > 0 for v in once.values())
     for parameter in once:
         torch.testing.assert_close(thrice[parameter], 3 * once[parameter])
@@ -208,7 +241,7 @@ def test_the_content_of_padding_changes_no_bit(name: str) -> None:
     batch = {**example(), "weight": weight}
     other = {**batch, "x": torch.where(weight[:, None] > 0, batch["x"], 1e6), "label": batch["label"].clone()}
     other["label"][weight == 0] = 2
-    one, two = slopes_of(ALL[name], batch), slopes_of(ALL[name], other)
+    one, two = slopes_of(ALL[name], batch, name), slopes_of(ALL[name], other, name)
     assert all(torch.equal(one[n], two[n]) for n in one)
 
 
@@ -217,7 +250,7 @@ def test_padding_equals_leaving_examples_out(name: str) -> None:
     batch = example()
     padded = {n: torch.cat([v, torch.zeros_like(v[:3])]) for n, v in batch.items()}
     padded["weight"] = torch.tensor([1.0] * 5 + [0.0] * 3)
-    one, two = slopes_of(ALL[name], batch), slopes_of(ALL[name], padded)
+    one, two = slopes_of(ALL[name], batch, name), slopes_of(ALL[name], padded, name)
     for n in one:
         torch.testing.assert_close(one[n], two[n], rtol=1e-14, atol=1e-15)
 

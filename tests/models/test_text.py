@@ -83,12 +83,12 @@ def test_padding_is_zero_and_stays_so() -> None:
 
 
 def test_it_names_its_table_for_local_vocabularies() -> None:
-    model = TextClassifier(100, 3, embedding_dim=5, hidden=3)
-    data = texts(vocabulary=100)
+    model = TextClassifier(300, 3, embedding_dim=5, hidden=3)
+    data = texts(vocabulary=300)
     ids = data.columns["text"]
     assert isinstance(ids, Ragged)
     (phase,) = fedkeep.methods.fedavg().phases
-    (table,) = local_tables(model, [phase], Net(model).initial(), data, np.arange(2))
+    (table,) = local_tables(Net(model), [phase], Net(model).initial(), data, np.arange(2))
     assert (table.parameter, table.column) == ("embedding.weight", "text")
     assert set(table.rows.tolist()) == {0, *ids[0].tolist(), *ids[1].tolist()}
 

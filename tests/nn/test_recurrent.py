@@ -140,7 +140,10 @@ def test_without_gradients_the_same_numbers(path, kind) -> None:
         quick = layer(x, lengths)
     assert not quick[0].requires_grad
     for a, b in zip(layer(x, lengths), quick, strict=True):
-        assert torch.equal(a, b)
+        if path == "native":
+            assert torch.equal(a, b)
+        else:  # oneDNN has one way for inference and another for training
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

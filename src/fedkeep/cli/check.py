@@ -8,7 +8,7 @@ from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_folder, find_config
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, Ragged, text_statistics
 from fedkeep.engines.local import float_type, load_batch
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.methods import Method
@@ -17,6 +17,7 @@ from fedkeep.split import CheckReport, check_split
 from fedkeep.split.check import EQUATIONS
 
 USERS, EXAMPLES = 3, 8
+SHOWN = 40
 
 
 def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
@@ -25,9 +26,10 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
     found = find_config(config, overrides)
-    examples = build_data(found.config, data_folder(data))
+    folder = data_folder(data)
+    examples = build_data(found.config, folder)
     method = build_method(found.config.method)
-    model = build_model(found.config, examples)
+    model = build_model(found.config, examples, folder)
     module = method.extend(model) if method.extend else model
     method.check(module)
     batches = first_batches(examples, Net(module))
@@ -38,6 +40,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     show_split(
         found.config.name or found.label, method, reports[0], None if pooled else found.config.run.cohort
     )
+    if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
+        show_texts(examples)
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)
@@ -65,6 +69,22 @@ def first_batches(data: FederatedData, net: Net, users: int = USERS, examples: i
         if len(batches) == users:
             break
     return batches
+
+
+def show_texts(data: FederatedData) -> None:
+    """Print what the clients' texts are like."""
+    rows = [
+        [
+            s.client,
+            f"{s.train:,}",
+            f"{s.valid:,}",
+            f"{s.test:,}",
+            f"{s.mean_words:.0f}",
+            f"{s.different_words:,}",
+        ]
+        for s in text_statistics(data)
+    ]
+    show_table("Texts", ["Client", "Train", "Valid", "Test", "Tokens a text", "Different tokens"], rows)
 
 
 def show_split(name: str, method: Method, report: CheckReport, cohort: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fedkeep.cli.output import say, show_table
 from fedkeep.experiments.build import MODELS, READERS
 from fedkeep.experiments.builtin import builtin_names, builtin_text
-from fedkeep.experiments.simulate import ENGINES
+from fedkeep.experiments.engine import ENGINES
 from fedkeep.methods import METHODS
 
 

@@ -12,7 +12,8 @@ from fedkeep.cli.output import complain, metrics_table, say
 from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, data_folder, find_config
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import run_config
-from fedkeep.experiments.simulate import HEADLINE, Run
+from fedkeep.experiments.personalization import scores_of
+from fedkeep.experiments.simulate import HEADLINE, SHARED, Run
 from fedkeep.experiments.summary import summarize
 from fedkeep.report.wording import lower_is_better, metric_inline, number
 
@@ -28,6 +29,15 @@ def run(
     ] = False,
     overrides: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Replace the configuration's seed.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            help="Processes at most; by default one a core. Changes no result.",
+        ),
+    ] = None,
 ) -> None:
     """Train a configuration; every round is saved, so a run that was stopped can go on.
 
@@ -37,12 +47,19 @@ def run(
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
     try:
         finished = run_config(
-            found.config, folder=data_folder(data), out=folder, resume=resume, text=found.text
+            found.config,
+            folder=data_folder(data),
+            out=folder,
+            resume=resume,
+            text=found.text,
+            workers=workers,
         )
     except KeyboardInterrupt as stop:
         complain(_stopped(folder, data))
         raise typer.Exit(130) from stop
     show_result(finished, found)
+    if finished.engine_reason:
+        say(f"Engine: {finished.engine}, because {finished.engine_reason}.")
     say(f"Run folder: {folder}")
 
 
@@ -61,8 +78,20 @@ def show_result(run: Run, found: Found) -> None:
     note = (
         f"Best possible {metric_inline(metric)} on test: {number(known, metric)}" if known is not None else ""
     )
-    title = f"{name}: epoch {best.epoch:g} of {run.epoch:g}, the best by {metric_inline(metric)} on valid"
-    metrics_table(title, {"valid": best.valid, "test": best.test}, note)
+    chosen = f"the best by {metric_inline(metric)} on valid" if best.valid else "the last; there is no valid"
+    columns = {"valid": best.valid, "test": best.test} if best.valid else {"test": best.test}
+    then = [r for r in run.history if r.split == SHARED and r.client is None and r.round == best.round]
+    shared = {r.metric: r.value for r in then}
+    if shared:
+        columns["test, shared part"] = shared
+    metrics_table(f"{name}: epoch {best.epoch:g} of {run.epoch:g}, {chosen}", columns, note)
+    tuned = scores_of(run.history)
+    if tuned is not None:
+        before, after = tuned.curve[0], tuned.last
+        say(
+            f"Fine-tuned on each user, mean over users: {number(before, 'accuracy')} before, "
+            f"{number(after, 'accuracy')} after, {number(tuned.mean, 'accuracy')} on average over the tests (Ap)."
+        )
 
 
 def _stopped(folder: Path, data: Path | None) -> str:

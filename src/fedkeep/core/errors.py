@@ -8,7 +8,8 @@
     ├── RunError         a run directory is missing, damaged, in use or from another configuration
     ├── StoreError       private state cannot be read or written
     ├── UploadError      an upload was refused: names, shapes or values are wrong
-    └── NonFiniteError   a loss, gradient or parameter became NaN or infinite
+    ├── NonFiniteError   a loss, gradient or parameter became NaN or infinite
+    └── WorkerError      a process that trains clients could not start, or died
 
 A message says what was wanted, what was got, and what to do.
 """
@@ -53,6 +54,10 @@ class UploadError(FedkeepError):
 
 class NonFiniteError(FedkeepError):
     """A loss, gradient or parameter became NaN or infinite."""
+
+
+class WorkerError(FedkeepError):
+    """A process that trains clients could not start, or died."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

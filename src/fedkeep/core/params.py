@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -79,7 +80,7 @@ def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity, or None."""
     for name, t in tree.items():
         # A finite sum has only finite summands, and is cheaper than looking at each of them.
-        if t.is_floating_point() and not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
+        if t.is_floating_point() and not math.isfinite(t.sum()) and not bool(torch.isfinite(t).all()):
             return name
     return None
 
@@ -102,3 +103,12 @@ def difference_of_names(wanted: Iterable[str], got: Iterable[str]) -> str:
     if got - wanted:
         parts.append(f"unknown {sorted(got - wanted)}")
     return ", ".join(parts)
+
+
+def misfit(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+    """Say which names are missing or not known, or which shape differs first, or return an empty string."""
+    fault = difference_of_names(wanted, got)
+    if fault:
+        return fault
+    pairs = ((name, tuple(value.shape), tuple(got[name].shape)) for name, value in wanted.items())
+    return next((f"{name!r} wants {want}, is {have}" for name, want, have in pairs if want != have), "")

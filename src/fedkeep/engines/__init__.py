@@ -1,13 +1,20 @@
 """The local run, the round, and the engines that run a cohort."""
 
+from fedkeep.engines.auto import Auto, Choice, choose
 from fedkeep.engines.base import CohortResult, Engine, Job
+from fedkeep.engines.combine import RunningMean
+from fedkeep.engines.cores import available_cores
 from fedkeep.engines.judge import Judgement, judge, tasks_of, to_records
-from fedkeep.engines.local import LocalResult, Stream, local_run
+from fedkeep.engines.local import LocalResult, Stream, Watch, local_run
 from fedkeep.engines.pooled import Pooled
 from fedkeep.engines.round import RoundReport, Sampler, Server, run_round
 from fedkeep.engines.sequential import Sequential
+from fedkeep.engines.vectorised import Vectorised
+from fedkeep.engines.workers import Workers
 
 __all__ = [
+    "Auto",
+    "Choice",
     "CohortResult",
     "Engine",
     "Job",
@@ -15,10 +22,16 @@ __all__ = [
     "LocalResult",
     "Pooled",
     "RoundReport",
+    "RunningMean",
     "Sampler",
     "Sequential",
     "Server",
     "Stream",
+    "Vectorised",
+    "Watch",
+    "Workers",
+    "available_cores",
+    "choose",
     "judge",
     "local_run",
     "run_round",

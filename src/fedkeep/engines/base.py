@@ -12,6 +12,7 @@ import torch
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
+from fedkeep.engines.combine import RunningMean
 from fedkeep.methods import Method
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
@@ -30,6 +31,7 @@ class Job:
         device: where to compute, e.g. ``cpu`` or ``cuda``.
         on_nonfinite: a client whose training becomes NaN stops the run (``"stop"``) or sits out the round (``"skip"``).
         after_step: called now and then inside a round with the finished part of it in (0, 1].
+        keep_uploads: keep every upload in the cohort's result; False: each is forgotten once it is in the mean.
     """
 
     method: Method
@@ -40,6 +42,7 @@ class Job:
     device: str = "cpu"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     after_step: Callable[[float], None] | None = None
+    keep_uploads: bool = True
 
     def private(self, clients: list[int]) -> Params:
         """Return the private values, stacked, that clients start a round from: their last ones, or the default."""
@@ -58,9 +61,10 @@ class CohortResult:
 
     Attributes:
         clients: the clients that took part and were not refused, in the order of the job.
-        uploads: an upload of each, decoded.
+        uploads: an upload of each, decoded; without ``Job.keep_uploads`` only its weight and rows.
         private: their trained private values, stacked (clients, *shape).
         losses: their mean training losses.
+        mean: the weighted mean of the uploads.
         refused: messages about clients that sat out the round.
         upload_bytes: the bytes that left each client.
     """
@@ -69,6 +73,7 @@ class CohortResult:
     uploads: list[Upload]
     private: Params
     losses: list[float]
+    mean: RunningMean
     refused: list[str] = field(default_factory=list)
     upload_bytes: list[int] = field(default_factory=list)
 
@@ -76,12 +81,19 @@ class CohortResult:
 class Engine(Protocol):
     """Trains a cohort. Every engine gives the same result."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the engine is called."""
+        ...
 
     def run_cohort(
         self, job: Job, received: Params, clients: list[int], round: int, progress: float
     ) -> CohortResult:
         """Train the clients from ``received`` and their own private values."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds beyond memory, e.g. processes; another cohort takes it anew."""
         ...
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
 from fedkeep.engines.base import CohortResult, Job, train_rows
+from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.local import LocalResult, Stream, local_run, usable
 from fedkeep.engines.vocabulary import LocalTable, allowed, widen
 from fedkeep.methods import Phase
@@ -59,8 +59,18 @@ def train_client(
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
+    return handed_over(job, received, own, local, client, round)
+
+
+def handed_over(
+    job: Job, received: Params, own: Params, local: LocalResult, client: int, round: int
+) -> ClientResult:
+    """Return what a client gives back after its local run: its upload, and what it keeps."""
+    method, name = job.method, job.data.ids[client]
+    rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     leaving = method.leaving(sorted(job.net.trainable()))
-    weight = 1.0 if method.weighting == "uniform" else examples_of(job, leaving, rows, draws)
+    count = examples_of(job, leaving, rows, draws)
+    weight = float(count > 0) if method.weighting == "uniform" else count
     upload = encode(job, received, local, weight, name, round)
     private = method.split.personal(local.trained)
     return ClientResult(client, upload, widen(private, own, local.tables), local.loss)
@@ -69,10 +79,12 @@ def train_client(
 def encode(job: Job, received: Params, local: LocalResult, weight: float, client: str, round: int) -> Upload:
     """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it."""
     split, chain = job.method.split, job.method.upload
-    tables = [t for t in local.tables if not split.is_private(t.parameter)]
+    cut = [t for t in local.tables if len(t.leaving) < len(received.get(t.parameter, ()))]
+    tables = [t for t in cut if not split.is_private(t.parameter)]
     sent = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
-    upload = split.upload(start, _leaving(local.trained, tables), weight, sent)
+    trained = job.method.publish(local.trained) if job.method.publish is not None else local.trained
+    upload = split.upload(start, _leaving(trained, tables), weight, sent)
     for number, link in enumerate(chain):
         draw = generator(job.seed, f"upload/{number}", client, round)
         upload = upload.but(link.encode(upload.deltas, start, draw))
@@ -113,8 +125,8 @@ def collect(
     Raises:
         NonFiniteError, UploadError: a client's training broke down, and ``on_nonfinite`` is ``"stop"``.
     """
-    cohort = CohortResult([], [], {}, [])
-    kept: list[Params] = []
+    cohort = CohortResult([], [], {}, [], RunningMean(received, job.method.missing_rows))
+    stacks: Params = {}
     for done, result in enumerate(results, 1):
         name = job.data.ids[result.client]
         try:
@@ -128,14 +140,18 @@ def collect(
                 raise
             cohort.refused.append(str(error))
             continue
+        for name, value in result.private.items():
+            if not cohort.clients:
+                stacks[name] = value.new_empty((len(clients), *value.shape))
+            stacks[name][len(cohort.clients)] = value
         cohort.clients.append(result.client)
-        cohort.uploads.append(upload)
+        cohort.mean.add(upload)
+        cohort.uploads.append(upload if job.keep_uploads else upload.but({}))
         cohort.upload_bytes.append(result.upload.nbytes)
         cohort.losses.append(result.loss)
-        kept.append(result.private)
         if job.after_step is not None:
             job.after_step(done / max(len(clients), 1))
-    cohort.private = {n: torch.stack([k[n] for k in kept]) for n in kept[0]} if kept else {}
+    cohort.private = {name: stack[: len(cohort.clients)] for name, stack in stacks.items()}
     return cohort
 
 

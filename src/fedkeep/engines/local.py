@@ -6,6 +6,7 @@ over pooled examples all come through ``local_run``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from fedkeep.engines.lazy import LazyRows, lazy_tables
 from fedkeep.engines.vocabulary import (
     Examples,
     LocalTable,
+    Owned,
     Tables,
     allowed,
     local_tables,
@@ -34,6 +36,11 @@ from fedkeep.methods import EarlyStopping, Phase
 from fedkeep.split import Split
 
 EVALUATION_BATCH = 512
+READS_HIDDEN = (
+    "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
+    "examples too, so these would influence what leaves the client. Train that phase with "
+    "examples='opted_in', or leave those parameters out of the federated phase's loss."
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,19 @@ class Stream:
     seed: int
     client: str
     round: int = 0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Looks at a local run while it goes on.
+
+    Attributes:
+        every: mini-batches between two looks, counted over all phases.
+        look: called with the number of mini-batches so far and all parameters as they are then, tables whole.
+    """
+
+    every: int
+    look: Callable[[int, Params], None]
 
 
 @dataclass
@@ -90,6 +110,7 @@ def local_run(
     progress: float = 0.0,
     states: Sequence[OptimizerState] | None = None,
     after_step: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
 ) -> LocalResult:
     """Train on a client's own examples, phase after phase.
 
@@ -108,6 +129,7 @@ def local_run(
         progress: the finished part of the run in [0, 1), for learning-rate schedules.
         states: optimiser states to go on from (centralised training); fresh ones by default.
         after_step: called with the number of steps taken, e.g. to show progress.
+        watch: looks at the parameters now and then; what it computes must not change them.
 
     Raises:
         NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
@@ -120,7 +142,7 @@ def local_run(
     }
     run = _LocalRun(
         net, split, phases, current, narrow(received, cut), data, rows, valid, cut, draws, device, progress,
-        after_step,
+        after_step, watch,
     )  # fmt: skip
     net.train()
     result = LocalResult(current, params, cut, states=list(states or (p.optimizer.init() for p in phases)))
@@ -128,11 +150,16 @@ def local_run(
         run.all(turns, result)
     fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
-        raise NonFiniteError(
-            f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {result.steps} steps. "
-            f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
-        )
+        raise broken(draws, fault, result.steps)
     return result
+
+
+def broken(draws: Stream, fault: str, steps: int) -> NonFiniteError:
+    """Return the error of a client whose training broke down."""
+    return NonFiniteError(
+        f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {steps} steps. "
+        f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
+    )
 
 
 @dataclass(frozen=True)
@@ -152,12 +179,14 @@ class _LocalRun:
     device: str
     progress: float
     after_step: Callable[[int], None] | None
+    watch: Watch | None
 
     def all(self, turns: str, result: LocalResult) -> None:
         """Run the phases and write into ``result``."""
         if turns == "batches":
             self._turns(result)
             return
+        done = 0
         for number, phase in enumerate(self.phases):
             self._seed(number)
             with _Pass(self, number, result.states[number]) as one:
@@ -166,6 +195,8 @@ class _LocalRun:
                 steps = batches(self.data, self.rows, phase, self.draws, number)
                 for position, chosen in enumerate(steps, 1):
                     one.step(chosen, result)
+                    done += 1
+                    self._look(done, [one], result)
                     if (
                         stopper is not None
                         and position % per_pass == 0
@@ -184,16 +215,30 @@ class _LocalRun:
                 held.enter_context(_Pass(self, number, result.states[number], lazy=lazy))
                 for number in range(len(self.phases))
             ]
-            for chosen in batches(self.data, self.rows, self.phases[0], self.draws, 0):
+            steps = batches(self.data, self.rows, self.phases[0], self.draws, 0)
+            for position, chosen in enumerate(steps, 1):
                 for each in passes:
                     each.step(chosen, result)
+                self._look(position, passes, result)
             for each in passes:
                 each.finish(result)
                 result.stopped.append(0)
 
+    def _look(self, done: int, passes: Sequence[_Pass], result: LocalResult) -> None:
+        if self.watch is None or done % self.watch.every:
+            return
+        buffers: Params = {}
+        for each in passes:
+            each.catch_up()
+            buffers |= each.buffers
+        self.watch.look(done, result.params | buffers)
+        self.net.train()  # whoever looked may have switched to evaluation
+
     def _seed(self, number: int) -> None:
         seed = stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would note a traceback for a GPU each time
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would note a traceback for a GPU each time
         if self.device.startswith("cuda"):
             torch.cuda.manual_seed(seed)
 
@@ -217,9 +262,7 @@ class _LocalRun:
         Where there are opted-out examples, a phase that trains federated parameters must not depend on private ones
         that were trained on them: these are shown as NaN, so that any use of them shows in the loss.
         """
-        if "opted_in" not in self.data.columns or all(self.split.is_private(n) for n in names):
-            return self.params
-        hidden = tainted(self.phases, self.split, trainable)
+        hidden = hidden_from(names, self.data, self.phases, self.split, trainable)
         if not hidden:
             return self.params
         return {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in self.params.items()}
@@ -250,18 +293,18 @@ class _Pass:
             )
             self.seen = dict(run.params)
         self.dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
-        self.leaves = [run.params[name] for name in self.dense]
+        self.leaves = {name: run.params[name] for name in self.dense}
         self.bound = run.net.bound(self.seen)
 
     def __enter__(self) -> Self:
-        for leaf in self.leaves:
+        for leaf in self.leaves.values():
             leaf.requires_grad_()
         self.bound.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.bound.__exit__()
-        for leaf in self.leaves:
+        for leaf in self.leaves.values():
             leaf.requires_grad_(False)
 
     def step(self, chosen: np.ndarray, result: LocalResult) -> None:
@@ -280,8 +323,7 @@ class _Pass:
             self.bound.put(rows)
         loss = self.loss(batch, received)
         trained = [] if self.lazy is None else self.lazy.trained
-        found = torch.autograd.grad(loss, [*self.leaves, *(rows[n] for n in trained)], allow_unused=True)
-        grads = {n: g for n, g in zip([*self.dense, *trained], found, strict=True) if g is not None}
+        grads = gradients(loss, self.leaves | {n: rows[n] for n in trained})
         if self.phase.clip_norm is not None:
             clip_(grads, self.phase.clip_norm)
         if self.lazy is not None:
@@ -318,17 +360,17 @@ class _Pass:
         self.run.net.train()
         return float(total) / len(rows)
 
-    def finish(self, result: LocalResult) -> None:
-        """Bring everything to the present, and write the mean loss into ``result``."""
+    def catch_up(self) -> None:
+        """Bring every row of the tables to the present."""
         if self.lazy is not None:
             self.lazy.finish()
+
+    def finish(self, result: LocalResult) -> None:
+        """Bring everything to the present, and write the mean loss into ``result``."""
+        self.catch_up()
         total = float(self.total)
         if self.seen is not self.run.params and self.lazy is None and np.isnan(total):
-            raise MethodError(
-                "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
-                "examples too, so these would influence what leaves the client. Train that phase with "
-                "examples='opted_in', or leave those parameters out of the federated phase's loss."
-            )
+            raise MethodError(READS_HIDDEN)
         for name, value in self.buffers.items():
             self.run.params[name] = value
         if self.steps:
@@ -370,6 +412,15 @@ class Stopper:
         return self.epoch
 
 
+def hidden_from(
+    names: Sequence[str], data: Examples, phases: Sequence[Phase], split: Split, trainable: frozenset[str]
+) -> set[str]:
+    """Return the private parameters that a phase which trains ``names`` must not see: see ``_LocalRun.visible``."""
+    if "opted_in" not in data.columns or all(split.is_private(n) for n in names):
+        return set()
+    return tainted(phases, split, trainable)
+
+
 def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) -> set[str]:
     """Return the private parameters that a phase trains on all examples, opted-out ones included."""
     names = sorted(trainable)
@@ -386,14 +437,27 @@ def batches(
     if not len(rows):
         return
     rng = numpy_generator(draws.seed, f"batches/{number}", draws.client, draws.round)
-    per_pass = steps_per_pass(len(rows), phase)
-    steps = phase.steps if phase.steps is not None else phase.epochs * per_pass
-    order = rows
-    for step in range(steps):
-        position = step % per_pass
-        if position == 0:
-            order = rng.permutation(rows)
-        yield order[position * phase.batch_size : (position + 1) * phase.batch_size]
+    owners = data.owners(rows) if phase.by_client and isinstance(data, Owned) else None
+    left = phase.steps
+    for _ in itertools.count() if left is not None else range(phase.epochs):
+        for chosen in _one_pass(rows, owners, phase.batch_size, rng):
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    return
+            yield chosen
+
+
+def _one_pass(
+    rows: np.ndarray, owners: np.ndarray | None, size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the mini-batches of one pass; with ``owners``, one client's each, in mixed order."""
+    if owners is None:
+        order = rng.permutation(rows)
+        return [order[start : start + size] for start in range(0, len(order), size)]
+    each = [rng.permutation(rows[owners == owner]) for owner in np.unique(owners)]
+    chunks = [mine[start : start + size] for mine in each for start in range(0, len(mine), size)]
+    return [chunks[place] for place in rng.permutation(len(chunks))]
 
 
 def steps_per_pass(examples: int, phase: Phase) -> int:
@@ -440,6 +504,12 @@ def load_batch(
 def float_type(params: Mapping[str, Tensor]) -> torch.dtype:
     """Return the floating type of the first parameter that has one."""
     return next((v.dtype for v in params.values() if v.is_floating_point()), torch.float32)
+
+
+def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
+    """Return the loss's gradient by name; a leaf that the loss does not depend on has none."""
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Params, check_finite, nbytes, subtract, weighted_mean
+from fedkeep.core.params import Params, check_finite, nbytes, subtract
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.methods import Method
@@ -118,8 +118,8 @@ def run_round(
     received = server.params
     result = engine.run_cohort(job, received, clients, server.round, progress)
     trained = time.perf_counter()
-    if result.clients and sum(u.weight for u in result.uploads) > 0:
-        combined = combine(result, received, job.method.missing_rows)
+    if result.clients and result.mean.weight > 0:
+        combined = result.mean.mean()
         server.params = apply(job.method, job.net.trainable(), received, combined, server.optimizer, progress)
         check_finite(server.params, f"The server's parameters after round {server.round}")
     combined_at = time.perf_counter()
@@ -137,7 +137,7 @@ def run_round(
         loss=sum(loss * w for loss, w in losses) / total if total else float("nan"),
         download_bytes=round_mean([nbytes(u.cut(received)) for u in result.uploads], nbytes(received)),
         upload_bytes=round_mean(result.upload_bytes, 0),
-        aggregate_seconds=combined_at - trained,
+        aggregate_seconds=result.mean.seconds + combined_at - trained,
         seconds=time.perf_counter() - began,
         refused=tuple(result.refused),
     )
@@ -146,36 +146,6 @@ def run_round(
 def round_mean(values: list[int], default: int) -> int:
     """Return the mean to the nearest integer."""
     return round(sum(values) / len(values)) if values else default
-
-
-def combine(result: CohortResult, received: Params, missing_rows: str = "unchanged") -> Params:
-    """Return the weighted mean of the uploads (FURL eq. 5), in the order of the cohort.
-
-    A table of which clients hold different rows (KTEPS §4.2, Remark 3) is averaged row by row: a client that lacks a
-    row counts with no change, or not at all (``"owners_only"``).
-    """
-    cut = {name for upload in result.uploads for name in upload.rows}
-    weights = [u.weight for u in result.uploads]
-    mean = weighted_mean(
-        [{n: v for n, v in u.deltas.items() if n not in cut} for u in result.uploads], weights
-    )
-    for name in cut:
-        mean[name] = _mean_of_rows(name, result, received[name], missing_rows)
-    return {name: mean[name] for name in received}
-
-
-def _mean_of_rows(name: str, result: CohortResult, start: Tensor, missing_rows: str) -> Tensor:
-    exact = torch.float64 if start.device.type != "mps" else start.dtype
-    total = torch.zeros_like(start, dtype=exact)
-    held = torch.zeros(len(start), dtype=exact, device=start.device)
-    for upload in result.uploads:
-        rows = upload.rows.get(name, torch.arange(len(start))).to(start.device)
-        total.index_add_(0, rows, upload.deltas[name].to(exact), alpha=upload.weight)
-        held[rows] += upload.weight
-    if missing_rows == "unchanged":
-        return (total / float(sum(u.weight for u in result.uploads))).to(start.dtype)
-    share = held.clamp_min(torch.finfo(exact).tiny).reshape(-1, *[1] * (start.dim() - 1))
-    return (total / share).to(start.dtype)
 
 
 def apply(

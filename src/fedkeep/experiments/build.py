@@ -20,6 +20,7 @@ from fedkeep.core.seeds import stream
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
 from fedkeep.experiments.options import check_options
+from fedkeep.experiments.personalization import Protocol, add_curve
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.methods import METHODS, Method, Phase, terms
 
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 READERS: dict[str, Callable[..., FederatedData | ImageSet]] = {
     "zulip_channels": readers.zulip_channels,
+    "fdu_mtl": readers.fdu_mtl,
+    "tang": readers.tang,
+    "reviews": readers.review_files,
     "table": readers.read_table,
     "movielens": readers.movielens,
     "huggingface": readers.huggingface,
@@ -40,6 +44,9 @@ READERS: dict[str, Callable[..., FederatedData | ImageSet]] = {
 # The argument that holds a reader's place in the folder of data, and the place by default.
 PLACES: dict[str, tuple[str, str | None]] = {
     "zulip_channels": ("folder", "zulip_channels"),
+    "fdu_mtl": ("folder", "fdu_mtl"),
+    "tang": ("folder", "tang"),
+    "reviews": ("folder", None),
     "movielens": ("path", "movielens"),
     "fashion_mnist": ("folder", "fashion_mnist"),
     "cifar10": ("folder", "cifar10"),
@@ -50,11 +57,15 @@ PLACES: dict[str, tuple[str, str | None]] = {
 MODELS: dict[str, type[nn.Module]] = {
     "document": models.DocumentModel,
     "bag_of_words": models.BagOfWords,
+    "text_classifier": models.TextClassifier,
     "matrix_factorization": models.MatrixFactorization,
     "linear": models.Linear,
     "cnn": models.CNN,
     "cifar_cnn": models.CifarCNN,
     "fashion_cnn": models.FashionCNN,
+    "mixture_of_experts": models.MixtureOfExperts,
+    "gate": models.Gate,
+    "confidence_gate": models.ConfidenceGate,
 }
 
 
@@ -81,6 +92,23 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
     settings = config.data
+    made = _partitioned(settings, config.seed, read_source(config, folder))
+    if settings.split is not None or made.bounds is None:
+        split = {"seed": config.seed, **(settings.split or {})}
+        made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
+    if settings.opt_out is None:
+        return made
+    out = check_options("data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where"))
+    return opt_out(made, **out)
+
+
+def read_source(config: Config, folder: Path | None = None) -> FederatedData | ImageSet:
+    """Read or make what a configuration's reader gives: data of clients, or images that belong to nobody yet.
+
+    Raises:
+        ConfigError, DataError: as for ``build_data``.
+    """
+    settings = config.data
     reader = _named("data.reader", "reader", settings.reader, READERS)
     options = settings.options
     if settings.reader in PLACES:
@@ -89,17 +117,10 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         if not isinstance(place, str):
             wanted = "missing" if place is None else f"wanted a path as text; got {place!r}"
             raise ConfigError(f"data.{argument}: {wanted}. It says where in the folder of data to read.")
-        options[argument] = _located(settings.reader, place, folder)
+        options[argument] = _located(f"The reader {settings.reader!r}", place, folder)
     if "seed" in inspect.signature(reader).parameters:
         options.setdefault("seed", config.seed)
-    made = _partitioned(settings, config.seed, reader(**check_options("data", reader, options)))
-    if settings.split is not None or made.bounds is None:
-        split = {"seed": config.seed, **(settings.split or {})}
-        made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
-    if settings.opt_out is None:
-        return made
-    out = check_options("data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where"))
-    return opt_out(made, **out)
+    return reader(**check_options("data", reader, options))
 
 
 def _partitioned(settings: DataConfig, seed: int, made: FederatedData | ImageSet) -> FederatedData:
@@ -130,13 +151,13 @@ def _named(place: str, what: str, name: str, table: Mapping[str, T]) -> T:
     return table[name]
 
 
-def _located(reader: str, named: str, folder: Path | None) -> Path:
+def _located(what: str, named: str, folder: Path | None) -> Path:
     path = Path(named)
     if path.is_absolute():
         return path
     if folder is None:
         raise DataError(
-            f"The reader {reader!r} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
+            f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
             f"{named!r} is looked up in it."
         )
     if not folder.is_dir():
@@ -148,37 +169,86 @@ def _located(reader: str, named: str, folder: Path | None) -> Path:
     return folder / path
 
 
-def build_model(config: Config, data: FederatedData) -> nn.Module:
+def build_model(config: Config, data: FederatedData, folder: Path | None = None) -> nn.Module:
     """Make the model that a configuration names, its initial values drawn from the configuration's seed.
 
+    Args:
+        config: the configuration.
+        data: tell the model's sizes, and the vocabulary of word vectors.
+        folder: the folder of real data, where ``model.word_vectors`` is looked up.
+
     Raises:
-        ConfigError: an unknown kind or option, or a size that the data don't tell.
+        ConfigError: an unknown kind or option, a size that the data don't tell, or word vectors that don't fit.
+        DataError: a fault in the file of word vectors.
     """
-    make = _model_class(config.model.kind)
-    wanted = inspect.signature(make).parameters
-    sizes = {name: value for name, value in sizes_of(data).items() if name in wanted}
-    options = check_options("model", make, {**sizes, **config.model.options})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
-        try:
-            return make(**options)
-        except (TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ConfigError(
-                f"model: {config.model.kind!r} cannot be made of {options}: {reason}."
-            ) from error
+        made = _model("model", config.model.kind, config.model.options, sizes_of(data))
+    if config.model.word_vectors is not None:
+        path = _located("model.word_vectors", config.model.word_vectors, folder)
+        start_from_vectors(made, path, data, config.seed)
+    return made
 
 
-def _model_class(kind: str) -> type[nn.Module]:
+def start_from_vectors(model: nn.Module, path: Path, data: FederatedData, seed: int) -> None:
+    """Fill the table that a model looks the column ``text`` up in with word vectors from a file.
+
+    Raises:
+        ConfigError: the model has no such table, the data no vocabulary of words, or the widths differ.
+        DataError: a fault in the file.
+    """
+    tables = [name for name, column in getattr(model, "lookup", {}).items() if column == "text"]
+    if len(tables) != 1:
+        raise ConfigError(
+            f"model.word_vectors: {type(model).__name__} names no table, or several, for the column 'text' in "
+            f"`lookup`, so it is not known which to fill."
+        )
+    entry = data.meta.get("vocabulary")
+    vocabulary = data_room.vocabulary_from(entry) if isinstance(entry, Mapping) else None
+    if not isinstance(vocabulary, data_room.WordVocabulary):
+        kind = entry.get("kind") if isinstance(entry, Mapping) else entry
+        raise ConfigError(f"model.word_vectors: the data's vocabulary must be one of words; it is {kind!r}.")
+    table = model.get_parameter(tables[0])
+    vectors = data_room.read_word_vectors(path, vocabulary.symbols)
+    if vectors.width != table.shape[1]:
+        raise ConfigError(
+            f"model.word_vectors: the vectors of {path.name} have {vectors.width} numbers each, but {tables[0]!r} is "
+            f"{table.shape[1]} wide. Set model.embedding_dim = {vectors.width}."
+        )
+    with torch.no_grad():
+        table.copy_(torch.from_numpy(vectors.table(vocabulary, seed)))
+
+
+def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:
+    """Make a model; options that are tables with a ``kind`` are models themselves, e.g. a mixture's experts."""
+    if not isinstance(kind, str):
+        raise ConfigError(f"{place}.kind: wanted a name; got {kind!r}.")
+    make = _model_class(kind, place)
+    wanted = inspect.signature(make).parameters
+    given: dict[str, Any] = {name: value for name, value in sizes.items() if name in wanted}
+    for name, value in options.items():
+        inner = isinstance(value, Mapping) and "kind" in value and name in wanted
+        parts = {n: v for n, v in value.items() if n != "kind"} if inner else {}
+        given[name] = _model(f"{place}.{name}", value["kind"], parts, sizes) if inner else value
+    checked = check_options(place, make, given)
+    try:
+        return make(**checked)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        shown = {n: options.get(n, v) for n, v in checked.items()}
+        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {reason}.") from error
+
+
+def _model_class(kind: str, place: str) -> type[nn.Module]:
     if ":" not in kind:
-        return _named("model.kind", "model", kind, MODELS)
+        return _named(f"{place}.kind", "model", kind, MODELS)
     module, _, name = kind.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(f"model.kind: {kind!r} cannot be imported: {error}.") from error
+        raise ConfigError(f"{place}.kind: {kind!r} cannot be imported: {error}.") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"model.kind: {kind!r} is no class of torch.nn.Module.")
+        raise ConfigError(f"{place}.kind: {kind!r} is no class of torch.nn.Module.")
     return found
 
 
@@ -218,17 +288,8 @@ def build_method(config: MethodConfig) -> Method:
     method = make(**options)
     if config.adapt is None:
         return method
-    a = config.adapt
-    usual = method.adapt[0] if method.adapt else Phase(loss, "private", examples="all")
-    phase = replace(
-        usual,
-        optimizer=a.optimizer.build(),
-        epochs=a.epochs,
-        steps=None,
-        batch_size=a.batch_size,
-        clip_norm=a.clip_norm,
-    )
-    return replace(method, adapt=(phase,))
+    usual = method.adapt or (Phase(loss, "private", examples="all"),)
+    return replace(method, adapt=tuple(config.adapt.applied(phase) for phase in usual))
 
 
 def build_loss(config: LossConfig) -> terms.Term:
@@ -252,6 +313,7 @@ def run_config(
     resume: bool = False,
     text: str | None = None,
     progress: bool | None = None,
+    workers: int | None = None,
 ) -> Run:
     """Run a whole configuration.
 
@@ -263,11 +325,15 @@ def run_config(
         resume: go on with the run in ``out``.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
         progress: as for ``simulate``.
+        workers: as for ``simulate``, instead of what the configuration says.
     """
     data = data if data is not None else build_data(config, folder)
-    settings = config.run.model_dump()
-    return simulate(
-        build_model(config, data), build_method(config.method), data, **settings, seed=config.seed, out=out,
+    settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
+    run = simulate(
+        build_model(config, data, folder), build_method(config.method), data, **settings, seed=config.seed, out=out,
         resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),
         progress=progress,
     )  # fmt: skip
+    if config.personalization is not None:
+        add_curve(run, Protocol(**config.personalization.model_dump()), progress)
+    return run

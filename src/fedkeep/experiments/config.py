@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.core.optim import Optimizer
 from fedkeep.experiments.toml import to_toml
+from fedkeep.methods import EarlyStopping, Phase
 
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -81,9 +83,11 @@ class ModelConfig(_Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
     ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
+    ``word_vectors`` names a file of word vectors that the embedding of ``text`` starts from.
     """
 
     kind: str
+    word_vectors: str | None = None
 
 
 class LossConfig(_Strict):
@@ -94,13 +98,34 @@ class LossConfig(_Strict):
     l2: dict[str, Rate] = {}
 
 
+class EarlyStoppingConfig(_Strict):
+    """When adaptation stops by the client's own validation loss; ``fedkeep.methods.EarlyStopping``."""
+
+    every: int = Field(5, ge=1)
+    patience: int = Field(10, ge=1)
+    min_improvement: Rate = 0.0
+
+
 class AdaptConfig(_Strict):
-    """How a new client's private part is fitted."""
+    """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts)."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     epochs: int = Field(10, ge=0)
     batch_size: int = Field(32, ge=1)
     clip_norm: float | None = Field(None, gt=0)
+    early_stopping: EarlyStoppingConfig | None = None
+
+    def applied(self, phase: Phase) -> Phase:
+        """Return a phase with these settings; early stopping stays as the method says where none is given."""
+        stop = (
+            phase.early_stopping
+            if self.early_stopping is None
+            else EarlyStopping(**self.early_stopping.model_dump())
+        )
+        return replace(
+            phase, optimizer=self.optimizer.build(), epochs=self.epochs, steps=None, batch_size=self.batch_size,
+            clip_norm=self.clip_norm, early_stopping=stop,
+        )  # fmt: skip
 
 
 class MethodConfig(_Open):
@@ -114,15 +139,17 @@ class MethodConfig(_Open):
 
 
 class RunConfig(_Strict):
-    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, device."""
+    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device."""
 
     rounds: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
     cohort: int = Field(10, ge=1)
     sampling: Literal["shuffled", "independent"] = "shuffled"
     engine: str = "auto"
+    workers: int | None = Field(None, ge=1)
     device: str = "cpu"
     evaluate_every: int | None = Field(None, ge=0)
+    evaluate_shared: bool = False
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
 
@@ -133,8 +160,19 @@ class RunConfig(_Strict):
         return self
 
 
+class PersonalizationConfig(_Strict):
+    """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many."""
+
+    ratio: Rate = 0.01
+    steps: int = Field(200, ge=1)
+    every: int = Field(20, ge=1)
+
+
 class Config(_Strict):
-    """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``."""
+    """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
+
+    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round.
+    """
 
     name: str = ""
     seed: int = 0
@@ -142,6 +180,7 @@ class Config(_Strict):
     model: ModelConfig
     method: MethodConfig
     run: RunConfig
+    personalization: PersonalizationConfig | None = None
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

@@ -72,7 +72,7 @@ def load_run(
             f"The data differ from those that {folder} was made with:\n  {shown}\nName the same with --data DIR."
         )
     method = build_method(config.method)
-    model = build_model(config, data)
+    model = build_model(config, data, data_folder)
     module = method.extend(model) if method.extend else model
     method.check(module)
     net = Net(module.to(device))

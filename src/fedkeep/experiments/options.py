@@ -67,4 +67,7 @@ def _fitted(place: str, wanted: Any, value: Any) -> Any:
     shown = (
         getattr(wanted, "__name__", None) if isinstance(wanted, type) else str(wanted).replace("typing.", "")
     )
-    raise ConfigError(f"{place}: wanted {shown}; got {value!r}.") from first
+    got = repr(value)
+    raise ConfigError(
+        f"{place}: wanted {shown}; got {type(value).__name__ if chr(10) in got else got}."
+    ) from first

@@ -50,6 +50,20 @@ class ColdStart:
     records: tuple[Record, ...]
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """What one client's adaptation gives; nothing of it leaves the client.
+
+    Attributes:
+        own: the client's own parameters, by name.
+        stopped: for each phase of adaptation the pass (from 1) with the lowest validation loss; 0 without early
+            stopping.
+    """
+
+    own: Params
+    stopped: tuple[int, ...] = ()
+
+
 def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
     """Fit what is a client's own, from its default values, on some of the client's examples.
 
@@ -68,13 +82,34 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
     Raises:
         MethodError: the method has no adaptation, or its adaptation trains federated parameters.
     """
+    return adapt_client(run, client, rows, data=data).own
+
+
+def adapt_client(
+    run: Run,
+    client: int,
+    rows: np.ndarray,
+    *,
+    data: FederatedData | None = None,
+    start: Params | None = None,
+) -> Adapted:
+    """Fit what is a client's own, as ``fit_private``, from given values, and say when phases stopped.
+
+    Args:
+        run, client, rows, data: as for ``fit_private``; early stopping looks at the client's split ``valid``.
+        start: values to start from, by name, in place of default ones.
+
+    Raises:
+        MethodError: as for ``fit_private``.
+    """
     method, split, source = run.method, own_split(run), data or run.data
-    own = own_default(run, client)
     if not method.adapt:
         raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
+    own = {**own_default(run, client), **(start or {})}
+    if method.adapt_start is not None:
+        own |= split.personal(method.adapt_start({**run.server, **own}))
     if not len(rows):
-        return own
-    params = {**run.server, **{n: v.to(run.device) for n, v in own.items()}}
+        return Adapted(own)
     trainable = sorted(run.net.trainable())
     for phase in method.adapt:
         federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
@@ -82,13 +117,15 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
             raise MethodError(
                 f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
             )
+    params = {**run.server, **{n: v.to(run.device) for n, v in own.items()}}
     draws = Stream(numpy_seed(run), f"personalize/{source.ids[client]}", len(rows))
     held = source.rows(client, "valid")
     result = local_run(
         run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device,
         valid=np.arange(held.start, held.stop), tables=method.tables,
     )  # fmt: skip
-    return {name: value.cpu() for name, value in split.personal(result.params).items()}
+    found = {name: value.cpu() for name, value in split.personal(result.params).items()}
+    return Adapted(found, tuple(result.stopped))
 
 
 def own_split(run: Run) -> Split:

@@ -6,7 +6,7 @@ import copy
 import datetime
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedkeep.core.describe import describe, digest
-from fedkeep.core.errors import ConfigError, RunError, did_you_mean
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
@@ -23,25 +23,25 @@ from fedkeep.core.params import Params, to
 from fedkeep.core.records import Record, read_records
 from fedkeep.data import FederatedData
 from fedkeep.engines import (
-    Engine,
+    Auto,
     Job,
     Pooled,
     RoundReport,
     Sampler,
-    Sequential,
     Server,
     judge,
     run_round,
     tasks_of,
     to_records,
 )
+from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
 
-ENGINES: dict[str, Callable[[], Engine]] = {"sequential": Sequential, "pooled": Pooled}
+SHARED = "test/shared"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
 
@@ -57,6 +57,7 @@ class Run:
         private: the store of private parameters, by client.
         history: records, in order.
         engine: the engine that ran, as ``auto`` picked it.
+        engine_reason: why ``auto`` picked it.
         round: finished rounds.
         rounds_per_epoch: rounds that use every training example once.
         clients: indices of the clients that take part in federation.
@@ -78,6 +79,7 @@ class Run:
     round: int = 0
     folder: Path | None = None
     device: str = "cpu"
+    engine_reason: str = ""
 
     def evaluate(
         self, split: str = "test", *, clients: Sequence[int] | None = None, shared: bool = False
@@ -87,7 +89,8 @@ class Run:
         Args:
             split: ``train``, ``valid`` or ``test``.
             clients: indices; by default the clients that take part in federation.
-            shared: judge the shared part alone, with default private values.
+            shared: judge the shared part alone, with default private values; so too where clients have models of their
+                own only after adapting (mixture of experts).
 
         Returns:
             Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
@@ -96,7 +99,7 @@ class Run:
         out: dict[str, float] = {}
         for judgement in judge(
             self.method, self.net, self.server, self.private, self.data, chosen.tolist(), split,
-            device=self.device, shared=shared,
+            device=self.device, shared=shared or self.method.waits(sorted(self.net.trainable())),
         ):  # fmt: skip
             out |= judgement.metrics()
         return out
@@ -121,12 +124,14 @@ def simulate(
     cohort: int = 10,
     seed: int = 0,
     engine: str = "auto",
+    workers: int | None = None,
     device: str = "cpu",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     epochs: float | None = None,
     sampling: Literal["shuffled", "independent"] = "shuffled",
     evaluate_every: int | None = None,
+    evaluate_shared: bool = False,
     hold_out: float = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
     private: PrivateStore | None = None,
@@ -144,8 +149,11 @@ def simulate(
         rounds: how many rounds; or give ``epochs``.
         cohort: clients a round (all of them, where there are fewer).
         seed: everything random follows from it.
-        engine: ``"auto"``, ``"sequential"``, or ``"pooled"`` (centralised training: each round is one pass over all
-            clients' pooled examples; ``cohort`` is not used).
+        engine: ``"auto"`` (the fastest of the following two here), ``"sequential"`` (one client after the other),
+            ``"workers"`` (clients side by side in processes of one thread each), or ``"pooled"`` (centralised training:
+            each round is one pass over all clients' pooled examples; ``cohort`` is not used).
+        workers: how many processes at most, for ``"workers"`` and ``"auto"``; by default the physical cores that this
+            process may use. The result doesn't depend on it.
         device: e.g. ``"cpu"`` or ``"cuda"``.
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
         resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped.
@@ -153,6 +161,7 @@ def simulate(
         sampling: ``"shuffled"`` (every client once an epoch) or ``"independent"`` draws.
         evaluate_every: rounds between evaluations on ``valid`` and ``test``; by default once an epoch. The last
             round is always evaluated. 0: never.
+        evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN, or ``"skip"`` that client's round.
         private: a store to go on with, e.g. of another task's run (only without ``out``).
@@ -170,8 +179,8 @@ def simulate(
     rounds = None if rounds is None else operator.index(rounds)
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
-        model, method, data, rounds, epochs, cohort, seed, engine, device, sampling, evaluate_every, hold_out,
-        on_nonfinite, private, name, config, config_text,
+        model, method, data, rounds, epochs, cohort, seed, engine, workers, device, sampling, evaluate_every,
+        evaluate_shared, hold_out, on_nonfinite, private, name, config, config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
 
@@ -180,19 +189,16 @@ class _Simulation:
 
     def __init__(
         self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
-        cohort: int, seed: int, engine: str, device: str, sampling: Literal["shuffled", "independent"],
-        evaluate_every: int | None, hold_out: float, on_nonfinite: Literal["stop", "skip"],
-        private: PrivateStore | None, name: str, config: Mapping[str, Any] | None, config_text: str | None,
+        cohort: int, seed: int, engine: str, workers: int | None, device: str,
+        sampling: Literal["shuffled", "independent"], evaluate_every: int | None, evaluate_shared: bool,
+        hold_out: float, on_nonfinite: Literal["stop", "skip"], private: PrivateStore | None, name: str,
+        config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
         module = copy.deepcopy(model)
         module = method.extend(module) if method.extend else module
         method.check(module)
         check_device(device)
-        chosen = "sequential" if engine == "auto" else engine
-        if chosen not in ENGINES:
-            hint = did_you_mean(engine, [*ENGINES, "auto"])
-            raise ConfigError(f"Unknown engine {engine!r}; the engines are {['auto', *ENGINES]}.{hint}")
-        self.engine = ENGINES[chosen]()
+        check_engine(engine, workers, device)
         self.module, self.method, self.data = module.to(device), method, data
         self.seed, self.device, self.name = seed, device, name or method.name
         self.config, self.config_text, self.given_store = config, config_text, private
@@ -201,16 +207,21 @@ class _Simulation:
         self.initial = self.net.initial()
         self.default = Default(method.split.personal(self.initial), method.private_init, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
-        trains = self.clients[data.counts("train")[self.clients] > 0]
-        pooled = isinstance(self.engine, Pooled)
+        trains = self.clients[train_counts(data, method)[self.clients] > 0]
+        pooled = engine == "pooled"
         self.sampler = Sampler(trains, max(1, len(trains)) if pooled else cohort, sampling, seed)
         self.rounds = count_rounds(rounds, epochs, self.sampler.rounds_per_epoch)
+        self.engine, self.reason = make_engine(engine, workers, device, self.sampler.cohort, self.rounds)
         every = self.sampler.rounds_per_epoch if evaluate_every is None else evaluate_every
         if on_nonfinite not in ("stop", "skip"):
             raise ConfigError(f"on_nonfinite must be 'stop' or 'skip'; got {on_nonfinite!r}.")
         if every < 0:
             raise ConfigError(f"evaluate_every must be at least 0 (0: never); got {every}.")
-        self.every = every
+        if evaluate_shared and method.predict_shared is None:
+            raise ConfigError(
+                f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
+            )
+        self.every, self.evaluate_shared = every, evaluate_shared
         self.identity = {
             "seed": seed,
             "rounds": self.rounds,
@@ -221,6 +232,7 @@ class _Simulation:
             "hold_out": hold_out,
             "on_nonfinite": on_nonfinite,
             "method": describe(method),
+            **({"evaluate_shared": True} if evaluate_shared else {}),
             "model": {"layers": repr(self.module), "initial_sha256": digest(self.initial)},
         }
 
@@ -249,16 +261,23 @@ class _Simulation:
                     best = dict(directory.state.get("best", {}))
                     history = list(read_records(directory.folder / "records.jsonl"))
             run = Run(
-                self.net, self.method, self.data, server.params, store, self.engine.name,
+                self.net, self.method, self.data, server.params, store, self._engine()[0],
                 self.sampler.rounds_per_epoch, self.clients, self.held_out, history, server.round, out, self.device,
+                self._engine()[1],
             )  # fmt: skip
             self._rounds(run, server, directory, best, progress)
             if directory is not None:
-                directory.write_info({**directory.read_info(), "status": "finished"})
+                about = {"engine": run.engine, "engine_reason": run.engine_reason, "status": "finished"}
+                directory.write_info({**directory.read_info(), **about})
             return run
         finally:
+            self.engine.close()
             if directory is not None:
                 directory.close()
+
+    def _engine(self) -> tuple[str, str]:
+        """Return the name of the engine in use and why it was chosen."""
+        return self.engine.name, self.engine.choice.reason if isinstance(self.engine, Auto) else self.reason
 
     def _rounds(
         self,
@@ -272,13 +291,14 @@ class _Simulation:
         with make_progress(show, self.name, self.rounds, server.round) as bar:
             job = Job(
                 self.method, self.net, self.data, run.private, self.seed, self.device, self.on_nonfinite,
-                after_step=lambda part: bar.update(server.round + part, shown),
+                after_step=lambda part: bar.update(server.round + part, shown), keep_uploads=False,
             )  # fmt: skip
             while server.round < self.rounds:
                 report = run_round(
                     job, self.engine, server, self.sampler(server.round), server.round / self.rounds
                 )
                 run.round, run.server = server.round, server.params
+                run.engine, run.engine_reason = self._engine()
                 records = self._measured(run, report)
                 shown |= {"loss": report.loss}
                 if self.every and (server.round % self.every == 0 or server.round == self.rounds):
@@ -330,7 +350,7 @@ class _Simulation:
         for split in ("valid", "test"):
             judged = judge(
                 self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), split,
-                device=self.device,
+                device=self.device, shared=self.method.waits(sorted(self.net.trainable())),
             )  # fmt: skip
             lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=False)
             value = next((r.value for r in lines if r.metric == metric), float("nan"))
@@ -341,6 +361,13 @@ class _Simulation:
             if split == "test" and improved:
                 lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=True)
             records += lines
+        if self.evaluate_shared:
+            judged = judge(
+                self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), "test",
+                device=self.device, shared=True,
+            )  # fmt: skip
+            last = run.round == self.rounds
+            records += to_records(judged, self.data, run.round, run.epoch, SHARED, per_client=last)
         return records
 
     def _state(self, server: Server) -> Params:
@@ -401,7 +428,8 @@ class _Simulation:
                 "source": meta.get("source"),
                 **{key: meta[key] for key in ("partition", "opt_out") if key in meta},
             },
-            "engine": self.engine.name,
+            "engine": self._engine()[0],
+            "engine_reason": self._engine()[1],
             "device": self.device,
             "pooled": pooled,
             "rounds": self.rounds,
@@ -425,6 +453,20 @@ def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarr
     if not 0 <= fraction < 1:
         raise ConfigError(f"hold_out must be a fraction in [0, 1); got {fraction}.")
     return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
+
+
+def train_counts(data: FederatedData, method: Method) -> np.ndarray:
+    """Return for each client how many examples a round would train on: where all phases want opted-in ones, those.
+
+    A client that opted out wholly is then never drawn (mixture of experts, authors' later code), but judged. Where all
+    clients did, all are drawn, and rounds change nothing.
+    """
+    opted = data.columns.get("opted_in")
+    if opted is None or any(phase.examples == "all" for phase in method.phases):
+        return data.counts("train")
+    rows = data.split_rows("train")
+    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
+    return inside if inside.any() else data.counts("train")
 
 
 def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:

@@ -4,32 +4,46 @@ from collections.abc import Callable
 
 from fedkeep.methods import terms
 from fedkeep.methods.apfl import apfl
+from fedkeep.methods.asp_mtl import asp_mtl
 from fedkeep.methods.base import EarlyStopping, Method, Phase
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
+from fedkeep.methods.fedfusion import fedfusion
+from fedkeep.methods.fedmmd import fedmmd
 from fedkeep.methods.fedper import fedper
 from fedkeep.methods.fedprox import fedprox
 from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
+from fedkeep.methods.kteps import kteps
+from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
+from fedkeep.methods.mixture import mixture
+from fedkeep.methods.pfl_da import pfl_da
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "furl": furl,
     "local": local,
     "apfl": apfl,
+    "asp_mtl": asp_mtl,
     "ditto": ditto,
     "fedbn": fedbn,
+    "fedfusion": fedfusion,
+    "fedmmd": fedmmd,
     "fedper": fedper,
     "fedprox": fedprox,
     "fedrecon": fedrecon,
     "fedrep": fedrep,
     "fine_tuned": fine_tuned,
+    "kteps": kteps,
+    "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
+    "mixture": mixture,
+    "pfl_da": pfl_da,
 }
 
 __all__ = [
@@ -38,17 +52,24 @@ __all__ = [
     "Method",
     "Phase",
     "apfl",
+    "asp_mtl",
     "batch_norm_names",
     "ditto",
     "fedavg",
     "fedbn",
+    "fedfusion",
+    "fedmmd",
     "fedper",
     "fedprox",
     "fedrecon",
     "fedrep",
     "fine_tuned",
     "furl",
+    "kteps",
+    "kteps_star",
     "lg_fedavg",
     "local",
+    "mixture",
+    "pfl_da",
     "terms",
 ]

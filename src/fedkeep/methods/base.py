@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -69,6 +69,8 @@ class Phase:
         repeats: optimiser steps on each mini-batch.
         early_stopping: ends the phase by the client's split ``valid``; allowed only where nothing that is trained
             leaves the client.
+        by_client: in centralised training, a mini-batch holds examples of one client, computed with that client's own
+            private values (multi-task learning); elsewhere it always does.
     """
 
     loss: Term = field(default_factory=cross_entropy)
@@ -82,6 +84,7 @@ class Phase:
     part: Literal["all", "support", "query"] = "all"
     repeats: int = 1
     early_stopping: EarlyStopping | None = None
+    by_client: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -139,6 +142,8 @@ class Method:
             to judge with, never to train from.
         adapt_split: what is a client's own while it adapts, e.g. ``Split("*")`` for a fine-tuned copy of everything;
             None: what ``split`` says.
+        adapt_start: gives values that a client's adaptation starts from, by name, of its own ones; it is given the
+            client's whole model as it is before.
         turns: ``"phases"``: a round's phases run one after the other; ``"batches"``: they take turns on every
             mini-batch of the first one's passes.
         upload: the chain that an upload goes through, e.g. compression and noise; decoded before averaging.
@@ -147,6 +152,8 @@ class Method:
             Remark 3: other rows stay as received); ``"whole"``, never.
         missing_rows: a table's row that a client doesn't hold counts as ``"unchanged"``, with the client's weight, or
             the mean is over ``"owners_only"``.
+        publish: what leaves the client instead of what it trained, as a function of all its trained parameters; e.g.
+            copies of private values under federated names (FedFusion's extractor). None: what it trained.
     """
 
     name: str = "fedavg"
@@ -162,10 +169,12 @@ class Method:
     extend: Callable[[nn.Module], nn.Module] | None = None
     stateless: bool = False
     adapt_split: Split | None = None
+    adapt_start: Callable[[Params], Params] | None = None
     turns: Literal["phases", "batches"] = "phases"
     upload: tuple[Transform, ...] = ()
     tables: Literal["exact", "local", "whole"] = "exact"
     missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
+    publish: Callable[[Params], Params] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -208,6 +217,11 @@ class Method:
             for n in phase.trained_names(self.split, names)
             if self.split.is_private(n)
         }
+        if self.publish is not None and (everything or any(p.early_stopping for p in self.phases)):
+            raise MethodError(
+                f"{self.name!r} publishes private values, so opted-out and validation examples, which train or choose "
+                f"them, would influence what leaves the client. Use examples='opted_in' and no early stopping."
+            )
         federated = [n for n in names if not self.split.is_private(n)]
         self.server_optimizer.check_patterns(federated)
         for phase in self.adapt:
@@ -241,6 +255,17 @@ class Method:
         return [
             p for p in self.phases if not all(map(self.split.is_private, p.trained_names(self.split, names)))
         ]
+
+    def waits(self, names: Sequence[str]) -> bool:
+        """Tell whether clients have models of their own only after adapting, given the trainable names.
+
+        Rounds then train no private parameter, and what they make is judged by the shared part.
+        """
+        rounds, later = (
+            {n for p in phases for n in p.trained_names(self.split, list(names)) if self.split.is_private(n)}
+            for phases in (self.phases, self.adapt)
+        )
+        return bool(later) and not rounds and self.predict_shared is not None
 
     def but(self, **changes: Any) -> Method:
         """Return this method with some fields changed, e.g. ``furl().but(name="mine", weighting="uniform")``."""

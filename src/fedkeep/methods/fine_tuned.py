@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import Method
+from fedkeep.methods.base import EarlyStopping, Method
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
@@ -30,6 +30,7 @@ def fine_tuned(
     server_optimizer: Optimizer = sgd(1.0),
     tune_optimizer: Optimizer | None = None,
     tune_epochs: int = 10,
+    early_stopping: EarlyStopping | None = None,
 ) -> Method:
     """Return FedAvg with fine-tuning, which ``experiments.personalize.cold_start`` runs and measures.
 
@@ -37,12 +38,15 @@ def fine_tuned(
         loss: of both.
         optimizer, epochs, batch_size, clip_norm, weighting, server_optimizer: FedAvg's.
         tune_optimizer: of the copy; by default ``optimizer``.
-        tune_epochs: passes over the client's own examples; a fixed number, there is no early stopping.
+        tune_epochs: passes over the client's own examples, at most so many with early stopping.
+        early_stopping: of the copy, by the client's own validation loss; None: all passes.
     """
     method = fedavg(
         loss=loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size, clip_norm=clip_norm,
         weighting=weighting, server_optimizer=server_optimizer,
     )  # fmt: skip
     (phase,) = method.phases
-    tune = replace(phase, optimizer=tune_optimizer or optimizer, epochs=tune_epochs, examples="all")
+    tune = replace(
+        phase, optimizer=tune_optimizer or optimizer, epochs=tune_epochs, examples="all", early_stopping=early_stopping
+    )  # fmt: skip
     return method.but(name="fine_tuned", adapt=(tune,), adapt_split=Split(("*",)))

@@ -14,12 +14,16 @@ from fedkeep.metrics.embedding import (
     silhouette,
     tsne,
 )
+from fedkeep.metrics.personalization import Personalized, ag, ap
 from fedkeep.metrics.scores import accuracy, auc, traffic
 
 __all__ = [
     "ClientSummary",
+    "Personalized",
     "Tsne",
     "accuracy",
+    "ag",
+    "ap",
     "auc",
     "chance_agreement",
     "knn_agreement",

@@ -6,8 +6,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedkeep.models.personal import PersonalClassifier
+from fedkeep.nn.native import functorch_active
 
 
 class BagOfWords(PersonalClassifier):
@@ -51,7 +53,11 @@ class BagOfWords(PersonalClassifier):
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return text vectors joined with the user's, shape (B, embedding_dim + user_dim)."""
         inside = torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)  # (B, L)
-        starts = text_length.cumsum(0) - text_length
-        vector = self.embedding(text[inside], starts)  # padding costs nothing
+        if functorch_active():  # words of many clients side by side cannot be packed: their number differs
+            words = F.embedding(text, self.embedding.weight)
+            vector = (inside.to(words.dtype).unsqueeze(1) @ words).squeeze(1)
+        else:
+            starts = text_length.cumsum(0) - text_length
+            vector = self.embedding(text[inside], starts)  # padding costs nothing
         vector = vector / text_length.to(vector.dtype).sqrt().unsqueeze(1)
         return self.with_user(vector)

@@ -8,8 +8,8 @@
     analysed.py   maps, cold start, times              page.py       report.html, .md and .json
     facts.py      traffic, split, data, configuration  page.html.j2  the page's frame and its CSS
 
-Of a run directory these are read: ``run.json``, ``records.jsonl`` and ``timings.jsonl`` (see
-`fedkeep.core.records`) and, where it exists, ``analyses.json``: an object of any of the following, each optional.
+Of a run directory these are read: ``run.json``, ``records.jsonl``, ``timings.jsonl`` and ``personalization.jsonl``
+(see `fedkeep.core.records`) and, where it exists, ``analyses.json``: an object of any of the following, each optional.
 Numbers that are not known are null. Every analysis may carry ``title`` and ``note``, plain text.
 
 ``embedding_map``: maps of user vectors, side by side::

@@ -77,6 +77,51 @@ def learning_curves(
         return _save(figure, path)
 
 
+def panels_of_curves(
+    panels: Sequence[tuple[str, str, Mapping[str, Sequence[tuple[float, float]]]]],
+    path: Path,
+    *,
+    title: str = "",
+) -> Path:
+    """Draw curves in panels side by side; a name has the same colour and line in all of them (KTEPS Fig. 4).
+
+    Args:
+        panels: for each, what runs along it, the metric along its side (a fraction, drawn in percent), and by name the
+            curve's points.
+        path: ends in .png or .svg.
+        title: above the figure.
+
+    Raises:
+        ConfigError: there is no curve, or the path's ending is neither .png nor .svg.
+    """
+    names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
+    if not names:
+        raise ConfigError("A figure of curves needs at least one.")
+    dashes: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5))]
+    looks = {
+        name: {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes[i // len(COLOURS) % len(dashes)]}
+        for i, name in enumerate(names)
+    }
+    with _style():
+        figure, every = _figure(len(panels), 6.0 * len(panels), 4.6)
+        seen = {}
+        for axes, (along, side, curves) in zip(every, panels, strict=True):
+            for name, pairs in curves.items():
+                xs, ys = [x for x, _ in pairs], [100 * y for _, y in pairs]
+                (seen[name],) = axes.plot(xs, ys, linewidth=1.8, **looks[name])
+            axes.set_xlabel(along)
+            axes.set_ylabel(f"{side}, %")
+        figure.legend(
+            [seen[name] for name in names],
+            [_plain(name) for name in names],
+            loc="outside lower center",
+            ncols=6,
+        )
+        if title:
+            figure.suptitle(title.replace("$", r"\$"), fontsize=10)
+        return _save(figure, path)
+
+
 def embedding_map(analysis: Mapping[str, Any], path: Path) -> Path:
     """Draw the panels of an ``embedding_map`` analysis side by side, in common colours."""
     with _style():

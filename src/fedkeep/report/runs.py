@@ -1,4 +1,4 @@
-"""Reads a run directory: run.json, records.jsonl, timings.jsonl, analyses.json."""
+"""Reads a run directory: run.json, records.jsonl, timings.jsonl, personalization.jsonl, analyses.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunFiles:
     Attributes:
         folder: the run directory.
         info: the content of run.json.
-        records: all measured numbers in the order written, then the timings.
+        records: all measured numbers in the order written, then the timings and the curves of fine-tuning.
         analyses: the content of analyses.json, checked; empty where there is none.
         finished: whether run.json's status says so.
         notes: what a reader must know: unfinished, a torn last line.
@@ -92,7 +92,7 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read a run directory's files: run.json, records.jsonl, and where they exist timings.jsonl and analyses.json.
+    """Read a run directory's files: run.json, records.jsonl, and where they exist the others.
 
     A run that is not finished may lack records or end in a torn line; both are noted.
 
@@ -107,9 +107,9 @@ def read_run(folder: Path) -> RunFiles:
         status = info.get("status") or "not known"
         notes.append(f"This run is not finished (status: {status}); its numbers may still change.")
     records: list[Record] = []
-    for name in ("records.jsonl", "timings.jsonl"):
+    for name in ("records.jsonl", "timings.jsonl", "personalization.jsonl"):
         path = folder / name
-        if not path.exists() and (not finished or name == "timings.jsonl"):
+        if not path.exists() and (not finished or name != "records.jsonl"):
             continue
         lines = _checked_records(path)
         records += lines

@@ -8,6 +8,10 @@ from typing import Any
 MISSING = "–"
 _NAMES = {
     "accuracy": "Accuracy",
+    "accuracy_ag": "Ag",
+    "accuracy_ap": "Ap",
+    "accuracy_ap_last": "Ap, last test",
+    "accuracy_ap_max": "Ap, each client's best test",
     "accuracy_user_mean": "Accuracy, mean over users",
     "auc": "AUC",
     "rmse": "RMSE",

@@ -83,6 +83,17 @@ class Split:
         cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
         return Upload(deltas, weight, cut, _key=Upload._made_by_split)
 
+    def arrived(self, deltas: Params, weight: float, rows: Params) -> Upload:
+        """Return an upload that ``upload`` made in another process, put together again from its parts.
+
+        Raises:
+            SplitError: a private name is among them.
+        """
+        left = self.private_names(deltas)
+        if left:
+            raise SplitError(f"The private {left[0]!r} left a client.")
+        return Upload(deltas, weight, rows, _key=Upload._made_by_split)
+
     def check(self, module: nn.Module) -> None:
         """Check the split against a module: patterns match, and no storage is shared across the halves.
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.readers import cifar10, cifar100
+from fedkeep.data.readers import cifar10, cifar100, pictures
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra images")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra images")
@@ -58,6 +58,33 @@ def test_jpeg_in_parquet(tmp_path: Path) -> None:
     assert np.abs(got.images.astype(int) - plain).max() <= 3  # JPEG is lossy, even on plain colours
     assert (got.labels.tolist(), got.train, got.label_names[9]) == ([9, 0, 3, 5], 3, "truck")
     assert sorted(got.source) == ["cifar10_test_jpeg.parquet", "cifar10_train_jpeg.parquet"]
+
+
+def test_a_file_is_decoded_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    real = pictures._picture
+    monkeypatch.setattr(
+        pictures, "_picture", lambda where, *rest: (decoded.append(where), real(where, *rest))[1]
+    )
+    shown = pixels(4)
+    train, test = tmp_path / "train.parquet", tmp_path / "test.parquet"
+    table(train, {"png": [encoded(i) for i in shown[:3]], "label": [9, 0, 3]})
+    table(test, {"png": [encoded(shown[3])], "label": [5]})
+    first, second = cifar10(tmp_path), cifar10(tmp_path)
+    assert len(decoded) == 4
+    assert (first.images == shown).all()
+    assert (second.images == shown).all()
+    second.images[:] = 0  # a set of its own
+    table(test, {"png": [encoded(shown[2])], "label": [5]})
+    third = cifar10(tmp_path)
+    assert len(decoded) == 5
+    assert (third.images == shown[[0, 1, 2, 2]]).all()
+    assert first.source["test.parquet"] != third.source["test.parquet"]
+    with pytest.raises(DataError, match="has no column 'fine_label'"):
+        cifar100(tmp_path, "parquet")  # other columns, whatever was kept
+    assert len(pictures._KEPT) <= pictures.MOST_KEPT
 
 
 def test_png_in_parquet_as_datasets_writes_it(tmp_path: Path) -> None:

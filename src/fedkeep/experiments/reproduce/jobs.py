@@ -83,7 +83,7 @@ def run_jobs(jobs: Sequence[JobSpec], workers: int = 1, progress: bool | None = 
 
 
 def _quiet(job: JobSpec) -> str:
-    run_job(job, False)
+    run_job(job, False, workers=1)  # the cores are shared out among the runs already
     return job.folder.name
 
 
@@ -92,14 +92,22 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def run_job(job: JobSpec, progress: bool | None = None) -> Run | None:
-    """Run a job, or go on with it; None if it diverged."""
+def run_job(job: JobSpec, progress: bool | None = None, workers: int | None = None) -> Run | None:
+    """Run a job, or go on with it; None if it diverged.
+
+    Args:
+        job: the run.
+        progress, workers: as for ``simulate``; ``workers`` goes to federated runs alone.
+    """
     from fedkeep.core.errors import NonFiniteError
 
     config = parse_config(builtin_text(job.config), job.config, dict(job.overrides))
     resume = (job.folder / "run.json").exists()
     try:
-        return run_config(config, folder=job.data, out=job.folder, resume=resume, progress=progress)
+        return run_config(
+            config, folder=job.data, out=job.folder, resume=resume, progress=progress,
+            workers=None if config.run.engine == "pooled" else workers,
+        )  # fmt: skip
     except NonFiniteError as error:
         (job.folder / "fault.txt").write_text(f"{error}\n", encoding="utf-8")
         return None

@@ -1,0 +1,198 @@
+"""The worker processes of one run: started, given orders, replaced when one dies, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+import torch
+
+from fedkeep.core.errors import ConfigError, WorkerError
+from fedkeep.core.params import Params
+from fedkeep.engines.base import Job
+from fedkeep.engines.sent import SentData
+from fedkeep.engines.shared import Arena
+from fedkeep.engines.worker import READY, Task, serve
+
+Start = Literal["fork", "spawn"]
+PATIENCE = 10.0
+"""Seconds that a killed process is waited for."""
+
+
+def start_method() -> Start:
+    """Return how workers start here: see ``engines.workers``."""
+    return "fork" if sys.platform == "linux" and not torch.accelerator.is_available() else "spawn"
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process, as its parent sees it; ``place`` is the client that it trains, by position in the cohort."""
+
+    process: BaseProcess
+    connection: Connection
+    own: Arena
+    ready: bool = False
+    place: int | None = None
+
+    def end(self) -> None:
+        """Kill the process, and give back what its parent holds of it."""
+        self.process.kill()
+        self.process.join(PATIENCE)
+        self.process.close()
+        self.connection.close()
+        self.own.close()
+
+
+class Pool:
+    """The workers of one job.
+
+    Args:
+        job: what they train.
+        start: ``"fork"`` or ``"spawn"``; by default what is safe here.
+
+    Raises:
+        ConfigError: this process may not have children.
+    """
+
+    def __init__(self, job: Job, start: Start | None = None) -> None:
+        if multiprocessing.current_process().daemon:
+            raise ConfigError(
+                "This process is a daemon of multiprocessing, which may not have children, so it cannot start workers. "
+                "Use engine='sequential' here, or start this process with daemon=False."
+            )
+        self.start = start or start_method()
+        self.job, self.parent = job, os.getpid()
+        forked = self.start == "fork"
+        self.task = Task(
+            job.method, job.net if forked else copy.deepcopy(job.net), job.data if forked else SentData(job.data),
+            job.seed, Arena(), self.parent, forked,
+        )  # fmt: skip
+        self.workers: list[Worker] = []
+
+    def serves(self, job: Job) -> bool:
+        """Tell whether the workers can train for this job too."""
+        ours = self.job
+        same = ours.net is job.net and ours.data is job.data
+        return same and (ours.seed, ours.method) == (job.seed, job.method)
+
+    def grow(self, count: int) -> None:
+        """Start workers until there are ``count``."""
+        while len(self.workers) < count:
+            self.workers.append(self._started())
+
+    def _started(self) -> Worker:
+        context = multiprocessing.get_context(self.start)
+        ours, theirs = context.Pipe()
+        own = Arena()
+        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=serve, args=(theirs, own, self.task), name="fedkeep worker", daemon=True
+        )
+        with _undisturbed():
+            process.start()
+        theirs.close()  # so that the process's death ends the connection
+        return Worker(process, ours, own)
+
+    def idle(self) -> list[Worker]:
+        """Return the workers that can be given an order."""
+        return [w for w in self.workers if w.ready and w.place is None]
+
+    def order(self, worker: Worker, place: int, order: Mapping[str, Any], own: Params) -> bool:
+        """Let an idle worker train a client; False: it has died meanwhile, and another one is starting."""
+        try:
+            worker.connection.send_bytes(json.dumps({**order, "own": worker.own.put(own)}).encode())
+        except OSError:
+            self._replace(worker)  # it died idle, which is nobody's fault
+            return False
+        worker.place = place
+        return True
+
+    def answering(self, *, block: bool) -> list[Worker]:
+        """Return the workers that have answered or died; wait for one if ``block``."""
+        asked = {w.connection: w for w in self.workers if not w.ready or w.place is not None}
+        found = [asked[c] for c in wait(list(asked), None if block else 0)]  # type: ignore[index]
+        for worker in found:
+            if not worker.ready:
+                self._welcome(worker)
+        return [w for w in found if w.place is not None]
+
+    def _welcome(self, worker: Worker) -> None:
+        try:
+            worker.ready = worker.connection.recv_bytes() == READY
+        except (EOFError, OSError):
+            how = self._bury(worker)
+            advice = (
+                " Where processes are spawned, the script that calls simulate must do so under "
+                "`if __name__ == '__main__':`, and model and method must be importable; or use engine='sequential'."
+                if self.start == "spawn"
+                else " Use engine='sequential' to train in this process."
+            )
+            raise WorkerError(f"A worker process could not start: it {how}.{advice}") from None
+
+    def reply(self, worker: Worker) -> dict[str, Any] | str:
+        """Return a worker's answer; or how it died over its client, and another one is starting."""
+        worker.place = None
+        try:
+            found: dict[str, Any] = json.loads(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            return self._replace(worker)
+        return found
+
+    def _replace(self, worker: Worker) -> str:
+        how = self._bury(worker)
+        self.workers.append(self._started())
+        return how
+
+    def _bury(self, worker: Worker) -> str:
+        """End a process and say how it had ended, if it had."""
+        self.workers.remove(worker)
+        worker.process.join(PATIENCE)  # its connection is at its end, so it is about to be gone, if it isn't
+        code = worker.process.exitcode
+        worker.end()
+        if code is None or code >= 0:
+            return f"ended with code {code}"
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+
+    def stop_busy(self) -> None:
+        """End the workers that are training, e.g. because the round was broken off."""
+        busy = [w for w in self.workers if w.place is not None]
+        self.workers = [w for w in self.workers if w.place is None]
+        for worker in busy:
+            worker.end()
+
+    def close(self) -> None:
+        """End all workers; they hold nothing that would be lost."""
+        if os.getpid() != self.parent:
+            return  # a forked copy of this object: the workers are not its children
+        for worker in self.workers:
+            worker.process.kill()
+        while self.workers:
+            self.workers.pop().end()
+        self.task.received.close()
+        if isinstance(self.task.data, SentData):
+            self.task.data.arena.close()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Start a process with Ctrl-C held back, until it can tell that it isn't meant."""
+    masked = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masked else None
+    try:
+        with warnings.catch_warnings():
+            # Python ≥ 3.12 warns of fork beside threads: see engines.workers for why it does no harm here.
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            yield
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

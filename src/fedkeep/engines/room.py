@@ -1,0 +1,78 @@
+"""How many clients memory holds side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedkeep.core.params import nbytes
+from fedkeep.data import Ragged
+from fedkeep.engines.base import Job, defaults
+from fedkeep.engines.stacked import Stacked
+from fedkeep.engines.together import Pass, noise_of
+
+CPU_BYTES = 64 << 20
+"""What clients side by side may take on a CPU: about what stays in its caches."""
+
+CUDA_SHARE = 0.5
+"""The share of a GPU's free memory that they may take; the estimate leaves out what its libraries need for work."""
+
+
+def room(job: Job, memory: int | None = None) -> int:
+    """Return how many clients of a job are trained at once, at least 1.
+
+    Each is counted as one that has the most examples and the longest texts of all the data. So on a CPU the number
+    depends on the job alone, and a run that is continued computes as one that was never stopped.
+
+    Args:
+        job: what is trained.
+        memory: bytes that they may take together; None: 64 MiB on a CPU, half of what is free on a GPU.
+    """
+    largest = [int(np.argmax(job.data.counts("train")))]
+    federated = job.method.split.federated(job.net.initial())
+    one = Stacked(job, federated, largest, defaults(job.store, largest), 0, 0.0)
+    texts = {n: c for n, c in job.data.columns.items() if isinstance(c, Ragged)}
+    longest = {
+        n: int(np.diff(c.offsets).max(initial=1)) for n, c in texts.items() if n in one.examples.lengths
+    }
+    if memory is None:
+        cuda = job.device.startswith("cuda")
+        memory = int(CUDA_SHARE * torch.cuda.mem_get_info(job.device)[0]) if cuda else CPU_BYTES
+    return max(1, memory // max(1, bytes_of(one, longest)))
+
+
+def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
+    """Return what training takes for one client: values, gradients, moments, and the activations of a step.
+
+    Args:
+        one: the client, alone.
+        longest: texts are padded to this length, by column.
+    """
+    one.job.net.train()
+    needed = 0
+    for number in range(len(one.method.phases)):
+        phase = Pass(one, number, noise_of(one, number))
+        step = next(phase.steps(), None)
+        if step is None or not phase.names:
+            continue
+        batch = one.examples.batch(step)
+        batch |= {n: F.pad(batch[n], (0, max(0, size - batch[n].shape[-1]))) for n, size in longest.items()}
+        saved: dict[int, int] = {}
+
+        def note(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            phase.gradients(step, slice(0, 1), batch)
+        optimizer = phase.phase.optimizer
+        moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
+        trained = nbytes({n: one.params[n] for n in phase.names})
+        # Gradients and what the step needs for work; and as much as was saved once more, while gradients flow back.
+        needed = max(needed, (2 + moments) * trained + 2 * sum(saved.values()))
+    return one.nbytes + needed

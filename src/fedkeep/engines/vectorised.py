@@ -1,0 +1,148 @@
+"""Clients side by side: a cohort, or as much of it as memory holds, is trained as one tensor program.
+
+The way on CUDA, where one client's small batches leave most of the machine idle. On a CPU it pays for small models,
+whose time goes into calling operations; large ones run faster one client after the other, in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.params import Params
+from fedkeep.data import Ragged
+from fedkeep.engines.base import CohortResult, Job, defaults
+from fedkeep.engines.client import ClientResult, collect
+from fedkeep.engines.room import room
+from fedkeep.engines.stacked import Stacked
+from fedkeep.engines.together import Pass, noise_of, run_together
+
+
+class Vectorised:
+    """Trains many clients as one tensor program; the result is that of ``sequential`` but for rounding.
+
+    It depends neither on how many clients are trained at once nor on their order: every client has its own random
+    streams, for dropout too. A cohort that memory does not hold is divided.
+
+    Args:
+        clients: how many are trained at once; None: as many as ``memory`` holds.
+        memory: bytes that they may take together; None: 64 MiB on a CPU, half of what is free on a GPU.
+    """
+
+    name = "vectorised"
+
+    def __init__(self, clients: int | None = None, memory: int | None = None) -> None:
+        if clients is not None and clients < 1:
+            raise ConfigError(f"clients must be at least 1, or None; got {clients}.")
+        if memory is not None and memory < 1:
+            raise ConfigError(f"memory must be at least 1 byte, or None; got {memory}.")
+        self.clients, self.memory = clients, memory
+        self._job: Job | None = None
+        self._most = 1
+
+    def run_cohort(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> CohortResult:
+        """Train the clients from ``received`` and their own private values.
+
+        Raises:
+            ConfigError: this model or method cannot be trained so; says why.
+        """
+        if self._job is not job:
+            if (reason := self.suits(job)) is not None:
+                raise ConfigError(
+                    f"engine='vectorised' cannot train {job.method.name!r}: {reason} Use engine='sequential'."
+                )
+            self._job, self._most = job, self.clients or room(job, self.memory)
+        return collect(job, received, clients, self._results(job, received, clients, round, progress))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+    def _results(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> Iterator[ClientResult]:
+        """Train some clients at once, and some more; fewer at a time where a GPU's memory runs out."""
+        stored, done = job.private(clients), 0
+        while done < len(clients):
+            some = clients[done : done + self._most]
+            own = {name: values[done : done + self._most] for name, values in stored.items()}
+            together = self._together(job, received, some, own, round, progress)
+            if together is None:
+                self._most = len(some) // 2
+                torch.cuda.empty_cache()
+                continue
+            yield from together.results()
+            done += len(some)
+
+    def _together(
+        self, job: Job, received: Params, clients: list[int], own: Params, round: int, progress: float
+    ) -> Stacked | None:
+        """Train clients at once; None: a GPU has no memory for so many."""
+        try:
+            together = Stacked(job, received, clients, own, round, progress)
+            run_together(together)
+        except torch.OutOfMemoryError:
+            if len(clients) == 1:
+                raise
+            return None
+        return together
+
+    @staticmethod
+    def suits(job: Job) -> str | None:
+        """Return why this engine cannot train a job, or None: it can.
+
+        Every phase's loss and gradient are computed once, for one client's first mini-batch.
+        """
+        if any(phase.early_stopping for phase in job.method.phases):
+            return "a phase stops early by each client's own validation loss."
+        counts = job.data.counts("train")
+        if not counts.any():
+            return None
+        client = int(np.argmax(counts >= min(4, counts.max())))  # the first of these
+        try:
+            indifferent = [_probe(job, client, number) for number in range(len(job.method.phases))]
+        except MethodError as error:
+            if not isinstance(error.__cause__, ValueError | RuntimeError):
+                raise
+            said = _said(error.__cause__, job.net.module)
+            return f"its loss cannot be computed for several clients at once ({said})."
+        if not all(indifferent):
+            return "the loss depends on how far texts are padded, which differs with the clients trained at once."
+        return None
+
+
+def _probe(job: Job, client: int, number: int) -> bool:
+    """Compute a phase's gradient for a client twice over; tell whether padding leaves its loss as it is."""
+    federated = job.method.split.federated(job.net.initial())
+    private = defaults(job.store, [client, client])
+    clients, again = (Stacked(job, federated, [client, client], private, 0, 0.0) for _ in range(2))
+    one = Pass(clients, number, noise_of(clients, 0))
+    step = next(one.steps(), None)
+    if step is None or not one.names:
+        return True
+    job.net.train()
+    batch, pick = clients.examples.batch(step), clients.pick(step.who)
+    _, losses, _ = one.gradients(step, pick, batch)
+    texts = [name for name in batch if isinstance(job.data.columns.get(name), Ragged)]
+    if not texts:
+        return True
+    wider = {name: F.pad(v, (0, v.shape[-1])) if name in texts else v for name, v in batch.items()}
+    _, padded, _ = Pass(again, number, noise_of(again, 0)).gradients(step, pick, wider)
+    return torch.allclose(losses, padded, rtol=1e-4, equal_nan=True)
+
+
+def _said(error: BaseException, module: nn.Module) -> str:
+    """Return the reason in a few words, with a way out where there is one."""
+    text = str(error).strip().split("\n")[0].rstrip(".")
+    if "random" in text and "randomness" in text:
+        return "it draws random numbers otherwise than by dropout"
+    layers = {type(m).__name__ for m in module.modules() if type(m) in (nn.LSTM, nn.GRU)}
+    return text + "".join(
+        f"; fedkeep.nn.{n} has the parameters of torch.nn.{n} and can" for n in sorted(layers)
+    )

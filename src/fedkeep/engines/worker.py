@@ -1,0 +1,187 @@
+"""What runs inside a worker process: it waits for a client's number, trains that client, and answers.
+
+Messages are JSON; tensors travel through shared memory. An order is ``{client, round, progress, received, own}``, the
+last two being layouts; the answer is ``{layout, loss, weight}``, ``{fault}`` or ``{error}``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fedkeep.core import errors
+from fedkeep.core.errors import NonFiniteError, UploadError, WorkerError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.data import FederatedData
+from fedkeep.engines.base import Job
+from fedkeep.engines.client import ClientResult, train_client
+from fedkeep.engines.sent import SentData
+from fedkeep.engines.shared import Arena
+from fedkeep.methods import Method
+from fedkeep.split import Split
+from fedkeep.store import Default, MemoryStore
+
+READY = b"ready"
+FAULTS: dict[str, type[NonFiniteError | UploadError]] = {
+    "NonFiniteError": NonFiniteError,
+    "UploadError": UploadError,
+}
+PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+@dataclass
+class Task:
+    """What a worker is started with.
+
+    Attributes:
+        method, net, seed: as in ``Job``.
+        data: the data set; forked processes share its memory, others get it as ``SentData``.
+        received: where the parent puts the federated parameters of a round.
+        parent: the parent's process number.
+        forked: the process is a copy of the parent, and has all that the parent has open.
+    """
+
+    method: Method
+    net: Net
+    data: FederatedData | SentData
+    seed: int
+    received: Arena
+    parent: int
+    forked: bool
+
+    def job(self) -> Job:
+        """Return the job as a client's training sees it; private values come with every order, not from a store."""
+        data = self.data.data if isinstance(self.data, SentData) else self.data
+        return Job(self.method, self.net, data, MemoryStore(Default({})), self.seed)
+
+
+def serve(connection: Connection, own: Arena, task: Task) -> None:
+    """Answer orders until the parent closes the connection or dies."""
+    torch.set_num_threads(1)  # before anything is computed: threads do not survive a fork
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends its workers
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(task.parent)
+    if task.forked:
+        let_go(keep={connection.fileno(), own.file, task.received.file})
+        gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # else each worker's backward pass would take memory of the GPU
+        )
+    job = task.job()
+    connection.send_bytes(READY)
+    while True:
+        try:
+            order = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        reply = answer(job, own, task.received, order)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # what a model prints is not lost when the process is ended
+        connection.send_bytes(json.dumps(reply).encode())
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the system kill this process when its parent dies in whatever way (Linux; else it ends at its next wait)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had died before
+        os._exit(1)
+
+
+def let_go(keep: set[int]) -> None:
+    """Release the parent's files, locks and sockets, so that nobody waits for this process to release them.
+
+    The numbers stay taken, by the null device: an object of the parent's that closes "its" file later does no harm.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number != null and number not in keep:
+            try:
+                os.fstat(number)
+            except OSError:
+                continue  # the listing's own
+            os.dup2(null, number, inheritable=False)
+
+
+def answer(job: Job, own: Arena, received: Arena, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Train one client as ordered; put what it gives back into ``own``."""
+    try:
+        result = train_client(
+            job, received.take(order["received"]), own.take(order["own"]), order["client"], order["round"],
+            order["progress"],
+        )  # fmt: skip
+        if result.fault is not None:
+            return {"fault": {"type": type(result.fault).__name__, "text": str(result.fault)}}
+        assert result.upload is not None
+        assert result.private is not None
+        parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "private": result.private}
+        layout = own.put({f"{part}/{n}": v for part, tensors in parts.items() for n, v in tensors.items()})
+        return {"layout": layout, "loss": result.loss, "weight": result.upload.weight}
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
+        return {"error": described(error)}
+
+
+def opened(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> ClientResult:
+    """Return what a worker answered; the tensors are copied out of its memory.
+
+    Raises:
+        BaseException: what was raised in the worker.
+    """
+    if "error" in reply:
+        raise revived(reply["error"])
+    if "fault" in reply:
+        return ClientResult(client, fault=FAULTS[reply["fault"]["type"]](reply["fault"]["text"]))
+    parts: dict[str, Params] = {"deltas": {}, "rows": {}, "private": {}}
+    for name, value in own.take(reply["layout"]).items():
+        part, _, tensor = name.partition("/")
+        parts[part][tensor] = value.clone()
+    upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
+    return ClientResult(client, upload, parts["private"], reply["loss"])
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain data."""
+    plain = all(isinstance(a, str | int | float | bool | None) for a in error.args)
+    return {
+        "module": type(error).__module__,
+        "type": type(error).__qualname__,
+        "args": list(error.args) if plain else None,
+        "text": str(error),
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+def revived(what: Mapping[str, Any]) -> BaseException:
+    """Return the error that ``described`` described: of the same type and message, where that can be made again."""
+    module = errors if what["module"] == errors.__name__ else sys.modules.get(what["module"])
+    kind: Any = getattr(module, what["type"], None)
+    error: BaseException | None = None
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        try:
+            error = kind(*(what["args"] if what["args"] is not None else [what["text"]]))
+        except Exception:  # noqa: BLE001 - a constructor with a mind of its own
+            error = None
+    if error is None or str(error) != what["text"]:
+        error = WorkerError(f"{what['type']}: {what['text']}")
+    error.add_note(f"In the worker process:\n{what['trace']}")
+    return error

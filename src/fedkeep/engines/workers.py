@@ -1,0 +1,183 @@
+"""Clients side by side: processes that live as long as the run, one thread each, parameters in shared memory.
+
+Two threads inside one small operation are useless, two clients side by side are not. Each result is the bits that
+``sequential`` gives with one thread (``torch.set_num_threads(1)``), whatever the number of workers: a client's
+training depends on its own random streams alone, and results are put together in the cohort's order.
+
+How processes start. On Linux they are forked: start-up takes some hundredths of a second, and the data set, the model
+and the method are simply there, in memory that all share until somebody writes. Fork is safe here although torch may
+have threads: a worker sets its number of threads to one before it computes anything, so it never waits for a thread
+that the fork has left behind (tested after multi-threaded operations and backward passes). Where an accelerator is
+visible, torch's backward pass keeps threads that a fork breaks, and elsewhere (macOS, Windows) fork is unsafe or
+absent; there workers are spawned: each imports torch anew (seconds), maps the data set from a temporary folder, and
+receives method and model as arguments through ``multiprocessing``. That is the one place where Python objects go from
+process to process; they come from this process, never from a disk or a network.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+
+from fedkeep.core.errors import ConfigError, WorkerError
+from fedkeep.core.params import Params, nbytes
+from fedkeep.engines.base import CohortResult, Job
+from fedkeep.engines.client import ClientResult, collect
+from fedkeep.engines.cores import available_cores
+from fedkeep.engines.pool import Pool, Start, Worker
+from fedkeep.engines.worker import opened
+
+HELD_BYTES = 256 << 20
+"""Uploads that wait for their turn may take this much before clients are trained in the cohort's order."""
+WINDOW = 4
+"""Clients a worker, that training may then be ahead of its turn."""
+
+
+class Workers:
+    """Spreads a cohort's clients over processes with shared memory, each with one thread.
+
+    Args:
+        workers: how many; by default the physical cores that this process may use.
+        start: ``"fork"`` or ``"spawn"``; by default what is safe here.
+    """
+
+    name = "workers"
+
+    def __init__(self, workers: int | None = None, start: Start | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise ConfigError(f"workers must be at least 1; got {workers}.")
+        self.count = workers or available_cores()
+        self.start = start
+        self._pool: Pool | None = None
+        self._end: weakref.finalize[[], Workers] | None = None
+
+    def run_cohort(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> CohortResult:
+        """Train the clients from ``received`` and their own private values.
+
+        Raises:
+            WorkerError: a process died twice over one client, or cannot be started.
+            ConfigError: the device is not the CPU.
+        """
+        return collect(job, received, clients, self.results(job, received, clients, round, progress))
+
+    def results(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> Iterator[ClientResult]:
+        """Train clients in the workers, and yield what each gives back, in their order."""
+        check_device(job.device)
+        if not clients:
+            return
+        pool = self._pool_for(job)
+        pool.grow(min(self.count, len(clients)))
+        layout = pool.task.received.put(received)
+        turns = _Turns(
+            pool, job, [int(c) for c in clients], {"round": round, "progress": progress, "received": layout}
+        )
+        try:
+            yield from turns
+        finally:
+            pool.stop_busy()  # none are, unless the round was broken off
+
+    def _pool_for(self, job: Job) -> Pool:
+        if self._pool is not None and not self._pool.serves(job):
+            self.close()
+        if self._pool is None:
+            self._pool = Pool(job, self.start)
+            self._end = weakref.finalize(self, self._pool.close)
+        return self._pool
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._end is not None:
+            self._end()
+        self._pool = self._end = None
+
+
+class _Turns:
+    """The clients of one round: trained largest first as workers become free, given back in their order."""
+
+    def __init__(self, pool: Pool, job: Job, clients: list[int], order: dict[str, object]) -> None:
+        self.pool, self.job, self.clients, self.order = pool, job, clients, order
+        self.own = job.private(clients)
+        sizes = [job.data.count(client, "train") for client in clients]
+        self.waiting = sorted(range(len(clients)), key=lambda place: (-sizes[place], place))
+        self.done: dict[int, ClientResult | BaseException] = {}
+        self.died: set[int] = set()
+        self.held = 0
+        self.turn = 0
+
+    def __iter__(self) -> Iterator[ClientResult]:
+        while self.turn < len(self.clients):
+            self._send()
+            for worker in self.pool.answering(block=self.turn not in self.done):
+                self._receive(worker)
+            self._send()
+            if self.turn in self.done:
+                result = self.done.pop(self.turn)
+                self.turn += 1
+                if isinstance(result, BaseException):
+                    raise result
+                self.held -= _bytes(result)
+                yield result
+
+    def _send(self) -> None:
+        for worker in self.pool.idle():
+            place = self._next()
+            if place is None:
+                return
+            own = {name: values[place] for name, values in self.own.items()}
+            if self.pool.order(worker, place, {**self.order, "client": self.clients[place]}, own):
+                self.waiting.remove(place)
+
+    def _next(self) -> int | None:
+        """Return the position of the client to train next; None: wait for those whose turn comes first."""
+        if not self.waiting or self.held <= HELD_BYTES:
+            return self.waiting[0] if self.waiting else None
+        first = min(self.waiting)
+        return first if first < self.turn + WINDOW * len(self.pool.workers) else None
+
+    def _receive(self, worker: Worker) -> None:
+        place = worker.place
+        assert place is not None
+        client = self.clients[place]
+        reply = self.pool.reply(worker)
+        if isinstance(reply, str):
+            if place not in self.died:
+                self.died.add(place)
+                self.waiting.insert(0, place)  # once more, at once
+                return
+            self.done[place] = self._died(client, reply)
+        else:
+            try:
+                result = opened(reply, worker.own, self.job.method.split, client)
+                self.held += _bytes(result)
+                self.done[place] = result
+            except BaseException as error:  # noqa: BLE001 - raised when it is this client's turn
+                self.done[place] = error
+        if isinstance(self.done[place], BaseException):
+            self.waiting = [p for p in self.waiting if p < place]  # the round ends there
+
+    def _died(self, client: int, how: str) -> WorkerError:
+        return WorkerError(
+            f"Client {self.job.data.ids[client]!r}, round {self.order['round']}: the process that trained it {how}, "
+            f"and so did one before. A system that runs out of memory kills processes: use fewer workers, or a "
+            f"smaller batch_size. Nothing was lost: the last finished round is kept."
+        )
+
+
+def _bytes(result: ClientResult) -> int:
+    deltas = result.upload.deltas if result.upload is not None else {}
+    return nbytes(deltas) + nbytes(result.private or {})
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError if workers can't compute there."""
+    if torch.device(device).type != "cpu":
+        raise ConfigError(
+            f"engine='workers' spreads clients over processor cores; the device is {device!r}. Use "
+            f"engine='vectorised' or engine='sequential' there, or device='cpu'."
+        )

@@ -1,0 +1,183 @@
+"""Adapting every client of a finished run, also by another method than it was trained with.
+
+One FedAvg run serves many methods of personalisation: local training, fine-tuning, mixtures. ``rooted`` puts its
+federated values under another method and model; ``adapt_clients`` runs the method's adaptation on each client, on all
+of its training examples. Nothing is uploaded.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params, misfit
+from fedkeep.engines import Judgement, judge
+from fedkeep.experiments.personalize import (
+    Adapted,
+    adapt_client,
+    first_examples,
+    numpy_seed,
+    own_store,
+)
+from fedkeep.experiments.progress import make_progress
+from fedkeep.experiments.simulate import Run
+from fedkeep.methods import Method
+from fedkeep.store import Default, MemoryStore, PrivateStore
+
+
+@dataclass(frozen=True)
+class AdaptedClients:
+    """Clients after adaptation.
+
+    Attributes:
+        run: the run whose federated values they adapted from.
+        clients: their indices.
+        store: what is each client's own now.
+        stopped: by client, the pass that each phase with early stopping kept (0: none).
+    """
+
+    run: Run
+    clients: tuple[int, ...]
+    store: PrivateStore
+    stopped: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def judge(self, split: str = "test") -> list[Judgement]:
+        """Return a judgement for each task, of the clients' own models on their own examples of a split."""
+        run = self.run
+        return judge(
+            run.method, run.net, run.server, self.store, run.data, self.clients, split, device=run.device
+        )
+
+    def evaluate(self, split: str = "test") -> dict[str, float]:
+        """Return metrics over all examples; ``accuracy_user_mean`` is the unweighted mean over clients."""
+        return {name: value for judged in self.judge(split) for name, value in judged.metrics().items()}
+
+    def accuracies(self, split: str = "test") -> list[float]:
+        """Return each client's accuracy on the first task (RMSE for regression), NaN without examples."""
+        own = self.judge(split)[0].per_client()
+        return [own[c][0] if c in own else float("nan") for c in self.clients]
+
+    def own(self, client: int) -> Params:
+        """Return what is one client's own."""
+        return {name: value[0] for name, value in self.store.read([client]).items()}
+
+
+def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
+    """Return a run of another method and model that starts from a run's federated values.
+
+    Args:
+        run: gives data, seed, clients and federated values.
+        model: the other method's model; its values are the initial private ones.
+        method: the other method.
+        prefix: what stands before the run's names in ``model``, e.g. ``"global_expert."``.
+
+    Raises:
+        MethodError: the run's federated values are not those that the method federates (a method that federates
+            nothing takes none).
+    """
+    module = method.extend(model) if method.extend else model
+    method.check(module)
+    net = Net(module.to(run.device))
+    initial = net.initial()
+    wanted = method.split.federated(initial)
+    server = {prefix + name: value for name, value in run.server.items()} if wanted else {}
+    fault = misfit(wanted, server)
+    if fault:
+        raise MethodError(
+            f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "
+            f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
+        )
+    default = Default(method.split.personal(initial), method.private_init, numpy_seed(run))
+    return replace(
+        run, net=net, method=method, server=server, private=MemoryStore(default), history=[], folder=None
+    )
+
+
+def adapt_clients(
+    run: Run,
+    clients: Sequence[int] | None = None,
+    *,
+    start: Mapping[int, Params] | None = None,
+    workers: int = 1,
+    progress: bool | None = None,
+) -> AdaptedClients:
+    """Adapt clients on all of their training examples, each from its own values.
+
+    A client that took part in federation starts from its kept private values (a stateless method: from default
+    ones), and whatever is its own while it adapts beyond these from the server's.
+
+    Args:
+        run: a finished run; nothing of it is changed.
+        clients: indices; by default all of the data.
+        start: by client, values to start from instead.
+        workers: processes side by side; results don't depend on it.
+        progress: as for ``simulate``.
+
+    Raises:
+        ConfigError: there is no client to adapt.
+        MethodError: the method has no adaptation.
+    """
+    chosen = tuple(range(len(run.data))) if clients is None else tuple(int(c) for c in clients)
+    if not chosen:
+        raise ConfigError("There is no client to adapt.")
+    starts = {c: (start or {}).get(c, kept(run, c)) for c in chosen}
+    store = own_store(run)
+    stopped: dict[int, tuple[int, ...]] = {}
+    with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
+        for done, (client, found) in enumerate(zip(chosen, _each(run, starts, workers), strict=True), 1):
+            store.write([client], {n: v.unsqueeze(0) for n, v in found.own.items()})
+            stopped[client] = found.stopped
+            bar.update(done, {})
+    return AdaptedClients(run, chosen, store, stopped)
+
+
+def kept(run: Run, client: int) -> Params:
+    """Return a client's private values from federation; none, if it has none or the method keeps none."""
+    if run.method.stateless or not run.private.default.initial or not run.private.seen([client])[0]:
+        return {}
+    return {name: value[0] for name, value in run.private.read([client]).items()}
+
+
+def _each(run: Run, starts: Mapping[int, Params], workers: int) -> Iterator[Adapted]:
+    if workers <= 1 or len(starts) <= 1:
+        for client, start in starts.items():
+            yield adapt_client(run, client, first_examples(run, client, None), start=start)
+        return
+    # The stores' files stay with this process: clients' values travel with the task.
+    bare = replace(run, private=MemoryStore(run.private.default), history=[])
+    threads = max(1, torch.get_num_threads() // workers)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_receive, initargs=(bare, threads)) as pool:
+        for values, stopped in pool.map(_adapt, starts, map(_arrays, starts.values())):
+            yield Adapted(_tensors(values), stopped)
+
+
+_RUN: list[Run] = []  # of a worker process
+_Arrays = dict[str, np.ndarray]  # tensors would travel as open files
+
+
+def _receive(run: Run, threads: int) -> None:
+    torch.set_num_threads(threads)
+    _RUN[:] = [run]
+
+
+def _adapt(client: int, start: _Arrays) -> tuple[_Arrays, tuple[int, ...]]:
+    (run,) = _RUN
+    found = adapt_client(run, client, first_examples(run, client, None), start=_tensors(start))
+    return _arrays(found.own), found.stopped
+
+
+def _arrays(values: Params) -> _Arrays:
+    return {name: value.numpy() for name, value in values.items()}
+
+
+def _tensors(values: _Arrays) -> Params:
+    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}

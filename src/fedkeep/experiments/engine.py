@@ -1,0 +1,44 @@
+"""The table of engines, and the one that a run gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.engines import Auto, Engine, Pooled, Sequential, Vectorised, Workers, choose
+from fedkeep.engines.workers import check_device
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "sequential": Sequential,
+    "workers": Workers,
+    "vectorised": Vectorised,
+    "pooled": Pooled,
+}
+
+
+def check_engine(name: str, workers: int | None, device: str) -> None:
+    """Check what a user asks for.
+
+    Raises:
+        ConfigError: no such engine, it has no workers, or it can't compute on the device.
+    """
+    if name not in (*ENGINES, "auto"):
+        hint = did_you_mean(name, [*ENGINES, "auto"])
+        raise ConfigError(f"Unknown engine {name!r}; the engines are {['auto', *ENGINES]}.{hint}")
+    if workers is not None and name not in ("workers", "auto"):
+        raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
+    if name == "workers":
+        check_device(device)
+
+
+def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds: int) -> tuple[Engine, str]:
+    """Return the engine of a name, and why it was chosen; for ``auto`` the best one here, or one that finds out."""
+    if name == "workers":
+        return Workers(workers), ""
+    if name != "auto":
+        return ENGINES[name](), ""
+    side_by_side = Workers(workers)
+    choice = choose(device, cohort, workers, ENGINES)
+    if choice is None:
+        return Auto(rounds, cohort, side_by_side), ""
+    return ENGINES[choice.name](), choice.reason

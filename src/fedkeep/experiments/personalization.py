@@ -1,0 +1,227 @@
+"""The personalisation curve: fine-tune a copy of the whole model on each client, and test it on the way.
+
+Source: KTEPS (arXiv 2107.11956), §5.3: after the last round, shared and private parameters are fine-tuned on each
+client with the method's own loss, a fresh optimiser and a small learning rate; every few steps the client's test
+accuracy is taken. Nothing is uploaded, and the run is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
+from fedkeep.core.optim import Optimizer
+from fedkeep.core.params import Params
+from fedkeep.core.records import Record, read_records, to_line
+from fedkeep.engines import Stream, Watch, judge, local_run, tasks_of
+from fedkeep.experiments.progress import make_progress
+from fedkeep.experiments.simulate import Run
+from fedkeep.methods import Method, Phase
+from fedkeep.methods.base import Predict
+from fedkeep.metrics.personalization import Personalized, ap
+from fedkeep.split import Split
+from fedkeep.store import Default, MemoryStore
+
+SPLIT = "personalization"
+FILE = "personalization.jsonl"
+OWN = "own"
+"""The name of the method's own prediction among several."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How clients are fine-tuned and tested.
+
+    Attributes:
+        ratio: the learning rates, as a multiple of those in federation.
+        steps: mini-batches to train on.
+        every: mini-batches between two tests.
+    """
+
+    ratio: float = 0.01
+    steps: int = 200
+    every: int = 20
+
+    def __post_init__(self) -> None:
+        if not (self.ratio >= 0 and self.steps >= 1 and self.every >= 1 and self.steps % self.every == 0):
+            raise ConfigError(
+                f"Wanted a ratio of at least 0, and steps that are a multiple of every, both at least 1; got {self}."
+            )
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Test accuracies while each client is fine-tuned.
+
+    Attributes:
+        protocol: how.
+        steps: mini-batches before each test: 0, every, 2·every, …
+        accuracy: by prediction, then by client, one value for each of ``steps``.
+        examples: test examples by client.
+        round, epoch: of the run when it was fine-tuned.
+    """
+
+    protocol: Protocol
+    steps: tuple[int, ...]
+    accuracy: Mapping[str, Mapping[str, tuple[float, ...]]]
+    examples: Mapping[str, int]
+    round: int
+    epoch: float
+
+    def scores(self, predict: str = OWN) -> Personalized:
+        """Return Ap of a prediction."""
+        return ap(self.accuracy[predict])
+
+    def records(self) -> list[Record]:
+        """Return the whole curves: a line per client, step and prediction, split ``personalization/STEP``."""
+        lines = []
+        for predict, curves in self.accuracy.items():
+            metric = "accuracy" if predict == OWN else f"accuracy/{predict}"
+            for place, step in enumerate(self.steps):
+                where = f"{SPLIT}/{step}"
+                for client, curve in curves.items():
+                    lines.append(
+                        Record(
+                            self.round, self.epoch, where, client, metric, curve[place], self.examples[client]
+                        )
+                    )
+        return lines
+
+
+def personalization_curve(
+    run: Run,
+    protocol: Protocol = Protocol(),
+    *,
+    predicts: Mapping[str, Predict] | None = None,
+    clients: Sequence[int] | None = None,
+    progress: bool | None = None,
+) -> Curves:
+    """Fine-tune every client from the run's present state, and test it before, on the way and after.
+
+    Args:
+        run: a finished run; it is not changed.
+        protocol: how.
+        predicts: further ways to predict that are tested at the same steps, by name.
+        clients: indices; by default the clients of the federation that have test examples.
+        progress: as for ``simulate``.
+
+    Raises:
+        ConfigError: no client has test examples, or the task is regression.
+        NonFiniteError: fine-tuning broke down to NaN; names the client.
+    """
+    chosen = [int(c) for c in (run.clients if clients is None else clients) if run.data.count(int(c), "test")]
+    if not chosen:
+        raise ConfigError("No client has test examples, so there is no personalisation curve.")
+    if tasks_of(run.data)[0].kind == "regression":
+        raise ConfigError("The personalisation curve measures accuracy; this task is a regression.")
+    ways = {OWN: run.method.predict, **(predicts or {})}
+    found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
+    examples: dict[str, int] = {}
+    with make_progress(progress, "personalisation", len(chosen)) as bar:
+        for number, client in enumerate(chosen):
+            name = str(run.data.ids[client])
+            examples[name] = run.data.count(client, "test")
+            for way, curve in _curve(run, client, protocol, ways).items():
+                found[way][name] = curve
+            bar.update(number + 1, {})
+    steps = tuple(range(0, protocol.steps + 1, protocol.every))
+    return Curves(protocol, steps, found, examples, run.round, run.epoch)
+
+
+def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> None:
+    """Add the curve's records to a run's history; with a folder, they are kept there and read when they exist.
+
+    Raises:
+        ConfigError, NonFiniteError: as for ``personalization_curve``.
+        RunError: the file cannot be written or read.
+    """
+    path = None if run.folder is None else run.folder / FILE
+    if path is not None and path.exists():
+        run.history += read_records(path)
+        return
+    records = personalization_curve(run, protocol, progress=progress).records()
+    if path is not None:
+        write_whole(path, "".join(map(to_line, records)).encode())
+    run.history += records
+
+
+def scores_of(records: Iterable[Record]) -> Personalized | None:
+    """Return Ap of the method's own prediction from the records of a curve; None where there are none."""
+    curves: dict[str, dict[int, float]] = {}
+    for r in records:
+        split, _, step = r.split.partition("/")
+        if split == SPLIT and r.metric == "accuracy" and r.client is not None:
+            curves.setdefault(r.client, {})[int(step)] = r.value
+    if not curves:
+        return None
+    return ap({client: [curve[step] for step in sorted(curve)] for client, curve in curves.items()})
+
+
+def _curve(
+    run: Run, client: int, protocol: Protocol, ways: Mapping[str, Predict]
+) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {way: [] for way in ways}
+
+    def test(params: Params) -> None:
+        for way, predict in ways.items():
+            found[way].append(_accuracy(run, client, params, predict))
+
+    start = {name: value.to(run.device) for name, value in run.parameters(str(run.data.ids[client])).items()}
+    test(start)
+    rows = run.data.rows(client, "train")
+    if protocol.ratio == 0 or not len(rows):
+        return {way: tuple(values * (protocol.steps // protocol.every + 1)) for way, values in found.items()}
+    phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol)
+    local_run(
+        run.net, Split(("*",)), phases, start, run.server, run.data, np.arange(rows.start, rows.stop),
+        Stream(run.private.default.seed, f"personalization/{run.data.ids[client]}", run.round),
+        turns="batches" if len(phases) > 1 else "phases", tables=run.method.tables, device=run.device,
+        watch=Watch(protocol.every, lambda _, params: test(params)),
+    )  # fmt: skip
+    return {way: tuple(values) for way, values in found.items()}
+
+
+def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> tuple[Phase, ...]:
+    """Return the phases that fine-tune everything: the method's own losses and optimisers, at lower rates.
+
+    A method of one phase trains all parameters with it. Where a method has several, each trains its own, and they take
+    turns on every mini-batch.
+    """
+    several = len(method.phases) > 1
+    batch_size = method.phases[0].batch_size
+    return tuple(
+        replace(
+            phase,
+            trains=tuple(phase.trained_names(method.split, trainable)) if several else "all",
+            optimizer=slower(phase.optimizer, protocol.ratio),
+            steps=protocol.steps,
+            batch_size=batch_size,
+            examples="all",
+            part="all",
+            early_stopping=None,
+        )
+        for phase in method.phases
+    )
+
+
+def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
+    """Return an optimiser whose rates are ``ratio`` times as high, and constant."""
+    return replace(
+        optimizer,
+        learning_rate=ratio * optimizer.learning_rate,
+        rates=tuple((pattern, ratio * rate) for pattern, rate in optimizer.rates),
+        schedule="constant",
+    )
+
+
+def _accuracy(run: Run, client: int, params: Params, predict: Predict) -> float:
+    method = run.method.but(predict=predict)
+    store = MemoryStore(Default(method.split.personal(params)))
+    server = method.split.federated(params)
+    judged = judge(method, run.net, server, store, run.data, [client], "test", device=run.device)
+    ((accuracy, _),) = judged[0].per_client().values()
+    return accuracy

@@ -1,0 +1,321 @@
+"""Cells of tables: one training run with its personalisation curves, kept as a small file of numbers.
+
+A table asks for cells; several tables may ask for the same. A cell is known by the digest of everything that it depends
+on, so a finished one is never computed again, on this machine or on another that has its file. What a cell does not
+depend on is the source code: its file names the commit, and a file that is too old has to be deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep.core.errors import NonFiniteError, RunError
+from fedkeep.core.files import write_whole
+from fedkeep.data import FederatedData
+from fedkeep.experiments.build import build_data, build_method, build_model, run_config
+from fedkeep.experiments.builtin import builtin_text
+from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.environment import environment
+from fedkeep.experiments.personalization import Protocol, personalization_curve
+from fedkeep.experiments.reproduce.neighbours import word_neighbours
+from fedkeep.experiments.simulate import SHARED, Run
+from fedkeep.methods.base import Predict
+
+LARGE = 4_000_000
+"""Bytes of private parameters a client, above which a run is not saved every round: that would take too long."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a table, and what is measured on it.
+
+    Attributes:
+        name: for its file; letters, digits, ``-`` and ``.``.
+        config: the name of a built-in configuration; its table ``personalization`` gives steps and interval.
+        overrides: dotted keys and TOML values that replace its own, the seed among them.
+        ratios: of the learning rate, a personalisation curve each.
+        inferences: further values of the option ``method.predict``, tested on every curve.
+        words: words whose neighbours are compared in one further round (Figure 5).
+    """
+
+    name: str
+    config: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    ratios: tuple[float, ...] = ()
+    inferences: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def resolved(self, *further: tuple[str, str]) -> Config:
+        """Return the configuration, overrides applied."""
+        return parse_config(builtin_text(self.config), self.config, dict((*self.overrides, *further)))
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the numbers depend on, but for data and code; what has its default value is left out."""
+        config = self.resolved().model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+        run = config["run"]
+        run.pop("workers", None)
+        if run.get("engine") != "pooled":
+            run.pop("engine", None)  # the others give the same numbers
+        return {
+            "config": config,
+            "ratios": list(self.ratios),
+            "inferences": list(self.inferences),
+            "words": list(self.words),
+        }
+
+    def file(self, folder: Path, source: Mapping[str, str]) -> Path:
+        """Return where the cell's numbers stand, given the sha256 of its files of data."""
+        text = json.dumps({"settings": self.settings(), "source": dict(source)}, sort_keys=True)
+        return folder / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a finished cell leaves.
+
+    Attributes:
+        cell: its name.
+        settings: everything that the numbers depend on, but for data and code.
+        source: sha256 of the files of data.
+        commit: of the source code.
+        environment: where it was computed.
+        rounds: how many were run.
+        seconds: of training, evaluations included.
+        test: each client's accuracy with its own model after the last round.
+        shared: each client's accuracy with the shared part alone; empty where that cannot predict.
+        shared_curve: its mean over clients after each evaluation: (round, accuracy).
+        test_curve: the mean over clients with their own models: (round, accuracy).
+        loss: training loss of each round.
+        upload_bytes, download_bytes, private_bytes: per client and round; the private ones stay there.
+        steps: mini-batches before each test of a personalisation curve.
+        curves: by ratio, prediction (``own`` is the method's) and client.
+        neighbours: what ``word_neighbours`` returns.
+        fault: why there are no numbers: the training broke down.
+    """
+
+    cell: str
+    settings: dict[str, Any]
+    source: dict[str, str]
+    commit: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 0
+    seconds: float = 0.0
+    test: dict[str, float] = field(default_factory=dict)
+    shared: dict[str, float] = field(default_factory=dict)
+    shared_curve: list[list[float]] = field(default_factory=list)
+    test_curve: list[list[float]] = field(default_factory=list)
+    loss: list[float | None] = field(default_factory=list)
+    upload_bytes: float | None = None
+    download_bytes: float | None = None
+    private_bytes: int = 0
+    steps: list[int] = field(default_factory=list)
+    curves: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    neighbours: dict[str, Any] = field(default_factory=dict)
+    fault: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write the numbers; a crash on the way leaves nothing half written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(_rounded(asdict(self)), ensure_ascii=False) + "\n").encode())
+
+
+def read_numbers(path: Path) -> Numbers:
+    """Return a finished cell's numbers.
+
+    Raises:
+        RunError: the file cannot be read or is none of a cell.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or set(content) != {f.name for f in fields(Numbers)}:
+            raise ValueError(f"wanted the fields {[f.name for f in fields(Numbers)]}")
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} holds no finished cell: {error}. Delete it, and it is computed again."
+        ) from error
+    return Numbers(**content)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to compute: where its data are, where its numbers go, and where it may keep its run meanwhile.
+
+    With ``alone`` it may use all cores, otherwise one.
+    """
+
+    cell: Cell
+    data: Path | None
+    source: dict[str, str]
+    file: Path
+    scratch: Path
+    alone: bool = True
+
+
+def run_cells(
+    tasks: Sequence[Task],
+    workers: int = 1,
+    progress: bool | None = None,
+    finished: Callable[[], None] | None = None,
+) -> None:
+    """Compute the cells that have no file yet, ``workers`` at a time, each in a process of its own with one thread.
+
+    Args:
+        tasks: the cells; the same one may come several times.
+        workers: how many at a time; with 1, they run here.
+        progress: as for ``simulate``, where they run here.
+        finished: called after every cell that was computed.
+    """
+    todo = list({task.file: task for task in tasks if not task.file.exists()}.values())
+    if workers <= 1 or len(todo) <= 1:
+        for number, task in enumerate(todo, 1):
+            _say(f"cell {number} of {len(todo)}: {task.file.stem}")
+            compute(task, progress)
+            if finished is not None:
+                finished()
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, context, initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1
+    ) as pool:
+        try:
+            running = [pool.submit(compute, replace(task, alone=False), False) for task in todo]
+            for number, done in enumerate(as_completed(running), 1):
+                _say(f"{number} of {len(todo)} cells finished: {done.result()}")
+                if finished is not None:
+                    finished()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def compute(task: Task, progress: bool | None = None) -> str:
+    """Train a cell, measure it, and leave its file; one whose training breaks down leaves a file with its fault.
+
+    It goes on with a run that was interrupted, unless its private parts are too large to save every round.
+    """
+    cell = task.cell
+    config = cell.resolved().model_copy(update={"personalization": None})  # the curves are measured below
+    data = build_data(config, task.data)
+    about: dict[str, Any] = {
+        "cell": cell.name,
+        "settings": cell.settings(),
+        "source": task.source,
+        "commit": environment()["commit"] or "",
+        "environment": environment(),
+        "private_bytes": _private_bytes(config, data, task.data),
+    }
+    scratch = task.scratch / task.file.stem
+    kept = None if about["private_bytes"] > LARGE else scratch
+    began = time.perf_counter()
+    try:
+        run = run_config(
+            config if task.alone else _for_one_core(config), data=data, folder=task.data, out=kept,
+            resume=kept is not None and (kept / "run.json").exists(), progress=progress,
+        )  # fmt: skip
+        seconds = _seconds(run, time.perf_counter() - began)
+        Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress)).save(task.file)
+    except NonFiniteError as error:
+        Numbers(**about, fault=str(error)).save(task.file)
+    if scratch.exists():
+        shutil.rmtree(scratch)
+    return task.file.stem
+
+
+def _for_one_core(config: Config) -> Config:
+    if config.run.engine == "pooled":
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "sequential"})})
+
+
+def _private_bytes(config: Config, data: FederatedData, folder: Path | None) -> int:
+    method = build_method(config.method)
+    model = build_model(config, data, folder)
+    module = method.extend(model) if method.extend else model
+    own = method.split.personal(dict(module.state_dict()))
+    return sum(value.numel() * value.element_size() for value in own.values())
+
+
+def _seconds(run: Run, wall: float) -> float:
+    """Return the seconds of all rounds; a run that was interrupted has them in its folder."""
+    if run.folder is None:
+        return wall
+    from fedkeep.core.records import read_records
+
+    timings = run.folder / "timings.jsonl"
+    known = [r.value for r in read_records(timings) if r.metric == "seconds"] if timings.exists() else []
+    return max(sum(known), wall)
+
+
+def _measured(run: Run) -> dict[str, Any]:
+    def curve(split: str) -> list[list[float]]:
+        metric = "accuracy_user_mean"
+        return [[r.round, r.value] for r in run.history if r.split == split and r.metric == metric]
+
+    def clients(split: str) -> dict[str, float]:
+        own = [r for r in run.history if r.split == split and r.client is not None and r.metric == "accuracy"]
+        return {r.client: r.value for r in own if r.client is not None and r.round == run.round}
+
+    def traffic(metric: str) -> float | None:
+        return next((r.value for r in reversed(run.history) if r.metric == metric), None)
+
+    return {
+        "rounds": run.round,
+        "test": clients("test"),
+        "shared": clients(SHARED),
+        "test_curve": curve("test"),
+        "shared_curve": curve(SHARED),
+        "loss": [r.value for r in run.history if r.split == "train" and r.metric == "loss"],
+        "upload_bytes": traffic("upload_bytes"),
+        "download_bytes": traffic("download_bytes"),
+    }
+
+
+def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
+    config = cell.resolved()
+    usual = config.personalization
+    predicts: dict[str, Predict] = {
+        how: build_method(cell.resolved(("method.predict", json.dumps(how))).method).predict
+        for how in cell.inferences
+    }
+    steps: list[int] = []
+    curves: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for ratio in cell.ratios if usual is not None else ():
+        assert usual is not None
+        found = personalization_curve(
+            run, Protocol(ratio, usual.steps, usual.every), predicts=predicts, progress=progress
+        )
+        steps = list(found.steps)
+        curves[str(ratio)] = {
+            predict: {client: list(values) for client, values in own.items()}
+            for predict, own in found.accuracy.items()
+        }
+    neighbours = word_neighbours(run, cell.words) if cell.words else {}
+    return {"steps": steps, "curves": curves, "neighbours": neighbours}
+
+
+def _rounded(value: Any) -> Any:
+    """Return the value with floats of seven digits, which is more than any of them means; NaN becomes None."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if value == value else None
+    return value

@@ -1,0 +1,132 @@
+"""A model in two steps, for methods that look between them: ``features``, then ``head``.
+
+A model says so by two methods: ``features(self, <columns>)`` returns (B, F), and ``head(self, features)`` returns what
+``forward`` does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.describe import digest
+from fedkeep.core.errors import MethodError, did_you_mean
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.core.seeds import stream
+
+
+def features(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Return what the model's ``features`` returns, shape (B, F)."""
+    found: Tensor = net.call("features", params, batch)
+    return found
+
+
+def head(net: Net, params: Params, features: Tensor) -> Tensor:
+    """Return the model's output for features, computed by its ``head``."""
+    output: Tensor = net.call("head", params, {"features": features})
+    return output
+
+
+def linear(net: Net, params: Params, layer: str, inputs: Tensor) -> Tensor:
+    """Return what a linear layer of the module, a direct child of the name ``layer``, makes of inputs."""
+    output: Tensor = net.call(layer, params, {"input": inputs})
+    return output
+
+
+def as_received(net: Net, params: Params, received: Params) -> Params:
+    """Return the parameters with the federated ones as the server sent them.
+
+    Buffers are copies: batch normalisation changes them where it runs.
+    """
+    trainable = net.trainable()
+    return {**params, **{n: v if n in trainable else v.clone() for n, v in received.items()}}
+
+
+class Known(Net):
+    """A net whose ``forward`` is known already: hands outputs that were computed otherwise to any loss.
+
+    Args:
+        net: answers everything else.
+        output: what ``forward`` gives.
+    """
+
+    def __init__(self, net: Net, output: Tensor) -> None:  # no super: it would look at the whole module again
+        self.net, self.module, self.output = net, net.module, output
+
+    def trainable(self) -> frozenset[str]:
+        """See ``Net``."""
+        return self.net.trainable()
+
+    def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """See ``Net``."""
+        found: Tensor = self.output if method == "forward" else self.net.call(method, params, batch)
+        return found
+
+
+def part(module: nn.Module, name: str) -> nn.Module:
+    """Return a direct child of a model.
+
+    Raises:
+        MethodError: there is none of this name.
+    """
+    children = dict(module.named_children())
+    if name not in children:
+        raise MethodError(
+            f"{type(module).__name__} has no part {name!r}, which this training method needs; its parts are "
+            f"{list(children)}.{did_you_mean(name, children)} Name the model's own part in the method's options."
+        )
+    return children[name]
+
+
+def width(module: nn.Module, classifier: str) -> int:
+    """Return F, the number of features that a classifier (a part of the model) takes.
+
+    Raises:
+        MethodError: the part has no linear layer that would tell.
+    """
+    for layer in part(module, classifier).modules():
+        if isinstance(layer, nn.Linear):
+            return layer.in_features
+    raise MethodError(
+        f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the number of its features is "
+        f"not known; this training method needs a classifier that begins with nn.Linear."
+    )
+
+
+def extended(module: nn.Module, added: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a copy of a model with further parts.
+
+    Raises:
+        MethodError: the model has something of such a name already.
+    """
+    both = copy.deepcopy(module)
+    for name, new in added.items():
+        if hasattr(module, name):
+            raise MethodError(
+                f"{type(module).__name__} has an attribute {name!r}, where this training method puts a part of its "
+                f"own; rename it."
+            )
+        both.add_module(name, new)
+    return both
+
+
+@contextmanager
+def drawn_for(module: nn.Module, purpose: str) -> Iterator[None]:
+    """Make new layers inside: their type is the model's, and the model's values name the stream of their own.
+
+    So the same model is extended the same way, whatever was drawn before, and other values give other layers.
+    """
+    before = torch.get_default_dtype()
+    kinds = [v.dtype for v in module.parameters() if v.is_floating_point()]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(int(digest(module.state_dict())[:15], 16), purpose))
+        torch.set_default_dtype(kinds[0] if kinds else before)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)

@@ -1,0 +1,190 @@
+"""FedFusion: clients fuse the features of their own extractor with those of the extractor that they received.
+
+Source: Yao, Huang and Sun, Towards Faster and Better Federated Learning: A Feature Fusion Approach, ICIP 2019, and its
+published code (thu-media/FedFusion).
+One round: (1) a cohort downloads the extractor E, the fusion F and the classifier C; (2) each client keeps the received
+extractor, E_g, frozen, and trains its own, E_l, with F and C on the loss of C(F(E_l(x), E_g(x))); E_l starts as E_g, or
+with ``persistent_local`` where the client left it in its last round; (3) it uploads the change of F and C, and of E:
+E_l − E_g; (4) the server averages, but moves F's γ by a tenth: γ ← 0.1 γ_mean + 0.9 γ.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.copies import COPY, PREFIX, copy_of
+from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+Operator = Literal["conv", "multi", "single"]
+
+
+class Fusion(nn.Module):
+    """Fuses two features, shape (B, F): a linear layer of both (``conv``, a 1 × 1 convolution), or γ x_g + (1 − γ) x_l.
+
+    Args:
+        operator: ``"conv"``, ``"multi"``, γ (F,), or ``"single"``, γ (); γ starts at 0 and is not bounded.
+        size: F.
+    """
+
+    def __init__(self, operator: Operator, size: int) -> None:
+        super().__init__()
+        if operator == "conv":
+            self.conv = nn.Linear(2 * size, size)
+        else:
+            self.gamma = nn.Parameter(torch.zeros((size,) if operator == "multi" else ()))
+
+    def forward(self, local: Tensor, received: Tensor) -> Tensor:
+        """Return fused features, shape (B, F)."""
+        if hasattr(self, "conv"):
+            fused: Tensor = self.conv(torch.cat((local, received), 1))
+            return fused
+        return self.gamma * received + (1 - self.gamma) * local
+
+
+@dataclass(frozen=True)
+class AddFusion:
+    """Adds the part ``fusion``, and with ``persistent`` private copies ``own.*`` of all parts but the classifier.
+
+    Attributes:
+        operator: of ``Fusion``.
+        persistent: whether a client keeps its extractor.
+        classifier: the part that the model's ``head`` consists of.
+    """
+
+    operator: Operator = "multi"
+    persistent: bool = False
+    classifier: str = "classifier"
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """Return a copy of ``module`` with the parts added."""
+        with drawn_for(module, "fusion"):
+            added: dict[str, nn.Module] = {"fusion": Fusion(self.operator, width(module, self.classifier))}
+        tables: Mapping[str, str] = getattr(module, "lookup", {})
+        if self.persistent:
+            kept = [name for name, _ in module.named_children() if name != self.classifier]
+            added["own"] = nn.ModuleDict({name: copy.deepcopy(part(module, name)) for name in kept})
+            tables = {
+                **tables,
+                **{f"{PREFIX}{n}": c for n, c in tables.items() if n.partition(".")[0] in kept},
+            }
+        both = extended(module, added)
+        both.lookup = dict(tables)  # type: ignore[assignment]
+        return both
+
+
+def fused(net: Net, params: Params, local: Tensor, received: Tensor) -> Tensor:
+    """Return logits for the features of both extractors, shape (B, C)."""
+    together: Tensor = net.call("fusion", params, {"local": local, "received": received})
+    return head(net, params, together)
+
+
+def fused_with_own(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Return logits with the private extractor as E_l and the federated one, frozen, as E_g."""
+    with torch.no_grad():
+        received = features(net, params, batch)
+    return fused(net, params, features(net, {**params, **copy_of(params)}, batch), received)
+
+
+def fused_with_itself(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Return logits with the federated extractor as both: the aggregated model."""
+    found = features(net, params, batch)
+    return fused(net, params, found, found)
+
+
+@dataclass(frozen=True)
+class FusionLoss(Term):
+    """The loss of the fused model.
+
+    Attributes:
+        loss: of its output.
+        persistent: E_l is the private extractor; else it is the federated one, and E_g as it was received.
+    """
+
+    loss: Term = cross_entropy()
+    persistent: bool = False
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the loss does."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if the loss does: E_g runs the model, and its output is compared with nothing."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        if self.persistent:
+            output = fused_with_own(net, params, batch)
+        else:
+            with torch.no_grad():
+                frozen = features(net, as_received(net, params, received), batch)
+            output = fused(net, params, features(net, params, batch), frozen)
+        return self.loss(Known(net, output), params, batch, received)
+
+
+def publish_own(params: Params) -> Params:
+    """Return the parameters with private copies in the places of the federated ones: what persistent clients upload."""
+    return {**params, **copy_of(params)}
+
+
+def fedfusion(
+    operator: Operator = "multi",
+    *,
+    persistent_local: bool = False,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer | None = None,
+) -> Method:
+    """Return FedFusion, for a model with ``features`` and ``head`` whose head is its part ``classifier``.
+
+    Args:
+        operator: ``"conv"``, ``"multi"`` or ``"single"``, see ``Fusion``.
+        persistent_local: a client's extractor goes on from where its last round left it, and a copy of it is uploaded
+            (as KTEPS counts FedFusion among the methods with a private embedding); False: it starts as received (the
+            paper). The shared part predicts as the aggregated model either way.
+        loss: of the fused model.
+        optimizer, epochs, batch_size, clip_norm: of local training.
+        weighting: ``"examples"`` or ``"uniform"`` (the authors' code).
+        server_optimizer: by default plain averaging, and a tenth of it for γ.
+    """
+    if operator not in ("conv", "multi", "single"):
+        raise MethodError(f"operator must be 'conv', 'multi' or 'single'; got {operator!r}.")
+    slow = sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1})
+    phase = Phase(
+        FusionLoss(loss, persistent_local),
+        "all",
+        optimizer,
+        epochs,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+    )
+    method = Method(
+        "fedfusion", Split(), (phase,), weighting, server_optimizer=server_optimizer or slow, predict=fused_with_itself,
+        predict_shared=fused_with_itself, extend=AddFusion(operator, persistent_local),
+    )  # fmt: skip
+    if not persistent_local:
+        return method
+    return method.but(
+        split=COPY, predict=fused_with_own, publish=publish_own, tables="local",
+        phases=(replace(phase, trains=(f"{PREFIX}*", "fusion.*", "classifier.*")),),
+        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
+    )  # fmt: skip

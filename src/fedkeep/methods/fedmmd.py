@@ -1,0 +1,79 @@
+"""FedMMD: FedAvg whose clients keep their features like those of the model that they received.
+
+Source: Yao, Huang, Zhang, Li and Sun, Two-Stream Federated Learning: Reduce the Communication Costs, VCIP 2018, with
+the estimator of published code of KTEPS's first author (FedRepo), see ``dependence.mmd2``.
+One round: (1) a cohort downloads w^t; (2) each client minimises F_k(w) + λ MMD²(f(X; w), f(X; w^t)) on its own
+examples, f the features and w^t frozen as a second stream; (3) it uploads its change; (4) the server averages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.dependence import mmd2
+from fedkeep.methods.features import Known, as_received, features, head
+from fedkeep.methods.terms import Term, cross_entropy
+
+
+@dataclass(frozen=True)
+class TwoStreams(Term):
+    """L + λ MMD²(f(X; w), f(X; w^t)); the features are computed once.
+
+    Attributes:
+        lam: λ, at least 0.
+        loss: L.
+    """
+
+    lam: float = 0.01
+    loss: Term = cross_entropy()
+
+    def __post_init__(self) -> None:
+        if not self.lam >= 0:
+            raise MethodError(f"lam must be at least 0; got {self.lam}.")
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if L does: the second stream runs the model, and compares outputs."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        found = features(net, params, batch)
+        value = self.loss(Known(net, head(net, params, found)), params, batch, received)
+        if not self.lam:
+            return value
+        with torch.no_grad():
+            frozen = features(net, as_received(net, params, received), batch)
+        return value + self.lam * mmd2(found, frozen, batch.get("weight"))
+
+
+def fedmmd(
+    lam: float = 0.01,
+    *,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return FedMMD, for a model with ``features`` and ``head``; 0 for ``lam`` is FedAvg."""
+    phase = Phase(
+        TwoStreams(float(lam), loss), "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm
+    )
+    return Method("fedmmd", phases=(phase,), weighting=weighting, server_optimizer=server_optimizer)

@@ -1,0 +1,204 @@
+"""KTEPS: a shared and a private branch that learn different features, the private one taught by the shared one.
+
+Source: Li et al., Preliminary Steps Towards Federated Sentiment Classification, arXiv 2107.11956, §4, eq. 6–9 and
+algorithm 1.
+One round: (1) all clients download the model and the projection P_s; (2) each joins them with its own projection P_p
+and classifier C_p, kept from its last participation; (3) with a = P_s(h̄) and b = P_p(h̄) it trains everything jointly
+on L = L(C_s(a)) + L(C_p(b)) + λ1 HSIC(a, b) + λ2 L_kt; (4) it uploads the change of the shared part, with noise;
+(5) the server averages, and the client keeps P_p and C_p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.branches import PRIVATE, TwoBranches
+from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
+from fedkeep.methods.features import Known
+from fedkeep.methods.terms import Term, cross_entropy, example_mean
+from fedkeep.privacy import GaussianNoise
+
+ARCHITECTURES = {
+    "A": ("classifier",),
+    "B": ("encoder", "classifier"),
+    "C": ("embedding", "encoder", "classifier"),
+}
+"""What is private in KTEPS, Table 8, by the parts of ``models.TextClassifier``."""
+
+
+DEFAULT = TwoBranches()
+
+
+def knowledge_transfer(
+    teacher: Tensor,
+    student: Tensor,
+    weight: Tensor | None = None,
+    temperature: float = 4.0,
+    student_temperature: float = 1.0,
+) -> Tensor:
+    """Return L_kt = −Σ_c σ(g_s; T)_c log σ(g_p; T_p)_c, the mean over examples; no gradient flows into the teacher.
+
+    KTEPS, eq. 8, whose formula is lost; this form and T = 4, T_p = 1 are those of its first author's published code
+    (FedRepo).
+
+    Args:
+        teacher: (B, C) logits g_s.
+        student: (B, C) logits g_p.
+        weight: (B,) of the examples.
+        temperature, student_temperature: T and T_p, positive.
+    """
+    wanted = (teacher.detach() / temperature).softmax(1)
+    return example_mean(-(wanted * (student / student_temperature).log_softmax(1)).sum(1), weight)
+
+
+@dataclass(frozen=True)
+class BranchLoss(Term):
+    """L(g_s) + L(g_p) + λ1 HSIC(a, b) + λ2 L_kt(g_s → g_p), KTEPS eq. 9.
+
+    Attributes:
+        branches: the two branches.
+        loss: L, of each branch's output.
+        diversity: λ1, at least 0.
+        transfer: λ2, at least 0.
+        temperature, student_temperature: T and T_p of the transfer.
+        widths: of HSIC's Gaussian kernels.
+    """
+
+    branches: TwoBranches = DEFAULT
+    loss: Term = cross_entropy()
+    diversity: float = 0.01
+    transfer: float = 0.01
+    temperature: float = 4.0
+    student_temperature: float = 1.0
+    widths: tuple[float, ...] = MIXTURE
+
+    def __post_init__(self) -> None:
+        if not (self.diversity >= 0 and self.transfer >= 0):
+            raise MethodError(
+                f"diversity and transfer must be at least 0; got {self.diversity} and {self.transfer}."
+            )
+        if not (self.temperature > 0 and self.student_temperature > 0):
+            raise MethodError(
+                f"temperatures must be positive; got {self.temperature} and {self.student_temperature}."
+            )
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        a, b, g_s, g_p = self.branches.both(net, params, batch)
+        weight = batch.get("weight")
+        total = self.loss(Known(net, g_s), params, batch, received)
+        total = total + self.loss(Known(net, g_p), params, batch, received)
+        if self.diversity:
+            total = total + self.diversity * hsic(a, b, weight, self.widths)
+        if self.transfer:
+            taught = knowledge_transfer(g_s, g_p, weight, self.temperature, self.student_temperature)
+            total = total + self.transfer * taught
+        return total
+
+
+@dataclass(frozen=True)
+class PredictBranches:
+    """Predict with the shared branch (``"s"``), the private one (``"p"``), or the mean of both logits (``"sp"``).
+
+    Attributes:
+        branches: the two branches.
+        how: which (KTEPS, Table 6).
+    """
+
+    branches: TwoBranches = DEFAULT
+    how: Literal["s", "p", "sp"] = "sp"
+
+    def __post_init__(self) -> None:
+        if self.how not in ("s", "p", "sp"):
+            raise MethodError(f"predict must be 's', 'p' or 'sp'; got {self.how!r}.")
+
+    def __call__(self, net: Net, params: Params, batch: Batch) -> Tensor:
+        """Return logits, shape (B, C)."""
+        if self.how == "s":
+            return self.branches.shared(net, params, batch)[2]
+        found = self.branches.both(net, params, batch)
+        if self.how == "p":
+            return found.private_logits
+        return (found.shared_logits + found.private_logits) / 2
+
+
+def kteps(
+    diversity: float = 0.01,
+    transfer: float = 0.01,
+    *,
+    architecture: Literal["A", "B", "C"] | tuple[str, ...] = "A",
+    projections: bool = True,
+    temperature: float = 4.0,
+    student_temperature: float = 1.0,
+    kernel: Literal["mixture", "single"] = "mixture",
+    predict: Literal["s", "p", "sp"] = "sp",
+    noise: float = 1e-3,
+    tables: Literal["exact", "local", "whole"] = "exact",
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return KTEPS, for a model with ``features`` and ``head`` whose head is its part ``classifier``.
+
+    With an embedding table that the model names in ``lookup``, each client trains and sends the rows that it uses
+    (§4.2, Remark 3).
+
+    Args:
+        diversity: λ1, of HSIC between the branches' features.
+        transfer: λ2, of the knowledge transfer.
+        architecture: what the private branch has for itself: A the classifier, B encoder and classifier, C the whole
+            model (Table 8), or the names of the model's parts.
+        projections: P_s and P_p before the classifiers.
+        temperature, student_temperature: of the transfer's teacher and student.
+        kernel: of HSIC: three Gaussians or one.
+        predict: how a client predicts; the shared part alone predicts with the shared branch.
+        noise: σ of the noise on uploads (the paper's value is lost).
+        tables: as ``Method.tables``.
+        loss: of each branch.
+        optimizer: for everything; patterns of its rates may name ``private.*``.
+        epochs, batch_size, clip_norm: of local training.
+        weighting: ``"examples"`` or ``"uniform"``.
+        server_optimizer: ``sgd(1.0)`` is plain averaging.
+    """
+    if isinstance(architecture, str) and architecture not in ARCHITECTURES:
+        raise MethodError(
+            f"architecture must be one of {list(ARCHITECTURES)} or the names of the model's parts; got "
+            f"{architecture!r}."
+        )
+    if kernel not in ("mixture", "single"):
+        raise MethodError(f"kernel must be 'mixture' or 'single'; got {kernel!r}.")
+    copies = ARCHITECTURES[architecture] if isinstance(architecture, str) else tuple(architecture)
+    branches = TwoBranches(copies, projections)
+    total = BranchLoss(
+        branches, loss, float(diversity), float(transfer), float(temperature), float(student_temperature),
+        SINGLE if kernel == "single" else MIXTURE,
+    )  # fmt: skip
+    phase = Phase(total, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    return Method(
+        "kteps", PRIVATE, (phase,), weighting, server_optimizer=server_optimizer,
+        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
+        predict=PredictBranches(branches, predict), predict_shared=PredictBranches(branches, "s"),
+        extend=branches, upload=(GaussianNoise(float(noise)),) if noise else (), tables=tables,
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Federated mixture of experts: a federated expert, and on every client an expert of its own and a gate.
+
+Source: Federated learning using a mixture of experts, arXiv:2010.02056, §3; algorithm 1 and the authors' code of
+November 2020 where the text is silent.
+(1) FedAvg trains the global expert on opted-in examples alone (eq. 3); what follows happens on each device, on all its
+examples, and nothing of it leaves: (2) the local expert is trained (eq. 4); (3) local expert, gate and a copy of the
+global expert are trained on −log(h p_l[y] + (1 − h) p_g[y]) (eq. 5 and 6). The copy is the client's own; the server's
+global expert stays as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from torch import nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.optim import Optimizer, adam, sgd
+from fedkeep.core.params import Params, misfit
+from fedkeep.methods.base import EarlyStopping, Method, Phase, forward
+from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.outputs import OnOutput, PredictOutput, as_likelihood
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+GLOBAL, LOCAL, GATE = "global_expert.", "local_expert.", "gate."
+OWN = Split((f"{LOCAL}*", f"{GATE}*"))
+OUTPUTS = ("global_logits", "local_logits", "log_mixture")
+
+
+def local_from_global(params: Params) -> Params:
+    """Return the local expert's values where it starts as a copy of the global one.
+
+    Raises:
+        MethodError: the experts differ in architecture.
+    """
+    copies = {LOCAL + n.removeprefix(GLOBAL): v.clone() for n, v in params.items() if n.startswith(GLOBAL)}
+    own = {n: v for n, v in params.items() if n.startswith(LOCAL)}
+    fault = misfit(own, copies)
+    if fault:
+        raise MethodError(
+            f"local_init='finetuned' starts the local expert from the global one, so both must have the same layers; "
+            f"they differ: {fault}. Use local_init='scratch', or one architecture for both."
+        )
+    return copies
+
+
+def is_mixture(module: nn.Module) -> nn.Module:
+    """Return the module if it has the parts and outputs that the method trains.
+
+    Raises:
+        MethodError: it has not.
+    """
+    parts = {name.split(".", 1)[0] for name, _ in module.named_parameters()}
+    wanted = {GLOBAL[:-1], LOCAL[:-1], GATE[:-1]}
+    if not wanted <= parts or not all(callable(getattr(module, name, None)) for name in OUTPUTS):
+        raise MethodError(
+            f"'mixture' trains a global expert, a local expert and a gate; {type(module).__name__} has not these "
+            f"parts. Join three networks: models.MixtureOfExperts(global_expert, local_expert, gate)."
+        )
+    return module
+
+
+def mixture(
+    *,
+    tune_global: Literal["local_copy", "frozen", "gate_only"] = "local_copy",
+    local_init: Literal["scratch", "finetuned"] = "scratch",
+    mix: Literal["probability", "logprob"] = "probability",
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = adam(1e-4),
+    epochs: int = 3,
+    batch_size: int = 10,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+    mu: float = 0.0,
+    local_optimizer: Optimizer | None = None,
+    local_epochs: int = 200,
+    mixture_optimizer: Optimizer | None = None,
+    mixture_epochs: int = 200,
+    early_stopping: EarlyStopping | None = EarlyStopping(),  # noqa: B008 - a frozen value
+) -> Method:
+    """Return the federated mixture of experts; the defaults are the paper's (Table 1).
+
+    Rounds compute and train the global expert alone; its clients get experts and gates of their own by adapting
+    (``experiments.personalize``). The model is a ``models.MixtureOfExperts``.
+
+    Args:
+        tune_global: what step 3 trains beside the gate: ``"local_copy"``: the local expert and the client's own copy
+            of the global one (eq. 6); ``"frozen"``: the local expert (the authors' later code); ``"gate_only"``:
+            nothing.
+        local_init: the local expert starts step 2 from the module's values (algorithm 1), or as a copy of the global
+            expert, which step 2 then fine-tunes (the authors' later code).
+        mix: h p_l + (1 − h) p_g, a proper mixture; or ``"logprob"``: h log p_l + (1 − h) log p_g, which is not
+            normalised (the authors' code).
+        loss: of the experts and of the mixture; its cross-entropy is that of the mixed probabilities.
+        optimizer, epochs, batch_size, clip_norm, weighting, server_optimizer: of FedAvg; batch size and bound hold in
+            all steps.
+        mu: pulls the global expert towards the received one (FedProx); 0: not.
+        local_optimizer, local_epochs: of step 2; by default ``optimizer``, and at most so many passes.
+        mixture_optimizer, mixture_epochs: of step 3, likewise.
+        early_stopping: of steps 2 and 3, by the client's own validation loss; None: all passes.
+
+    Raises:
+        MethodError: an unknown choice.
+    """
+    for name, got, known in (
+        ("tune_global", tune_global, ("local_copy", "frozen", "gate_only")),
+        ("local_init", local_init, ("scratch", "finetuned")),
+        ("mix", mix, ("probability", "logprob")),
+    ):
+        if got not in known:
+            raise MethodError(f"{name} must be one of {list(known)}; got {got!r}.")
+    shared = Phase(
+        OnOutput("global_logits", loss), "federated", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm
+    )  # fmt: skip
+    if mu:
+        shared = replace(shared, loss=shared.loss + Proximal(float(mu)))
+    own = Phase(
+        OnOutput("local_logits", loss), (f"{LOCAL}*",), local_optimizer or optimizer, local_epochs,
+        batch_size=batch_size, clip_norm=clip_norm, examples="all", early_stopping=early_stopping,
+    )  # fmt: skip
+    trained: dict[str, str | tuple[str, ...]] = {
+        "local_copy": "all", "frozen": "private", "gate_only": (f"{GATE}*",),
+    }  # fmt: skip
+    proper = mix == "probability"
+    joint = replace(
+        own, loss=loss if proper else OnOutput("log_mixture", as_likelihood(loss)), trains=trained[tune_global],
+        optimizer=mixture_optimizer or optimizer, epochs=mixture_epochs,
+    )  # fmt: skip
+    return Method(
+        "mixture", OWN, (shared,), weighting, server_optimizer=server_optimizer, adapt=(own, joint),
+        adapt_split=Split(("*",)) if tune_global == "local_copy" else None,
+        adapt_start=local_from_global if local_init == "finetuned" else None,
+        predict=forward if proper else PredictOutput("log_mixture"),
+        predict_shared=PredictOutput("global_logits"), extend=is_mixture,
+    )  # fmt: skip

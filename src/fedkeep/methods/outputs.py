@@ -1,0 +1,106 @@
+"""Terms and predictions of models with several outputs: another method of the model than ``forward``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.terms import CrossEntropy, Scaled, Sum, Term, example_mean
+
+
+class _Output(Net):
+    """A net whose answer is another method's than ``forward``."""
+
+    def __init__(self, net: Net, output: str) -> None:
+        self.net, self.output, self.module = net, output, net.module
+
+    def __call__(self, params: Any, batch: Batch) -> Tensor:
+        found: Tensor = self.net.call(self.output, params, batch)
+        return found
+
+    def call(self, method: str, params: Any, batch: Batch) -> Any:
+        return self.net.call(method, params, batch)
+
+    def trainable(self) -> frozenset[str]:
+        return self.net.trainable()
+
+
+@dataclass(frozen=True)
+class OnOutput(Term):
+    """A term of what another method of the model returns.
+
+    Attributes:
+        output: the method, e.g. ``global_logits``.
+        term: the term.
+    """
+
+    output: str
+    term: Term
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        return self.term(_Output(net, self.output), params, batch, received)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood(Term):
+    """−net(batch)[label] of log-probabilities as they are, not normalised; the mean over examples.
+
+    Attributes:
+        label: the column that holds the class, 0-based.
+    """
+
+    label: str = "label"
+
+    @property
+    def reads_parameters(self) -> bool:
+        """False: it sees the model's output alone."""
+        return False
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        chosen = net(params, batch).gather(1, batch[self.label].unsqueeze(1)).squeeze(1)
+        return example_mean(-chosen, batch.get("weight"))
+
+
+@dataclass(frozen=True)
+class PredictOutput:
+    """Predict with another method of the model than ``forward``.
+
+    Attributes:
+        output: the method.
+    """
+
+    output: str
+
+    def __call__(self, net: Net, params: Params, batch: Batch) -> Any:
+        """Return the model's output."""
+        return net.call(self.output, params, batch)
+
+
+def as_likelihood(term: Term) -> Term:
+    """Return a loss whose cross-entropies take log-probabilities as they are."""
+    if isinstance(term, CrossEntropy):
+        if term.task is not None:
+            raise MethodError("mix='logprob' mixes one output; the loss names a task. Use mix='probability'.")
+        return NegativeLogLikelihood(term.label)
+    if isinstance(term, Sum):
+        return Sum(tuple(map(as_likelihood, term.terms)))
+    if isinstance(term, Scaled):
+        return Scaled(term.factor, as_likelihood(term.term))
+    return term

@@ -1,0 +1,102 @@
+"""PFL-DA: a gate mixes the predictions of the federated model and of a private one.
+
+Source: Peterson, Kanani and Marathe, Private Federated Learning with Domain Adaptation, arXiv 1912.06733; its general
+model is trained with noise, which ``Method.upload`` can add.
+One round: (1) a cohort downloads the general model M_G; (2) each client joins it with its own whole model M_k and gate;
+(3) it trains all jointly on the loss of α M_G(x) + (1 − α) M_k(x), probabilities, with α = sigmoid(uᵀh̄ + c) and h̄ the
+features of M_G; (4) it uploads the change of M_G; (5) the server averages, and the client keeps M_k, u and c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.copies import PREFIX, copy_of, with_copy
+from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, width
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+
+@dataclass(frozen=True)
+class AddGate:
+    """Adds a private copy ``own`` of the model, and a ``gate`` on the features that starts at α = ½.
+
+    Attributes:
+        classifier: the part of the model that tells the number of its features.
+    """
+
+    classifier: str = "classifier"
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """Return a copy of ``module`` with both."""
+        with drawn_for(module, "gate"):
+            gate = nn.Linear(width(module, self.classifier), 1)
+        nn.init.zeros_(gate.weight)
+        nn.init.zeros_(gate.bias)
+        return extended(with_copy(module), {"gate": gate})
+
+
+def mixed_log_probabilities(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Return log(α p_G + (1 − α) p_k), shape (B, C): logits whose softmax is the mixture."""
+    found = features(net, params, batch)
+    general = head(net, params, found).log_softmax(1)
+    own = net(copy_of(params), batch).log_softmax(1)
+    gate = linear(net, params, "gate", found)  # (B, 1)
+    log = nn.functional.logsigmoid
+    return torch.logaddexp(log(gate) + general, log(-gate) + own)
+
+
+@dataclass(frozen=True)
+class MixtureLoss(Term):
+    """The loss of the gated mixture.
+
+    Attributes:
+        loss: of the mixture's log-probabilities, taken as logits.
+    """
+
+    loss: Term = cross_entropy()
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the loss does."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if the loss does."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        return self.loss(Known(net, mixed_log_probabilities(net, params, batch)), params, batch, received)
+
+
+def pfl_da(
+    *,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return PFL-DA, for a classifier with ``features`` and ``head`` whose head is its part ``classifier``.
+
+    A client predicts with its mixture; the shared part alone is M_G. Two models are trained, so a step costs nearly
+    twice FedAvg's.
+    """
+    phase = Phase(MixtureLoss(loss), "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    return Method(
+        "pfl_da", Split((f"{PREFIX}*", "gate.*")), (phase,), weighting, server_optimizer=server_optimizer,
+        adapt=(replace(phase, trains="private", epochs=10, examples="all"),), predict=mixed_log_probabilities,
+        extend=AddGate(),
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""Projection-based dimension reduction of an embedding table before it is uploaded.
+
+Source: KTEPS (arXiv 2107.11956), §4.2, eq. 10–12. The client takes the principal components v_1 .. v_d of its table
+W (n, d), keeps V = [v_{d_s} .. v_{d_e}], and sends W' = W V and V; the server restores Ŵ = W' Vᵀ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import ConfigError, UploadError, did_you_mean
+from fedkeep.core.params import Params
+
+PROJECTED, BASIS = "/projected", "/basis"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Sends W V and V instead of a table's change, V the table's principal components ``start`` .. ``end``.
+
+    On the wire a table ``name`` is ``name/projected``, shape (n, end − start + 1), and ``name/basis``, shape
+    (d, end − start + 1). With start 1 and end d nothing is lost but rounding.
+
+    Attributes:
+        start: d_s, the first component kept; counted from 1, by falling variance.
+        end: d_e, the last one kept.
+        table: name pattern of the tables (n, d); it must match.
+        target: ``"matrix"``: the trained table itself is projected, so that what one round takes away is gone from
+            the next one's table, and a new first component is taken away then (the paper's way); ``"delta"``: its
+            change is.
+        center: components of the centred covariance; False: of WᵀW, which makes the energy kept Σσ² of the kept
+            singular values over all. The table itself is projected uncentred either way.
+    """
+
+    start: int = 2
+    end: int = 150
+    table: str = "embedding.weight"
+    target: Literal["matrix", "delta"] = "matrix"
+    center: bool = True
+
+    def __post_init__(self) -> None:
+        if self.start < 1 or self.end < self.start:
+            raise ConfigError(
+                f"A projection keeps the components start .. end, counted from 1, with start at most end; got "
+                f"start={self.start} and end={self.end}."
+            )
+        if self.target not in ("matrix", "delta"):
+            raise ConfigError(f"target must be 'matrix' or 'delta'; got {self.target!r}.")
+
+    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+        """Return the tensors with every table's change replaced by projected values and the basis.
+
+        Raises:
+            ConfigError: the pattern matches nothing, or a table has fewer columns than ``end``.
+        """
+        names = [n for n in tensors if fnmatchcase(n, self.table)]
+        if not names:
+            raise ConfigError(
+                f"The projection's table {self.table!r} matches nothing that is uploaded."
+                f"{did_you_mean(self.table, list(tensors))} It is {list(tensors)}."
+            )
+        out: Params = {}
+        for name, change in tensors.items():
+            if name not in names:
+                out[name] = change
+                continue
+            matrix = received[name] + change if self.target == "matrix" else change
+            basis = self.basis(matrix)
+            out[name + PROJECTED], out[name + BASIS] = matrix @ basis, basis
+        return out
+
+    def decode(self, tensors: Params, received: Params) -> Params:
+        """Return the tensors with every table's change restored.
+
+        Raises:
+            UploadError: half of a pair is missing, or shapes don't fit.
+        """
+        out: Params = {}
+        for name, value in tensors.items():
+            table = name.removesuffix(PROJECTED).removesuffix(BASIS)
+            if table == name or table not in received:
+                out[name] = value
+            elif table not in out:
+                out[table] = self._restored(table, tensors, received[table])
+        return out
+
+    def _restored(self, name: str, tensors: Params, start: Tensor) -> Tensor:
+        missing = [n for n in (name + PROJECTED, name + BASIS) if n not in tensors]
+        if missing:
+            raise UploadError(f"{missing[0]!r} is missing")
+        projected, basis = tensors[name + PROJECTED], tensors[name + BASIS]
+        rows, width = start.shape
+        kept = self.end - self.start + 1
+        if tuple(projected.shape) != (rows, kept) or tuple(basis.shape) != (width, kept):
+            raise UploadError(
+                f"{name!r} should come as ({rows}, {kept}) and ({width}, {kept}), came as "
+                f"{tuple(projected.shape)} and {tuple(basis.shape)}"
+            )
+        matrix = projected @ basis.mT
+        return matrix - start if self.target == "matrix" else matrix
+
+    def basis(self, matrix: Tensor) -> Tensor:
+        """Return V, shape (d, end − start + 1), orthonormal columns; each one's largest entry is positive.
+
+        Computed in double precision, so that it doesn't depend on the order of sums.
+
+        Raises:
+            ConfigError: the matrix isn't (n, d) with d at least ``end``.
+        """
+        if matrix.dim() != 2 or matrix.shape[1] < self.end:
+            raise ConfigError(
+                f"A projection on the components {self.start} .. {self.end} wants a table of shape (n, d) with d at "
+                f"least {self.end}; got {tuple(matrix.shape)}. Lower end, or name another table."
+            )
+        exact = matrix.detach().double()
+        if self.center:
+            exact = exact - exact.mean(0)
+        _, vectors = torch.linalg.eigh(exact.mT @ exact)  # ascending
+        chosen = vectors.flip(1)[:, self.start - 1 : self.end]
+        largest = chosen.gather(0, chosen.abs().argmax(0, keepdim=True))
+        basis: Tensor = chosen * largest.sign()
+        return basis.to(matrix.dtype)
+
+    def energy(self, matrix: Tensor) -> float:
+        """Return the energy kept, ‖W V‖² / ‖W‖² in [0, 1]; 1 for a matrix of zeros."""
+        total = float(matrix.double().square().sum())
+        return float((matrix @ self.basis(matrix)).double().square().sum()) / total if total else 1.0

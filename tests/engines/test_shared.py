@@ -1,0 +1,91 @@
+"""Shared memory: what one process puts in, another takes out, with the same bits, shapes and strides."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.engines import shared
+from fedkeep.engines.shared import ALIGNMENT, Arena
+from tests.tiny import same_bits
+
+TENSORS = {
+    "float": torch.randn(3, 5),
+    "double": torch.randn(7, dtype=torch.float64),
+    "half": torch.randn(4).bfloat16(),
+    "scalar": torch.tensor(-0.0),
+    "none": torch.zeros(0, 4),
+    "count": torch.tensor(12345678901),
+    "flags": torch.tensor([True, False, True]),
+    "bytes": torch.arange(3, dtype=torch.uint8),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "transposed": torch.randn(3, 4).T,
+    "row of a stack": torch.randn(3, 4)[1],
+    "every second": torch.arange(10)[::2],
+    "expanded": torch.ones(1).expand(5),
+}
+
+
+def test_what_is_put_in_is_taken_out() -> None:
+    arena = Arena()
+    found = arena.take(arena.put(TENSORS))
+    assert same_bits(found, TENSORS)
+    for name, value in found.items():
+        assert (value.dtype, value.shape) == (TENSORS[name].dtype, TENSORS[name].shape)
+        assert value.data_ptr() % ALIGNMENT == 0
+    for name in ("channels last", "transposed"):  # a copy keeps the order in memory, as torch's own copies do
+        assert found[name].stride() == TENSORS[name].stride() == TENSORS[name].clone().stride()
+    arena.close()
+
+
+def test_views_follow_the_memory_and_layouts_are_reused() -> None:
+    arena = Arena()
+    first = arena.put({"a": torch.zeros(3)})
+    view = arena.take(first)["a"]
+    assert arena.put({"a": torch.ones(3)}) is first
+    assert view.tolist() == [1, 1, 1]
+    other = arena.put({"a": torch.ones(4)})
+    assert other != first
+    assert arena.take(other)["a"].shape == (4,)
+
+
+def test_gradients_stay_behind() -> None:
+    arena = Arena()
+    found = arena.take(arena.put({"a": torch.ones(2, requires_grad=True)}))["a"]
+    assert not found.requires_grad
+
+
+def test_it_grows_on_both_sides() -> None:
+    ours = Arena(64)
+    theirs = pickle.loads(pickle.dumps(ours))  # noqa: S301 - as multiprocessing does at a process's start
+    for size in (10, 1000, 100_000, 3):
+        value = torch.randn(size)
+        assert torch.equal(theirs.take(ours.put({"a": value}))["a"], value)
+        assert torch.equal(ours.take(theirs.put({"b": -value}))["b"], -value)
+    ours.close()
+    assert torch.equal(theirs.take(theirs.put({"a": torch.ones(2)}))["a"], torch.ones(2))
+    theirs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory without a name")
+def test_it_has_no_name_that_could_be_left_behind() -> None:
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    arena = Arena(1 << 20)
+    assert (set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()) <= before
+    assert os.readlink(arena.path).startswith("/memfd:")
+
+
+def test_where_memory_needs_a_name_it_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(shared.os, "memfd_create", raising=False)
+    arena = Arena(64)
+    value: Tensor = torch.randn(1000)
+    assert torch.equal(arena.take(arena.put({"a": value}))["a"], value)
+    assert os.path.exists(arena.path)
+    arena.close()
+    assert not os.path.exists(arena.path)
+    arena.close()

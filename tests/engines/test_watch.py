@@ -1,0 +1,87 @@
+"""Looking at a local run while it goes on changes nothing, and sees every parameter as it is then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep import Phase, Split, sgd
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params, clone
+from fedkeep.engines import LocalResult, Stream, Watch, local_run, vocabulary
+from fedkeep.models import BagOfWords
+from tests.engines.reference import rows_of
+from tests.tiny import Noisy, classes, same_bits, texts
+
+DATA = texts(counts=(9, 6), vocabulary=40)
+STEEP = sgd(0.5, momentum=0.9)
+
+
+@pytest.fixture(autouse=True)
+def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "SMALL", 1)
+
+
+def words() -> Net:
+    torch.manual_seed(0)
+    return Net(BagOfWords(40, 3, 2, embedding_dim=4, mlp=5).double())
+
+
+def train(net: Net, phases: Any, data: Any = DATA, **options: Any) -> LocalResult:
+    start = net.initial()
+    split = Split("user") if "user" in start else Split()
+    return local_run(net, split, phases, start, start, data, rows_of(data, 0), Stream(0, "a"), **options)
+
+
+@pytest.mark.parametrize("turns", ["phases", "batches"])
+@pytest.mark.parametrize("optimizer", [STEEP, sgd(0.5)])
+def test_what_is_seen_is_what_shorter_training_gives(turns: Any, optimizer: Any) -> None:
+    phase = Phase(optimizer=optimizer, batch_size=2, steps=9)
+    seen: dict[int, Params] = {}
+    whole = train(
+        words(), [phase], turns=turns, watch=Watch(3, lambda step, params: seen.update({step: clone(params)}))
+    )
+    assert list(seen) == [3, 6, 9]
+    for steps, params in seen.items():
+        shorter = train(words(), [Phase(optimizer=optimizer, batch_size=2, steps=steps)], turns=turns)
+        for name, value in shorter.params.items():
+            torch.testing.assert_close(params[name], value, rtol=0, atol=1e-14)
+    unseen = train(words(), [phase], turns=turns)
+    for name, value in unseen.params.items():
+        torch.testing.assert_close(whole.params[name], value, rtol=0, atol=1e-14)
+
+
+def test_mini_batches_are_counted_over_all_phases() -> None:
+    phases = [
+        Phase(trains="user", batch_size=4, steps=2, repeats=3, optimizer=STEEP),
+        Phase(trains=("mlp.*",), batch_size=4, steps=2, optimizer=STEEP),
+    ]
+    steps: list[int] = []
+    train(words(), phases, watch=Watch(1, lambda step, _: steps.append(step)))
+    assert steps == [1, 2, 3, 4]
+    steps.clear()
+    train(words(), phases, turns="batches", watch=Watch(1, lambda step, _: steps.append(step)))
+    assert steps == [1, 2]
+
+
+def test_judging_on_the_way_disturbs_neither_batch_statistics_nor_dropout() -> None:
+    data = classes(counts=(12, 3))
+    phases = [Phase(batch_size=4, epochs=2, optimizer=STEEP)]
+
+    def run(watch: Watch | None) -> Params:
+        return train(Net(Noisy(dropout=0.5).double()), phases, data, watch=watch).params
+
+    net: list[Net] = []
+
+    def look(_: int, params: Params) -> None:
+        judged = Net(Noisy(dropout=0.5).double())
+        net.append(judged)
+        judged.train(False)
+        batch: dict[str, Tensor] = data.batch(data.rows(0, "test"))
+        judged(params, batch)
+
+    assert same_bits(run(None), run(Watch(2, look)))
+    assert len(net) == 3

@@ -1,0 +1,132 @@
+"""Adapting all clients of a run, also by other methods than it was trained with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkeep import Method, Phase, Run, Split, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.data import opt_out
+from fedkeep.experiments.adapt import adapt_clients, kept, rooted
+from fedkeep.experiments.personalize import cold_start, first_examples, fit_private
+from fedkeep.experiments.simulate import train_counts
+from tests.tiny import Logits, bits, classes, everyone, same_bits
+
+DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=4)
+TUNE = Phase(optimizer=sgd(0.2), epochs=3, batch_size=5, examples="all")
+
+
+def federated(method: Method, **options: Any) -> Run:
+    return simulate(Logits().double(), method, DATA, rounds=4, cohort=2, seed=1, **options)
+
+
+FEDAVG = federated(methods.fedavg(optimizer=sgd(0.3), batch_size=4))
+
+
+def test_fine_tuning_another_run_is_fine_tuning_ones_own() -> None:
+    tuned = methods.fine_tuned(optimizer=sgd(0.3), batch_size=4, tune_epochs=3)
+    other = rooted(FEDAVG, Logits().double(), tuned)
+    found, own = adapt_clients(other), adapt_clients(federated(tuned))
+    for client in range(4):
+        assert same_bits(found.own(client), own.own(client))
+    assert found.evaluate() == own.evaluate()
+    assert found.evaluate("valid") != FEDAVG.evaluate("valid")
+    curve = cold_start(other, clients=range(4), ks=(None,))
+    assert (
+        curve.mean[0] == found.evaluate()["accuracy_user_mean"] == pytest.approx(np.mean(found.accuracies()))
+    )
+
+
+def test_all_of_a_client_is_its_own_and_the_run_stays() -> None:
+    run = rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2))
+    before = {n: bits(v) for n, v in run.server.items()}
+    own = adapt_clients(run, [2]).own(2)
+    assert set(own) == set(before)
+    assert all(bits(own[n]) != before[n] for n in own)
+    assert {n: bits(v) for n, v in run.server.items()} == before
+
+
+def test_nothing_of_the_run_is_needed_to_train_alone() -> None:
+    alone = methods.local().but(adapt=(TUNE,))
+    found = adapt_clients(rooted(FEDAVG, Logits(seed=3).double(), alone), [1])
+    fresh = simulate(Logits(seed=3).double(), alone, DATA, rounds=0, seed=1)
+    assert same_bits(found.own(1), adapt_clients(fresh, [1]).own(1))
+
+
+def test_another_name_in_front() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.bias = Logits().double(), nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.inner(x) + self.bias
+            return out
+
+    run = rooted(FEDAVG, Inside(), methods.furl("bias"), "inner.")
+    assert torch.equal(run.server["inner.linear.weight"], FEDAVG.server["linear.weight"])
+    assert run.evaluate("test") == pytest.approx(FEDAVG.evaluate("test"))
+    with pytest.raises(MethodError) as error:
+        rooted(FEDAVG, Inside(), methods.furl("bias"), "inside.")
+    assert str(error.value) == (
+        "The federated values of this run of 'fedavg' don't fit 'furl' on Inside: missing ['inner.linear.bias', "
+        "'inner.linear.weight', 'inner.user'], unknown ['inside.linear.bias', 'inside.linear.weight', 'inside.user']. "
+        "Take the model that the run was made with, and the prefix of its names."
+    )
+    with pytest.raises(MethodError, match=r"'linear.weight' wants \(3, 4\), is \(3, 3\)"):
+        rooted(FEDAVG, Logits(features=4).double(), methods.fedavg())
+
+
+def test_clients_start_from_what_they_kept() -> None:
+    method = methods.furl(
+        "user", optimizer=sgd(0.3), adapt=Phase(trains="private", optimizer=sgd(0.1), steps=1)
+    )
+    run = federated(method, hold_out=0.25)
+    held = int(run.held_out[0])
+    seen = next(c for c in range(4) if run.private.seen([c])[0])
+    assert kept(run, held) == {}
+    assert torch.equal(kept(run, seen)["user"], everyone(run.private, 4)["user"][seen])
+    found = adapt_clients(run)
+    rows = first_examples(run, held, None)
+    assert same_bits(found.own(held), fit_private(run, held, rows))
+    assert not same_bits(found.own(seen), fit_private(run, seen, first_examples(run, seen, None)))
+    again = adapt_clients(run, [seen], start={seen: {"user": torch.zeros(3, dtype=torch.float64)}})
+    assert not same_bits(again.own(seen), found.own(seen))
+    assert kept(rooted(FEDAVG, Logits().double(), method.but(stateless=True, split=Split(()))), seen) == {}
+
+
+def test_processes_give_the_same() -> None:
+    run = rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2))
+    one, two = adapt_clients(run), adapt_clients(run, workers=2)
+    assert all(same_bits(one.own(c), two.own(c)) for c in range(4))
+    assert one.stopped == two.stopped
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError) as error:
+        adapt_clients(FEDAVG, [])
+    assert str(error.value) == "There is no client to adapt."
+    with pytest.raises(MethodError) as wrong:
+        adapt_clients(FEDAVG)
+    assert str(wrong.value) == "'fedavg' has no phases of adaptation, so there is nothing to personalise."
+
+
+def test_who_has_opted_out_is_not_drawn_where_a_round_would_train_nothing() -> None:
+    data = opt_out(DATA, 0.5, seed=2)
+    assert sorted(train_counts(data, methods.fedavg()) > 0) == [False, False, True, True]
+    assert train_counts(data, methods.ditto()).tolist() == [
+        12,
+        9,
+        13,
+        7,
+    ]  # its own models train on all examples
+    assert train_counts(DATA, methods.fedavg()).tolist() == [12, 9, 13, 7]
+    run = simulate(Logits().double(), methods.fedavg(), data, rounds=3, cohort=2)
+    assert run.rounds_per_epoch == 1
+    assert {r.n for r in run.history if r.metric == "upload_bytes"} == {2}
+    assert run.clients.tolist() == [0, 1, 2, 3]  # all are judged

@@ -1,0 +1,181 @@
+"""The personalisation curve, against plain PyTorch; what it keeps; what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkeep.split.split as split_room
+from fedkeep import Phase, Run, adam, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.params import clone
+from fedkeep.engines import Stream
+from fedkeep.engines.local import batches
+from fedkeep.experiments.personalization import Protocol, personalization_curve, slower, tuning_phases
+from fedkeep.methods.base import forward
+from tests.tiny import Logits, Scalar, bits, classes, pairs
+
+DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=25)
+OPTIMIZER = sgd(0.3, momentum=0.9, rates={"user": 0.6}, schedule="linear")
+STEEP = Protocol(ratio=0.5, steps=6, every=2)
+
+
+def trained(method: Any, **options: Any) -> Run:
+    return simulate(Logits().double(), method, DATA, rounds=3, cohort=4, seed=2, evaluate_every=0, **options)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return trained(methods.furl("user", optimizer=OPTIMIZER, batch_size=4))
+
+
+def reference(run: Run, client: int, protocol: Protocol) -> list[float]:
+    """Return the accuracies of a module that is trained with torch.optim; only the batches are fedkeep's."""
+    module = Logits().double()
+    module.load_state_dict(run.parameters(DATA.ids[client]))
+    stepper = torch.optim.SGD(
+        [
+            {"params": [module.user], "lr": 0.6 * protocol.ratio},
+            {"params": module.linear.parameters(), "lr": 0.3 * protocol.ratio},
+        ],
+        momentum=0.9,
+    )
+    rows = DATA.rows(client, "train")
+    draws = Stream(2, f"personalization/{DATA.ids[client]}", run.round)
+    phase = Phase(batch_size=4, steps=protocol.steps)
+    test = DATA.batch(DATA.rows(client, "test"))
+
+    def accuracy() -> float:
+        return float((module(test["x"]).argmax(1) == test["label"]).double().mean())
+
+    found = [accuracy()]
+    for step, chosen in enumerate(batches(DATA, np.arange(rows.start, rows.stop), phase, draws, 0), 1):
+        batch = DATA.batch(chosen)
+        stepper.zero_grad()
+        nn.functional.cross_entropy(module(batch["x"]), batch["label"]).backward()
+        stepper.step()
+        if step % protocol.every == 0:
+            found.append(accuracy())
+    return found
+
+
+def test_the_curve_equals_plain_pytorch(run: Run) -> None:
+    curves = personalization_curve(run, STEEP)
+    assert curves.steps == (0, 2, 4, 6)
+    assert list(curves.accuracy["own"]) == list(DATA.ids)
+    for client, name in enumerate(DATA.ids):
+        assert list(curves.accuracy["own"][name]) == pytest.approx(reference(run, client, STEEP))
+    values = np.array(list(curves.accuracy["own"].values()))
+    assert len(np.unique(values[:, 0] - values[:, -1])) > 1  # fine-tuning does something
+    scores = curves.scores()
+    assert scores.mean == pytest.approx(values.mean())
+    assert scores.curve == pytest.approx(values.mean(axis=0))
+
+
+def test_the_run_is_not_changed_and_nothing_is_uploaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was uploaded")
+
+    monkeypatch.setattr(split_room.Split, "upload", refuse)
+    server, private = clone(run.server), clone(run.private.read([0, 1, 2, 3]))
+    personalization_curve(run, STEEP)
+    assert all(bits(run.server[n]) == bits(v) for n, v in server.items())
+    assert all(bits(run.private.read([0, 1, 2, 3])[n]) == bits(v) for n, v in private.items())
+
+
+def test_before_the_first_step_it_is_the_run_s_own_evaluation(run: Run) -> None:
+    curves = personalization_curve(run, STEEP)
+    assert curves.scores().curve[0] == pytest.approx(run.evaluate("test")["accuracy_user_mean"])
+    still = personalization_curve(run, replace(STEEP, ratio=0.0))
+    assert set(still.scores().curve) == {still.scores().curve[0]}
+    assert still.scores().curve[0] == curves.scores().curve[0]
+
+
+def test_remark_4_fedavg_s_ag_is_the_curve_s_first_value() -> None:
+    run = trained(methods.fedavg(optimizer=sgd(0.3), batch_size=4))
+    first = personalization_curve(run, STEEP).scores().curve[0]
+    assert first == pytest.approx(run.evaluate("test", shared=True)["accuracy_user_mean"])
+
+
+def test_several_predictions_share_the_fine_tuning(run: Run) -> None:
+    curves = personalization_curve(
+        run, STEEP, predicts={"same": forward, "no": lambda net, params, batch: -net(params, batch)}
+    )
+    assert curves.accuracy["same"] == curves.accuracy["own"]
+    assert curves.accuracy["no"] != curves.accuracy["own"]
+    assert curves.accuracy["own"] == personalization_curve(run, STEEP).accuracy["own"]
+    metrics = {r.metric for r in curves.records()}
+    assert metrics == {"accuracy", "accuracy/same", "accuracy/no"}
+
+
+def test_the_whole_curve_is_records(run: Run) -> None:
+    curves = personalization_curve(run, STEEP, clients=[1])
+    (name,) = curves.examples
+    records = curves.records()
+    assert [r.split for r in records] == [f"personalization/{s}" for s in (0, 2, 4, 6)]
+    assert [r.value for r in records] == list(curves.accuracy["own"][name])
+    assert {(r.round, r.epoch, r.client, r.metric, r.n) for r in records} == {
+        (3, 3.0, "user-1", "accuracy", 25)
+    }
+
+
+def test_one_phase_trains_everything_several_take_turns_on_their_own() -> None:
+    names = ["linear.weight", "linear.bias", "user"]
+    one = methods.furl("user", optimizer=OPTIMIZER, batch_size=4)
+    (phase,) = tuning_phases(one, names, STEEP)
+    assert (phase.trains, phase.steps, phase.batch_size, phase.examples) == ("all", 6, 4, "all")
+    assert phase.loss == one.phases[0].loss
+    assert (phase.optimizer.learning_rate, phase.optimizer.rates) == (0.15, (("user", 0.3),))
+    assert (phase.optimizer.momentum, phase.optimizer.schedule) == (0.9, "constant")
+    two = methods.fedrep("user", optimizer=sgd(0.3), batch_size=4)
+    head, body = tuning_phases(two, names, STEEP)
+    assert {*head.trains, *body.trains} == set(names)
+    assert not {*head.trains} & {*body.trains}
+    run = trained(two)
+    assert personalization_curve(run, STEEP).scores().curve[0] == pytest.approx(
+        run.evaluate("test")["accuracy_user_mean"]
+    )
+    assert slower(adam(0.1), 0.5).learning_rate == 0.05
+
+
+@pytest.mark.parametrize("kind", ["local", "fedprox", "ditto", "apfl", "lg_fedavg"])
+def test_every_kind_of_method_has_a_curve(kind: str) -> None:
+    make = methods.METHODS[kind]
+    options: dict[str, Any] = {"optimizer": sgd(0.3), "batch_size": 4}
+    if kind == "lg_fedavg":
+        options["private"] = "linear.*"
+    run = trained(make(**options))
+    scores = personalization_curve(run, STEEP).scores()
+    assert 0 < scores.mean <= scores.max <= 1
+
+
+def test_opted_out_examples_are_trained_on_too() -> None:
+    data = classes(counts=(12, 9), kind="f8", test=5, opted_in=True)
+    method = methods.furl("user", optimizer=sgd(0.3), batch_size=4)
+    run = simulate(Logits().double(), method, data, rounds=1, cohort=2, evaluate_every=0)
+    phase = tuning_phases(method, ["user"], STEEP)[0]
+    assert phase.examples == "all"
+    assert len(personalization_curve(run, STEEP).accuracy["own"]) == 2
+
+
+def test_what_is_refused() -> None:
+    for wrong in ({"ratio": -1.0}, {"steps": 0}, {"every": 0}, {"steps": 10, "every": 3}):
+        with pytest.raises(ConfigError) as error:
+            replace(Protocol(), **wrong)  # type: ignore[arg-type]
+        assert str(error.value).startswith(
+            "Wanted a ratio of at least 0, and steps that are a multiple of every, both at least 1; got Protocol("
+        )
+    untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
+    with pytest.raises(ConfigError) as error:
+        personalization_curve(untested)
+    assert str(error.value) == "No client has test examples, so there is no personalisation curve."
+    numbers = pairs({"a": [(1, 1), (2, 2)]}, test=1)
+    squared = methods.fedavg(loss=methods.terms.squared_error())
+    with pytest.raises(ConfigError) as error:
+        personalization_curve(simulate(Scalar(), squared, numbers, rounds=0))
+    assert str(error.value) == "The personalisation curve measures accuracy; this task is a regression."

@@ -1,0 +1,110 @@
+"""Models in two steps, ``features`` and ``head``, for methods that look between them; and methods' plain references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Method, Run
+from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
+
+
+class Parts(nn.Module):
+    """x → encoder → tanh → classifier."""
+
+    def __init__(self, features: int = 3, width: int = 4, labels: int = 3, seed: int = 4) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.encoder = nn.Linear(features, width)
+            self.classifier = nn.Linear(width, labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.encoder(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        out: Tensor = self.classifier(features)
+        return out
+
+
+class Words(Parts):
+    """Word ids → mean of their vectors → encoder → tanh → classifier."""
+
+    lookup: ClassVar = {"embedding.weight": "text"}
+
+    def __init__(self, vocabulary: int = 300, dim: int = 5, width: int = 4, labels: int = 3) -> None:
+        super().__init__(dim, width, labels)
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.embedding = nn.Embedding(vocabulary, dim, padding_idx=0)
+
+    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
+        return self.head(self.features(text, text_length))
+
+    def features(self, text: Tensor, text_length: Tensor) -> Tensor:  # type: ignore[override]
+        inside = torch.arange(text.shape[1]) < text_length.unsqueeze(1)
+        words = nn.functional.embedding(text, self.embedding.weight) * inside.unsqueeze(-1)
+        return super().features(words.sum(1) / text_length.unsqueeze(1))
+
+
+State = dict[str, Tensor]
+Train = Callable[[State, State, list[State], int, int], State]
+
+
+def plain_rounds(
+    data: FederatedData, method: Method, initial: State, train: Train, *, cohort: int = 4, rounds: int = 3, seed: int = 3
+) -> tuple[State, list[State]]:  # fmt: skip
+    """Run rounds without fedkeep's engines: return the server's state and every client's own.
+
+    Args:
+        initial: of the extended model.
+        train: from (all parameters, received, mini-batches, client, round) to all parameters after training.
+    """
+    private = method.split.is_private
+    server = {n: v for n, v in initial.items() if not private(n)}
+    own = [{n: v for n, v in initial.items() if private(n)} for _ in range(len(data))]
+    for number, clients in enumerate(cohorts(data, cohort, rounds, seed)):
+        results = []
+        for c in clients:
+            batches = list(mini_batches(data, c, method.phases[0], seed, number))
+            state = train({**server, **own[c]}, server, batches, c, number)
+            own[c] = {n: v for n, v in state.items() if private(n)}
+            results.append({n: v for n, v in state.items() if not private(n)})
+        server = averaged(results, [float(len(rows_of(data, c))) for c in clients])
+    return server, own
+
+
+def descend(
+    state: State, names: Sequence[str], batches: Sequence[State], loss: Callable[[State, State], Tensor], rate: float,
+    momentum: float = 0.0,
+) -> State:  # fmt: skip
+    """Return values after a step of torch's SGD on each mini-batch; ``names`` are prefixes of what is trained."""
+    values = {n: v.detach().clone() for n, v in state.items()}
+    trained = [v.requires_grad_() for n, v in values.items() if n.startswith(tuple(names))]
+    stepper = torch.optim.SGD(trained, rate, momentum=momentum)
+    for batch in batches:
+        stepper.zero_grad()
+        loss(values, batch).backward()
+        stepper.step()
+    return {n: v.detach() for n, v in values.items()}
+
+
+def linear(state: State, name: str, x: Tensor) -> Tensor:
+    """Return W x + b of the layer of this name."""
+    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+
+def compare(run: Run, server: State, own: Sequence[State]) -> None:
+    """Compare a run's parameters with a reference's."""
+    assert run.server.keys() == server.keys()
+    close(run.server, server)
+    kept = run.private.read(range(len(own)))
+    for c, state in enumerate(own):
+        assert kept.keys() == state.keys()
+        close({n: v[c] for n, v in kept.items()}, state)

@@ -1,0 +1,318 @@
+"""FedMMD, FedFusion and PFL-DA: numbers by hand, reductions as equalities, and each once more in plain PyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.engines import Sequential, Server, run_round
+from fedkeep.methods.fedfusion import AddFusion, Fusion, FusionLoss, fused_with_itself, fused_with_own
+from fedkeep.methods.fedmmd import TwoStreams
+from fedkeep.methods.pfl_da import AddGate, MixtureLoss, mixed_log_probabilities
+from fedkeep.methods.terms import l2_penalty
+from tests.engines.reference import close, rows_of
+from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
+from tests.methods.test_dependence import kernel
+from tests.tiny import bits, classes, everyone, job, same_bits, texts
+
+DATA = classes()
+TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
+OPTIONS: dict[str, Any] = {"batch_size": 4, "epochs": 2, "optimizer": sgd(0.2, momentum=0.9)}
+WHOLE: dict[str, Any] = {"batch_size": 50, "optimizer": sgd(0.3)}
+OPERATORS = ("conv", "multi", "single")
+
+
+def trained(method: Method, model: nn.Module | None = None, **options: Any) -> Run:
+    settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, **options}
+    return simulate((model or Parts()).double(), method, DATA, **settings)
+
+
+def h(w: State, batch: State, prefix: str = "") -> Tensor:
+    return torch.tanh(linear(w, f"{prefix}encoder", batch["x"]))
+
+
+# --- FedMMD
+
+
+def test_fedmmd_without_its_term_is_fedavg() -> None:
+    fedavg = trained(methods.fedavg(**OPTIONS)).server
+    assert same_bits(trained(methods.fedmmd(0, **OPTIONS)).server, fedavg)
+    assert not same_bits(trained(methods.fedmmd(5.0, **OPTIONS)).server, fedavg)
+    # At the first mini-batch of a round both streams are one, where MMD² has its minimum.
+    close(trained(methods.fedmmd(5.0, **WHOLE)).server, trained(methods.fedavg(**WHOLE)).server, atol=1e-8)
+
+
+def test_fedmmd_equals_plain_pytorch() -> None:
+    method = methods.fedmmd(0.7, **OPTIONS)
+
+    def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
+        def loss(w: State, batch: State) -> Tensor:
+            x, y = h(w, batch), h(received, batch)
+            ce = nn.functional.cross_entropy(linear(w, "classifier", x), batch["label"])
+            n, both = len(x), torch.cat([x, y])
+            distance = (both[:, None] - both[None]).pow(2).sum(-1)
+            scale = float(distance.detach().sum()) / (2 * n * (2 * n - 1)) + 1e-8
+            k = sum(
+                (torch.exp(-distance / (m * scale)) for m in (0.25, 0.5, 1, 2, 4)), torch.zeros(()).double()
+            )
+            return ce + 0.7 * (k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()) * (n > 1)
+
+        return descend(state, [""], batches, loss, 0.2, 0.9)
+
+    compare(trained(method), *plain_rounds(DATA, method, Parts().double().state_dict(), train))
+
+
+def test_the_kernel_of_the_reference() -> None:
+    x = torch.tensor([[0.0], [1.0]]).double()
+    assert float(kernel(x, (1.0,))[0, 1]) == pytest.approx(math.exp(-1))
+
+
+def test_fedmmd_leaves_received_statistics_alone() -> None:
+    class Normal(Parts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def features(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.norm(self.encoder(x)))
+
+    settings = {**WHOLE, "epochs": 1}
+    plain, pulled = (
+        trained(m, Normal(), rounds=1).server
+        for m in (methods.fedavg(**settings), methods.fedmmd(3.0, **settings))
+    )
+    close({n: plain[n] for n in plain if "running" in n}, pulled, atol=1e-15)
+
+
+# --- FedFusion
+
+
+def test_fusions_by_hand() -> None:
+    local, received = torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 4.0]])
+    multi, single, conv = (Fusion(name, 2) for name in ("multi", "single", "conv"))
+    assert multi(local, received).tolist() == [[1.0, 2.0]]  # γ starts at 0: the client's own features
+    with torch.no_grad():
+        multi.gamma.copy_(torch.tensor([0.25, -1.0]))
+        single.gamma.fill_(0.5)
+        conv.conv.weight.copy_(torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, 3.0]]))
+        conv.conv.bias.copy_(torch.tensor([0.5, 0.0]))
+    assert multi(local, received).tolist() == [[2.0, 0.0]]
+    assert single(local, received).tolist() == [[3.0, 3.0]]
+    assert conv(local, received).tolist() == [[11.5, 14.0]]
+
+
+@pytest.mark.parametrize("operator", ["multi", "single"])
+def test_fedfusion_of_one_step_is_fedavg(operator: Any) -> None:
+    """E_l = E_g there, so γ is not moved."""
+    run, plain = trained(methods.fedfusion(operator, **WHOLE)), trained(methods.fedavg(**WHOLE))
+    close({n: run.server[n] for n in plain.server}, plain.server, atol=1e-14)
+    assert float(run.server["fusion.gamma"].abs().max()) < 1e-15
+    assert run.evaluate()["loss"] == pytest.approx(plain.evaluate()["loss"])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_fedfusion_equals_plain_pytorch(operator: Any, persistent: bool) -> None:
+    method = methods.fedfusion(operator, persistent_local=persistent, **OPTIONS)
+    initial = AddFusion(operator, persistent)(Parts().double()).state_dict()
+    local = "own." if persistent else ""
+
+    def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
+        def loss(w: State, batch: State) -> Tensor:
+            mine, theirs = h(w, batch, local), h(received, batch)
+            if operator == "conv":
+                both = linear(w, "fusion.conv", torch.cat([mine, theirs], 1))
+            else:
+                both = w["fusion.gamma"] * theirs + (1 - w["fusion.gamma"]) * mine
+            return nn.functional.cross_entropy(linear(w, "classifier", both), batch["label"])
+
+        names = [f"{local}encoder", "fusion", "classifier"]
+        state = descend(state, names, batches, loss, 0.2, 0.9)
+        if persistent:  # a copy leaves
+            state |= {n.removeprefix("own."): v for n, v in state.items() if n.startswith("own.")}
+        if operator != "conv":  # the server's tenth, taken here: averages are linear
+            state["fusion.gamma"] = 0.1 * state["fusion.gamma"] + 0.9 * received["fusion.gamma"]
+        return state
+
+    run = trained(method)
+    compare(run, *plain_rounds(DATA, method, initial, train))
+    if persistent:
+        kept = everyone(run.private, 6)
+        assert not torch.equal(kept["own.encoder.weight"][0], kept["own.encoder.weight"][1])
+    assert all(float((run.server[n] - initial[n]).abs().max()) > 1e-6 for n in run.server)
+
+
+def test_a_persistent_clients_extractor_is_uploaded_and_kept() -> None:
+    method = methods.fedfusion(persistent_local=True, **OPTIONS)
+    assert method.extend is not None
+    work = job(method.extend(Parts().double()), method, DATA)
+    server = Server(method.split.federated(work.net.initial()))
+    start = server.params["encoder.weight"].clone()
+    result = Sequential().run_cohort(work, server.params, [2], 0, 0.0)
+    (upload,) = result.uploads
+    torch.testing.assert_close(
+        upload.deltas["encoder.weight"] + start, result.private["own.encoder.weight"][0]
+    )
+    assert set(result.private) == {"own.encoder.weight", "own.encoder.bias"}
+    run_round(work, Sequential(), server, [2])
+    torch.testing.assert_close(server.params["encoder.weight"], result.private["own.encoder.weight"][0])
+
+
+def test_persistent_tables_are_uploaded_by_local_rows() -> None:
+    method = methods.fedfusion(persistent_local=True, **OPTIONS)
+    run = simulate(Words(), method, TEXTS, rounds=2, cohort=3, seed=3)
+    start = Words().embedding.weight.detach()
+    used = torch.zeros(300, dtype=torch.bool)
+    used[torch.as_tensor(TEXTS.columns["text"].take(rows_of(TEXTS, 2)).values)] = True  # type: ignore[union-attr]
+    own = run.parameters("user-2")["own.embedding.weight"]
+    moved = (own != start).any(1)
+    assert moved.any()
+    assert not moved[~used].any()
+    for n in ("embedding.weight", "own.embedding.weight"):
+        assert run.net.module.lookup[n] == "text"  # type: ignore[index]
+
+
+def test_the_servers_steps_for_gamma() -> None:
+    assert methods.fedfusion("multi").server_optimizer == sgd(1.0, rates={"fusion.gamma": 0.1})
+    assert methods.fedfusion("conv").server_optimizer == sgd(1.0)
+    with pytest.raises(MethodError) as error:
+        methods.fedfusion("mulit")  # type: ignore[arg-type]
+    assert str(error.value) == "operator must be 'conv', 'multi' or 'single'; got 'mulit'."
+
+
+def test_predictions_of_the_fused_models() -> None:
+    net = Net(AddFusion("single", persistent=True)(Parts().double()))
+    params = {**net.initial(), "fusion.gamma": torch.tensor(0.25).double()}
+    params["own.encoder.weight"] = params["own.encoder.weight"] + 1
+    batch = {"x": torch.randn(5, 3, dtype=torch.float64)}
+    mine, theirs = h(params, batch, "own."), h(params, batch)
+    torch.testing.assert_close(
+        fused_with_own(net, params, batch), linear(params, "classifier", 0.25 * theirs + 0.75 * mine)
+    )
+    torch.testing.assert_close(fused_with_itself(net, params, batch), linear(params, "classifier", theirs))
+
+
+def test_what_is_published_may_not_be_trained_on_opted_out_examples() -> None:
+    method = methods.fedfusion(persistent_local=True)
+    (phase,) = method.phases
+    alone = methods.Phase(phase.loss, "private", examples="all")
+    assert method.extend is not None
+    with pytest.raises(MethodError) as error:
+        method.but(phases=(alone,)).check(method.extend(Parts()))
+    assert str(error.value) == (
+        "'fedfusion' publishes private values, so opted-out and validation examples, which train or choose them, would "
+        "influence what leaves the client. Use examples='opted_in' and no early stopping."
+    )
+
+
+# --- PFL-DA
+
+
+def test_the_mixture_by_hand() -> None:
+    """p_G = (3/4, 1/4), p_k = (1/2, 1/2), α = 3/4: 0.75 · 0.75 + 0.25 · 0.5 = 0.6875."""
+    net = Net(AddGate()(Parts(1, 1, 2).double()))
+    zero = {n: torch.zeros_like(v) for n, v in net.initial().items()}
+    params = {
+        **zero,
+        "classifier.bias": torch.tensor([math.log(3), 0.0]).double(),
+        "gate.bias": torch.tensor([math.log(3)]).double(),
+    }
+    batch = {"x": torch.ones(1, 1).double(), "label": torch.tensor([0])}
+    assert mixed_log_probabilities(net, params, batch).exp()[0].tolist() == pytest.approx([0.6875, 0.3125])
+    assert float(MixtureLoss()(net, params, batch, {})) == pytest.approx(-math.log(0.6875), abs=1e-7)
+    assert float(mixed_log_probabilities(net, {**params, "gate.bias": zero["gate.bias"]}, batch)[0, 0].exp()) == pytest.approx(0.625)  # fmt: skip
+
+
+def test_a_closed_gate_trains_one_model_alone() -> None:
+    net = Net(AddGate()(Parts().double()))
+    batch = {"x": torch.randn(5, 3, dtype=torch.float64), "label": torch.tensor([0, 1, 2, 0, 1])}
+    for bias, live, still in ((60.0, "", "own."), (-60.0, "own.", "")):
+        params = {n: v.requires_grad_() for n, v in net.initial().items()}
+        params["gate.bias"] = torch.tensor([bias], dtype=torch.float64)
+        value = MixtureLoss()(net, params, batch, {})
+        names = [f"{p}{n}" for p in (live, still) for n in Parts().state_dict()]
+        slopes = dict(zip(names, torch.autograd.grad(value, [params[n] for n in names]), strict=True))
+        plain = torch.autograd.grad(
+            nn.functional.cross_entropy(net({n: params[f"{live}{n}"] for n in Parts().state_dict()}, batch), batch["label"]),
+            [params[f"{live}{n}"] for n in Parts().state_dict()],
+        )  # fmt: skip
+        for n, expected in zip(Parts().state_dict(), plain, strict=True):
+            torch.testing.assert_close(slopes[f"{live}{n}"], expected, rtol=0, atol=1e-12)
+            assert float(slopes[f"{still}{n}"].abs().max()) < 1e-12
+
+
+def test_pfl_da_equals_plain_pytorch() -> None:
+    method = methods.pfl_da(**OPTIONS)
+    initial = AddGate()(Parts().double()).state_dict()
+
+    def probabilities(w: State, batch: State) -> Tensor:
+        found = h(w, batch)
+        general = linear(w, "classifier", found).softmax(1)
+        own = linear(w, "own.classifier", h(w, batch, "own.")).softmax(1)
+        alpha = torch.sigmoid(linear(w, "gate", found))
+        return alpha * general + (1 - alpha) * own
+
+    def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
+        def loss(w: State, batch: State) -> Tensor:
+            return -probabilities(w, batch).gather(1, batch["label"][:, None]).log().mean()
+
+        return descend(state, [""], batches, loss, 0.2, 0.9)
+
+    run = trained(method)
+    server, own = plain_rounds(DATA, method, initial, train)
+    compare(run, server, own)
+    assert set(own[0]) == {n for n in initial if n.startswith(("own.", "gate."))}
+    batch = DATA.batch(np.arange(DATA.rows(1, "test").start, DATA.rows(1, "test").stop))
+    expected = -probabilities({**server, **own[1]}, batch).gather(1, batch["label"][:, None]).log().mean()
+    assert run.evaluate(clients=[1])["loss"] == pytest.approx(float(expected), abs=1e-9)
+    general = nn.functional.cross_entropy(linear(server, "classifier", h(server, batch)), batch["label"])
+    assert run.evaluate(clients=[1], shared=True)["loss"] == pytest.approx(float(general), abs=1e-9)
+
+
+def test_the_gate_starts_even_and_nothing_of_the_private_model_leaves() -> None:
+    module = AddGate()(Parts())
+    assert all(bits(v) == bits(torch.zeros_like(v)) for n, v in module.state_dict().items() if "gate" in n)
+    names = module.state_dict()
+    split = methods.pfl_da().split
+    assert set(split.federated(names)) == set(Parts().state_dict())
+    assert AddGate()(Words()).lookup == {"embedding.weight": "text", "own.embedding.weight": "text"}
+
+
+# --- what every one of these terms says of itself
+
+
+@pytest.mark.parametrize("build", [TwoStreams, FusionLoss, MixtureLoss])
+def test_tables_stay_local_unless_the_loss_reads_parameters(build: Any) -> None:
+    assert not build().reads_parameters
+    assert not build().reads_received
+    assert build(loss=l2_penalty("*")).reads_parameters
+    assert build(loss=methods.fedprox().phases[0].loss).reads_received
+
+
+@pytest.mark.parametrize("name", ["fedmmd", "fedfusion", "pfl_da"])
+def test_a_model_without_features_is_refused(name: str) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.classifier(x)
+            return out
+
+    with pytest.raises(MethodError) as error:
+        simulate(Whole().double(), methods.METHODS[name](), DATA, rounds=1)
+    assert str(error.value) == (
+        "Whole has no method 'features', which this training method needs. Give the model `features(self, <columns>)`, "
+        "e.g. the layer before its last as `features`."
+    )
+    with pytest.raises(MethodError, match="^lam must be at least 0; got -1.0"):
+        methods.fedmmd(-1)

@@ -1,0 +1,44 @@
+"""Noise on uploads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.privacy import GaussianNoise
+
+TENSORS = {"w": torch.ones(300, 300), "b": torch.zeros(5, dtype=torch.float64), "n": torch.tensor(7)}
+
+
+def draw(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_noise_has_the_deviation_asked_for_and_comes_from_its_stream() -> None:
+    link = GaussianNoise(0.25)
+    found = link.encode(TENSORS, {}, draw())
+    noise = found["w"] - 1
+    assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    assert found["b"].dtype == torch.float64
+    assert len(set(found["b"].tolist())) == 5
+    assert found["n"] is TENSORS["n"]
+    again, other = link.encode(TENSORS, {}, draw()), link.encode(TENSORS, {}, draw(1))
+    assert torch.equal(found["w"], again["w"])
+    assert not torch.equal(found["w"], other["w"])
+    assert link.decode(found, {}) is found
+    turned = link.encode(dict(reversed(TENSORS.items())), {}, draw())
+    assert all(torch.equal(found[n], turned[n]) for n in TENSORS)
+    torch.testing.assert_close(GaussianNoise(0.5).encode(TENSORS, {}, draw())["w"] - 1, 2 * noise)
+
+
+def test_no_noise_is_the_same_bits() -> None:
+    assert GaussianNoise(0.0).encode(TENSORS, {}, draw()) is TENSORS
+
+
+@pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf")])
+def test_a_deviation_that_makes_no_sense_is_refused(sigma: float) -> None:
+    with pytest.raises(ConfigError) as error:
+        GaussianNoise(sigma)
+    assert str(error.value) == f"sigma must be a number of at least 0; got {sigma!r}."
