@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, MethodError
@@ -17,7 +18,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines.base import CohortResult, Job, defaults
 from fedkeep.engines.client import ClientResult, collect
-from fedkeep.engines.room import Room
+from fedkeep.engines.room import room
 from fedkeep.engines.stacked import Stacked
 from fedkeep.engines.together import Pass, noise_of, run_together
 
@@ -41,7 +42,8 @@ class Vectorised:
         if memory is not None and memory < 1:
             raise ConfigError(f"memory must be at least 1 byte, or None; got {memory}.")
         self.clients, self.memory = clients, memory
-        self._room: Room | None = None
+        self._job: Job | None = None
+        self._most = 1
 
     def run_cohort(
         self, job: Job, received: Params, clients: list[int], round: int, progress: float
@@ -51,20 +53,45 @@ class Vectorised:
         Raises:
             ConfigError: this model or method cannot be trained so; says why.
         """
-        if self._room is None or self._room.job is not job:
+        if self._job is not job:
             if (reason := self.suits(job)) is not None:
                 raise ConfigError(
                     f"engine='vectorised' cannot train {job.method.name!r}: {reason} Use engine='sequential'."
                 )
-            self._room = Room(job, self.memory)
-        stored = job.private(clients)
-        most = self.clients or self._room.clients(received, clients, stored)
-        return collect(
-            job, received, clients, side_by_side(job, received, clients, stored, round, progress, most)
-        )
+            self._job, self._most = job, self.clients or room(job, self.memory)
+        return collect(job, received, clients, self._results(job, received, clients, round, progress))
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
+
+    def _results(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> Iterator[ClientResult]:
+        """Train some clients at once, and some more; fewer at a time where a GPU's memory runs out."""
+        stored, done = job.private(clients), 0
+        while done < len(clients):
+            some = clients[done : done + self._most]
+            own = {name: values[done : done + self._most] for name, values in stored.items()}
+            together = self._together(job, received, some, own, round, progress)
+            if together is None:
+                self._most = len(some) // 2
+                torch.cuda.empty_cache()
+                continue
+            yield from together.results()
+            done += len(some)
+
+    def _together(
+        self, job: Job, received: Params, clients: list[int], own: Params, round: int, progress: float
+    ) -> Stacked | None:
+        """Train clients at once; None: a GPU has no memory for so many."""
+        try:
+            together = Stacked(job, received, clients, own, round, progress)
+            run_together(together)
+        except torch.OutOfMemoryError:
+            if len(clients) == 1:
+                raise
+            return None
+        return together
 
     @staticmethod
     def suits(job: Job) -> str | None:
@@ -83,32 +110,11 @@ class Vectorised:
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
-            said = str(error.__cause__).strip().split("\n")[0]
-            return f"its loss cannot be computed for several clients at once ({said})"
+            said = _said(error.__cause__, job.net.module)
+            return f"its loss cannot be computed for several clients at once ({said})."
         if not all(indifferent):
             return "the loss depends on how far texts are padded, which differs with the clients trained at once."
         return None
-
-
-def side_by_side(
-    job: Job, received: Params, clients: list[int], stored: Params, round: int, progress: float, most: int
-) -> Iterator[ClientResult]:
-    """Train clients, ``most`` at once, and yield what each gives back; fewer where a GPU's memory runs out."""
-    done = 0
-    while done < len(clients):
-        some = slice(done, done + most)
-        own = {name: values[some] for name, values in stored.items()}
-        try:
-            together = Stacked(job, received, clients[some], own, round, progress)
-            run_together(together)
-        except torch.OutOfMemoryError:
-            if most == 1:
-                raise
-            most = most // 2
-            torch.cuda.empty_cache()
-            continue
-        yield from together.results()
-        done += len(together.clients)
 
 
 def _probe(job: Job, client: int, number: int) -> bool:
@@ -129,3 +135,14 @@ def _probe(job: Job, client: int, number: int) -> bool:
     wider = {name: F.pad(v, (0, v.shape[-1])) if name in texts else v for name, v in batch.items()}
     _, padded, _ = Pass(again, number, noise_of(again, 0)).gradients(step, pick, wider)
     return torch.allclose(losses, padded, rtol=1e-4, equal_nan=True)
+
+
+def _said(error: BaseException, module: nn.Module) -> str:
+    """Return the reason in a few words, with a way out where there is one."""
+    text = str(error).strip().split("\n")[0].rstrip(".")
+    if "random" in text and "randomness" in text:
+        return "it draws random numbers otherwise than by dropout"
+    layers = {type(m).__name__ for m in module.modules() if type(m) in (nn.LSTM, nn.GRU)}
+    return text + "".join(
+        f"; fedkeep.nn.{n} has the parameters of torch.nn.{n} and can" for n in sorted(layers)
+    )

@@ -40,11 +40,13 @@ def run(
         x = F.embedding(ids, inputs)
     turned = torch.where(inside, lengths.unsqueeze(1) - 1 - time, time).unsqueeze(-1)  # (B, L, 1)
     end = (lengths - 1).view(-1, 1, 1)
+    sources = [x, torch.take_along_dim(x, turned, 1)][: len(weights) // 4]
+    if stepwise:
+        found = _steps(torch.stack(sources), weights, gru).unbind(0)
+    else:
+        found = tuple(_library(one, weights[4 * d : 4 * d + 4], gru) for d, one in enumerate(sources))
     outputs, lasts = [], []
-    for first in range(0, len(weights), 4):
-        backwards = first > 0
-        source = torch.take_along_dim(x, turned, 1) if backwards else x
-        out = (_steps if stepwise else _library)(source, weights[first : first + 4], gru)
+    for backwards, out in enumerate(found):
         out = out.masked_fill(~inside.unsqueeze(-1), 0.0)
         lasts.append(torch.take_along_dim(out, end, 1).squeeze(1))
         outputs.append(torch.take_along_dim(out, turned, 1) if backwards else out)
@@ -64,22 +66,32 @@ def _library(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
 
 
 def _steps(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
-    """One direction as a loop; the equations are those of torch.nn.LSTM and torch.nn.GRU."""
-    w_ih, w_hh, b_ih, b_hh = weights
-    h = c = torch.zeros_like(x[:, 0, :1]) * w_hh[0]  # (B, H); vmap gives it both tensors' client axes
-    projected = x @ w_ih.transpose(0, 1) + b_ih  # (B, L, K*H)
+    """All D directions as one loop, (D, B, L, I) to (D, B, L, H); the equations are those of torch.nn.LSTM and GRU.
+
+    Under vmap a step is one batched matrix product over clients and directions, and a few operations on all of them.
+    """
+    w_ih, w_hh, b_ih, b_hh = (torch.stack(weights[kind::4]) for kind in range(4))
+    back, bias = w_hh.transpose(1, 2), b_hh.unsqueeze(1)  # (D, H, K*H), (D, 1, K*H)
+    width = w_hh.shape[2]
+    h = c = (
+        torch.zeros_like(x[:, :, 0, :1]) * w_hh[:, :1]
+    )  # (D, B, H); vmap gives it both tensors' client axes
+    flat = x.flatten(1, 2) @ w_ih.transpose(1, 2) + b_ih.unsqueeze(1)  # (D, B*L, K*H)
+    projected = flat.reshape(*flat.shape[:1], *x.shape[1:3], -1)
     outputs = []
-    for t in range(x.shape[1]):
-        hidden = h @ w_hh.transpose(0, 1) + b_hh
+    for place in range(x.shape[2]):
+        step = projected[:, :, place]  # (D, B, K*H)
+        hidden = h @ back + bias
         if gru:
-            xr, xz, xn = projected[:, t].chunk(3, -1)
-            hr, hz, hn = hidden.chunk(3, -1)
-            reset, update = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
-            fresh = torch.tanh(xn + reset * hn)
+            gates, fresh = torch.split(step, [2 * width, width], -1)
+            gates_of_h, fresh_of_h = torch.split(hidden, [2 * width, width], -1)
+            reset, update = torch.sigmoid(gates + gates_of_h).chunk(2, -1)
+            fresh = torch.tanh(fresh + reset * fresh_of_h)
             h = fresh + update * (h - fresh)
         else:
-            i, f, g, o = (projected[:, t] + hidden).chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            gates, g, o = torch.split(step + hidden, [2 * width, width, width], -1)
+            i, f = torch.sigmoid(gates).chunk(2, -1)
+            c = f * c + i * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
         outputs.append(h)
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 2)
