@@ -36,6 +36,7 @@ from fedkeep.engines import (
 )
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
+from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
@@ -394,12 +395,13 @@ class _Simulation:
         directory = (
             RunDirectory.open(out, self.identity) if resume else RunDirectory.create(out, self._info())
         )
-        if self.config_text is not None and not (out / "config.toml").exists():
-            try:
+        try:
+            if self.config_text is not None and not (out / "config.toml").exists():
                 write_whole(out / "config.toml", self.config_text.encode())
-            except RunError:
-                directory.close()
-                raise
+            write_partition(out, self.data)
+        except RunError:
+            directory.close()
+            raise
         return directory
 
     def _info(self) -> dict[str, Any]:
@@ -440,6 +442,7 @@ class _Simulation:
             "bytes_up": None if pooled else size,
             "best": meta.get("best"),
             "best_global": meta.get("best_global"),
+            "partition_counts": partition_counts(self.data),
         }
 
 
