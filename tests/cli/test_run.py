@@ -41,6 +41,46 @@ def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command)
     assert result.stderr == ""  # no progress where there is no terminal
 
 
+def test_the_engine_is_told_and_workers_change_no_result(fedkeep: Command) -> None:
+    for name, options in {
+        "auto": [],
+        "workers": ["--workers", 2, "--set", "run.engine=workers"],
+        "one": ["--workers", 1],
+    }.items():
+        result = fedkeep("run", "toy.toml", "--out", name, *options)
+        assert result.exit_code == 0, result.output
+        told = [line for line in result.stdout.splitlines() if line.startswith("Engine: ")]
+        info = json.loads(Path(name, "run.json").read_text(encoding="utf-8"))
+        reason = info["engine_reason"]
+        assert told == ([f"Engine: {info['engine']}, because {reason}."] if reason else [])
+        assert info["engine"] == ("workers" if name == "workers" else "sequential")
+    assert reason == "there is one core to use"
+    without = {name: v for name, v in states(Path("auto")).items() if name != "config.toml"}
+    assert without.items() <= states(Path("workers")).items()
+    assert (
+        Path("auto/config.toml").read_text() == Path("one/config.toml").read_text()
+    )  # no setting of the run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--workers", 2, "--set", "run.engine=pooled"],
+            "workers=2 is for engine='workers' or 'auto'; the engine is",
+        ),
+        (["--set", "run.workers=0"], "run.workers: wanted greater than or equal to 1; got 0."),
+        (["--set", "run.workers=two"], "run.workers: wanted a valid integer; got 'two'."),
+        (["--workers", 0], "0 is not in the range x>=1"),
+    ],
+)
+def test_bad_numbers_of_workers(fedkeep: Command, options: list[object], message: str) -> None:
+    result = fedkeep("run", "toy.toml", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not Path("runs").exists()
+
+
 def test_a_progress_bar_is_shown_on_a_terminal(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     # as if standard error were a terminal

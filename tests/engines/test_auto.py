@@ -38,6 +38,18 @@ def test_what_is_known_beforehand(
     assert choose(device, cohort, workers, engines) == expected
 
 
+def test_where_processes_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's script without a guard of __main__ would be run again in each of them, so only on demand."""
+    monkeypatch.setattr(auto, "start_method", lambda: "spawn")
+    monkeypatch.setattr(auto, "available_cores", lambda: 4)
+    assert choose("cpu", 10, None, ENGINES) == Choice(
+        "sequential", "processes cannot be forked here; workers=N starts them anew"
+    )
+    assert choose("cpu", 10, 2, ENGINES) is None
+    monkeypatch.setattr(auto, "available_cores", lambda: 1)
+    assert choose("cpu", 10, None, ENGINES) == Choice("sequential", "there is one core to use")
+
+
 def test_a_daemon_trains_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert choose("cpu", 10, 8, ENGINES) == Choice("sequential", "a daemon process may not start others")

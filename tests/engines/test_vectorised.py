@@ -40,7 +40,9 @@ STEEP = sgd(0.2, momentum=0.9)
 def cohort(work: Job, engine: Any, clients: list[int] | None = None, round: int = 3) -> CohortResult:
     """Return what a cohort gives back, all clients by default."""
     received = work.method.split.federated(work.net.initial())
-    return engine.run_cohort(work, received, list(range(len(work.data))) if clients is None else clients, round, 0.25)  # type: ignore[no-any-return]
+    return engine.run_cohort(
+        work, received, list(range(len(work.data))) if clients is None else clients, round, 0.25
+    )  # type: ignore[no-any-return]
 
 
 def close(ours: CohortResult, theirs: CohortResult, most: float = 1e-12) -> None:
@@ -62,7 +64,9 @@ def alike(ours: Params, theirs: Params, most: float) -> None:
     for name, value in theirs.items():
         assert ours[name].dtype == value.dtype
         largest = float(value.double().abs().max()) if value.numel() else 0.0
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=most * max(1.0, largest), check_device=False)
+        torch.testing.assert_close(
+            ours[name], value, rtol=0, atol=most * max(1.0, largest), check_device=False
+        )
 
 
 def test_by_hand() -> None:
@@ -262,7 +266,9 @@ def test_a_parameter_that_breaks_down_is_named() -> None:
     method = methods.fedavg(loss=squared_error(), optimizer=sgd(1e300))
     with pytest.raises(NonFiniteError) as error:
         cohort(job(Scalar(), method, data), Vectorised())
-    assert str(error.value).startswith("Client 'b', round 3: the training loss became NaN or infinite after 1 steps.")
+    assert str(error.value).startswith(
+        "Client 'b', round 3: the training loss became NaN or infinite after 1 steps."
+    )
     data = pairs({"a": [(1, 1)], "b": [(1e100, 1e100)]})
     with pytest.raises(NonFiniteError) as error:
         cohort(job(Scalar(), method, data), Vectorised())
@@ -395,7 +401,10 @@ def test_says_why_it_cannot(name: str) -> None:
     assert Vectorised.suits(job(model, method, data)) == reason
     with pytest.raises(ConfigError) as error:
         simulate(model, method, data, rounds=1, engine="vectorised")
-    assert str(error.value) == f"engine='vectorised' cannot train {method.name!r}: {reason} Use engine='sequential'."
+    assert (
+        str(error.value)
+        == f"engine='vectorised' cannot train {method.name!r}: {reason} Use engine='sequential'."
+    )
 
 
 def test_looking_changes_nothing() -> None:

@@ -301,6 +301,34 @@ def test_a_client_over_which_two_workers_die_is_named(engine: Workers) -> None:
         rounds(engine, [[2]], **scripted(lambda: os._exit(3)))
 
 
+@FORK
+def test_a_run_whose_worker_was_killed_goes_on(tmp_path: Path) -> None:
+    """Killed twice in its second round: the first one is kept, and the run ends as if nothing had been."""
+    flag = tmp_path / "well"
+    options = scripted(lambda: None if flag.exists() else os.kill(os.getpid(), signal.SIGKILL))
+
+    def run(**more: Any) -> Any:
+        return simulate(
+            options["model"](),
+            METHOD,
+            options["data"],
+            rounds=4,
+            cohort=2,
+            seed=5,
+            engine="workers",
+            workers=2,
+            **more,
+        )
+
+    with pytest.raises(WorkerError, match="Client 'bad', round 1: "):
+        run(out=tmp_path / "run")
+    flag.touch()
+    found, expected = run(out=tmp_path / "run", resume=True), run()
+    assert same_bits(found.server, expected.server)
+    assert same_bits(everyone(found.private, 4), everyone(expected.private, 4))
+    assert found.history == expected.history
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_a_worker_that_is_killed_while_it_waits_is_replaced(engine: Workers) -> None:
     work = job(Logits(), FURL, DATA)

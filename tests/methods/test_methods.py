@@ -13,6 +13,7 @@ from fedkeep import Method, Phase, Split, adam, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.methods import METHODS, fedavg, furl, local, terms
 from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
 from fedkeep.methods.fedfusion import FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
@@ -55,6 +56,7 @@ LOSSES = {
     "apfl": terms.squared_error() + OnMixture(0.5, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),
+    "asp_mtl": AdversarialLoss(terms.squared_error()),
     "pfl_da": MixtureLoss(terms.squared_error()),
     "kteps": BranchLoss(loss=terms.squared_error()),
     "kteps_star": BranchLoss(loss=terms.squared_error()),
@@ -106,7 +108,7 @@ def test_furl_options() -> None:
 
 def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
-        "fedavg", "furl", "local", "apfl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox", "fedrecon",
+        "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox", "fedrecon",
         "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "pfl_da",
     }  # fmt: skip
     for name, build in METHODS.items():

@@ -88,6 +88,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "apfl": (Deep, methods.apfl(0.3, batch_size=4, optimizer=sgd(0.3))),
     "fedmmd": (Parts, methods.fedmmd(2.0, batch_size=4, optimizer=sgd(0.3))),
     "fedfusion": (Parts, methods.fedfusion("multi", batch_size=4, optimizer=sgd(0.3))),
+    "asp_mtl": (Parts, methods.asp_mtl(6, batch_size=4, optimizer=sgd(0.3))),
     "pfl_da": (Parts, methods.pfl_da(batch_size=4, optimizer=sgd(0.3))),
     "kteps": (Parts, methods.kteps(0.5, 0.5, batch_size=4, optimizer=sgd(0.3))),
     "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", batch_size=4, optimizer=sgd(0.3))),

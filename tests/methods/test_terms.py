@@ -14,6 +14,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import terms
 from fedkeep.methods.apfl import OnMixture
+from fedkeep.methods.asp_mtl import AddTask, AdversarialLoss
 from fedkeep.methods.branches import TwoBranches
 from fedkeep.methods.copies import OnCopy, with_copy
 from fedkeep.methods.fedfusion import AddFusion, FusionLoss
@@ -189,6 +190,7 @@ ALL = {
     "fusion": FusionLoss(),
     "fusion with own": FusionLoss(persistent=True),
     "mixture": MixtureLoss(),
+    "adversarial": AdversarialLoss(adversarial=0.5, difference=0.3),
 }
 EXTENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
     **dict.fromkeys(("branches", "diversity", "transfer"), TwoBranches()),
@@ -196,6 +198,7 @@ EXTENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
     "fusion": AddFusion("conv"),
     "fusion with own": AddFusion("multi", persistent=True),
     "mixture": AddGate(),
+    "adversarial": AddTask(3),
 }
 """What a term's method adds to the model; the others' terms see a linear model and its copy."""
 
@@ -220,6 +223,7 @@ def example(rows: int = 5) -> Batch:
     return {
         "x": torch.randn(rows, 3, generator=draw, dtype=torch.float64),
         "label": torch.randint(0, 3, (rows,), generator=draw),
+        "client": torch.full((rows,), 1),
     }
 
 

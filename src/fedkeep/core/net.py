@@ -152,16 +152,17 @@ class PooledNet(Net):
     Args:
         module: the model.
         private: the names of the private parameters, whose values in ``params`` are (clients, *shape).
+        by_client: the examples of a call are one client's, and ``params`` hold that client's values.
     """
 
-    def __init__(self, module: nn.Module, private: frozenset[str]) -> None:
+    def __init__(self, module: nn.Module, private: frozenset[str], by_client: bool = False) -> None:
         super().__init__(module)
-        self.private = private
+        self.private, self.by_client = private, by_client
         self.gathers = private <= set(getattr(module, "per_example", ()))
 
     def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
         """Return what a method of the module returns, each example computed with its own client's row."""
-        if not self.private:
+        if not self.private or self.by_client:
             return super().call(method, params, batch)
         missing = sorted(self.private - params.keys())
         if missing:

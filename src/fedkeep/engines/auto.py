@@ -13,6 +13,7 @@ import torch
 from fedkeep.core.params import Params
 from fedkeep.engines.base import CohortResult, Job
 from fedkeep.engines.client import ClientResult, collect, train_client
+from fedkeep.engines.cores import available_cores
 from fedkeep.engines.pool import start_method
 from fedkeep.engines.workers import Workers
 
@@ -34,13 +35,13 @@ class Choice:
     reason: str
 
 
-def choose(device: str, cohort: int, workers: int, engines: Collection[str]) -> Choice | None:
+def choose(device: str, cohort: int, workers: int | None, engines: Collection[str]) -> Choice | None:
     """Return the engine for a run, where that is known before anything is computed; None: measure (``Auto``).
 
     Args:
         device: where to compute.
         cohort: clients a round.
-        workers: how many processes there may be: the cores that this process may use, or what the user says.
+        workers: how many processes there may be, if the user says so; None: as many as there are cores.
         engines: the names of those there are.
     """
     kind = torch.device(device).type
@@ -48,10 +49,13 @@ def choose(device: str, cohort: int, workers: int, engines: Collection[str]) -> 
         return Choice("vectorised" if "vectorised" in engines else "sequential", f"the device is {kind}")
     if cohort == 1:
         return Choice("sequential", "a round has one client")
-    if workers == 1:
+    if (workers or available_cores()) == 1:
         return Choice("sequential", "there is one core to use")
     if multiprocessing.current_process().daemon:
         return Choice("sequential", "a daemon process may not start others")
+    if workers is None and start_method() == "spawn":
+        # A script without a guard of __main__ would be run again in each of them.
+        return Choice("sequential", "processes cannot be forked here; workers=N starts them anew")
     return None
 
 

@@ -52,7 +52,8 @@ class LazyRows:
         state: OptimizerState,
         scale: float,
     ) -> None:
-        self.columns = {t.column: len(params[t.parameter]) for t in tables}
+        self.single = {t.column for t in tables if t.single}
+        self.columns = {t.column: len(params[t.parameter]) for t in tables if not t.single}
         self.of = {t.parameter: t.column for t in tables}
         self.trained = [t.parameter for t in tables if t.parameter in names]
         self.params, self.received = params, received
@@ -79,6 +80,8 @@ class LazyRows:
             place[used] = torch.arange(len(used), dtype=ids.dtype, device=ids.device)
             batch[column] = place[ids]
             self.used[column] = used
+        for column in self.single:
+            self.used[column] = batch[column][:1]
         rows = {name: self._rows(name, self.used[column]) for name, column in self.of.items()}
         seen = {
             n: self.received[n].index_select(0, self.used[c])
@@ -95,19 +98,23 @@ class LazyRows:
             velocity = self.velocity[name].index_select(0, used)
             self._catch_up(name, rows, velocity, self.last[name].index_select(0, used))
             self.drawn[name] = velocity
+        if self.of[name] in self.single:
+            rows = rows.squeeze(0)
         return rows.requires_grad_(name in self.rates)
 
     @torch.no_grad()
     def update(self, rows: Params, grads: Params) -> None:
         """Take the optimiser's step on the rows of this batch: v ← μv + g, w ← w − ηv."""
         for name, change in grads.items():
-            used = self.used[self.of[name]]
+            used, before = self.used[self.of[name]], rows[name].detach()
+            if self.of[name] in self.single:
+                change, before = change.unsqueeze(0), before.unsqueeze(0)
             self.step[name] += 1
             if self.momentum:
                 change = self.drawn[name].mul_(self.momentum).add_(change)
                 self.velocity[name].index_copy_(0, used, change)
                 self.last[name].index_fill_(0, used, self.step[name])
-            self.params[name].index_copy_(0, used, rows[name].detach().sub_(change, alpha=self.rates[name]))
+            self.params[name].index_copy_(0, used, before.sub_(change, alpha=self.rates[name]))
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -6,6 +6,7 @@ over pooled examples all come through ``local_run``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from fedkeep.engines.lazy import LazyRows, lazy_tables
 from fedkeep.engines.vocabulary import (
     Examples,
     LocalTable,
+    Owned,
     Tables,
     allowed,
     local_tables,
@@ -435,14 +437,27 @@ def batches(
     if not len(rows):
         return
     rng = numpy_generator(draws.seed, f"batches/{number}", draws.client, draws.round)
-    per_pass = steps_per_pass(len(rows), phase)
-    steps = phase.steps if phase.steps is not None else phase.epochs * per_pass
-    order = rows
-    for step in range(steps):
-        position = step % per_pass
-        if position == 0:
-            order = rng.permutation(rows)
-        yield order[position * phase.batch_size : (position + 1) * phase.batch_size]
+    owners = data.owners(rows) if phase.by_client and isinstance(data, Owned) else None
+    left = phase.steps
+    for _ in itertools.count() if left is not None else range(phase.epochs):
+        for chosen in _one_pass(rows, owners, phase.batch_size, rng):
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    return
+            yield chosen
+
+
+def _one_pass(
+    rows: np.ndarray, owners: np.ndarray | None, size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the mini-batches of one pass; with ``owners``, one client's each, in mixed order."""
+    if owners is None:
+        order = rng.permutation(rows)
+        return [order[start : start + size] for start in range(0, len(order), size)]
+    each = [rng.permutation(rows[owners == owner]) for owner in np.unique(owners)]
+    chunks = [mine[start : start + size] for mine in each for start in range(0, len(mine), size)]
+    return [chunks[place] for place in rng.permutation(len(chunks))]
 
 
 def steps_per_pass(examples: int, phase: Phase) -> int:

@@ -36,7 +36,9 @@ def room(job: Job, memory: int | None = None) -> int:
     federated = job.method.split.federated(job.net.initial())
     one = Stacked(job, federated, largest, defaults(job.store, largest), 0, 0.0)
     texts = {n: c for n, c in job.data.columns.items() if isinstance(c, Ragged)}
-    longest = {n: int(np.diff(c.offsets).max(initial=1)) for n, c in texts.items() if n in one.examples.lengths}
+    longest = {
+        n: int(np.diff(c.offsets).max(initial=1)) for n, c in texts.items() if n in one.examples.lengths
+    }
     if memory is None:
         cuda = job.device.startswith("cuda")
         memory = int(CUDA_SHARE * torch.cuda.mem_get_info(job.device)[0]) if cuda else CPU_BYTES

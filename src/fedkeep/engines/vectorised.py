@@ -110,7 +110,8 @@ class Vectorised:
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
-            return f"its loss cannot be computed for several clients at once ({_said(error.__cause__, job.net.module)})."
+            said = _said(error.__cause__, job.net.module)
+            return f"its loss cannot be computed for several clients at once ({said})."
         if not all(indifferent):
             return "the loss depends on how far texts are padded, which differs with the clients trained at once."
         return None
@@ -142,4 +143,6 @@ def _said(error: BaseException, module: nn.Module) -> str:
     if "random" in text and "randomness" in text:
         return "it draws random numbers otherwise than by dropout"
     layers = {type(m).__name__ for m in module.modules() if type(m) in (nn.LSTM, nn.GRU)}
-    return text + "".join(f"; fedkeep.nn.{n} has the parameters of torch.nn.{n} and can" for n in sorted(layers))
+    return text + "".join(
+        f"; fedkeep.nn.{n} has the parameters of torch.nn.{n} and can" for n in sorted(layers)
+    )

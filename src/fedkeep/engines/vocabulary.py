@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from fedkeep.methods import Phase
 
 SMALL = 256
 """Rows below which cutting a table is not worth it."""
+CLIENT = "client"
+"""The column that says whose an example is, in centralised training."""
 
 Tables = Literal["exact", "local", "whole"]
 
@@ -38,6 +40,15 @@ class Examples(Protocol):
         ...
 
 
+@runtime_checkable
+class Owned(Examples, Protocol):
+    """Examples of several clients."""
+
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        """Return a number for the client of each row."""
+        ...
+
+
 @dataclass(frozen=True)
 class LocalTable:
     """The rows of one table that a client uses.
@@ -47,12 +58,14 @@ class LocalTable:
         column: the column of ids that looks it up.
         rows: (used,) int64, the rows' numbers, ascending; 0 (padding) is always among them.
         leaving: (leaving,) int64, positions in ``rows`` of those that opted-in examples use: all that may be uploaded.
+        single: a mini-batch uses one row alone, and sees it without the axis of rows.
     """
 
     parameter: str
     column: str
     rows: Tensor
     leaving: Tensor
+    single: bool = False
 
     def local(self, ids: Tensor) -> Tensor:
         """Return ids as positions in ``rows``."""
@@ -75,8 +88,9 @@ def local_tables(
     """
     lookup: Mapping[str, str] = getattr(net.module, "lookup", {})
     inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters for p in phases)
+    own = clients_tables(net, params)
     if not lookup or (mode != "local" and inexact):
-        return []
+        return own
     opted_in = allowed(data, rows)
     read = rows if any(p.examples == "all" for p in phases) else opted_in
     if valid is not None and any(p.early_stopping for p in phases):
@@ -94,7 +108,18 @@ def local_tables(
             every = torch.arange(size)
             found[column] = (every, every) if mode == "whole" else _used(ids, read, opted_in, size)
         tables.append(LocalTable(parameter, column, *found[column]))
-    return tables
+    return tables + own
+
+
+def clients_tables(net: Net, params: Mapping[str, Tensor]) -> list[LocalTable]:
+    """Return the private parameters of all clients, where each mini-batch is one client's and uses that row alone."""
+    if not (isinstance(net, PooledNet) and net.by_client):
+        return []
+    names = sorted(net.private & net.trainable())
+    every = [torch.arange(len(params[name])) for name in names]
+    return [
+        LocalTable(name, CLIENT, rows, rows, single=True) for name, rows in zip(names, every, strict=True)
+    ]
 
 
 def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.ndarray:

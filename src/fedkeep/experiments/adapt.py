@@ -30,7 +30,7 @@ from fedkeep.experiments.personalize import (
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.simulate import Run
 from fedkeep.methods import Method
-from fedkeep.store import Default, MemoryStore
+from fedkeep.store import Default, MemoryStore, PrivateStore
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AdaptedClients:
 
     run: Run
     clients: tuple[int, ...]
-    store: MemoryStore
+    store: PrivateStore
     stopped: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def judge(self, split: str = "test") -> list[Judgement]:

@@ -92,6 +92,23 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         ConfigError, DataError: an unknown reader or option, or a fault in the data.
     """
     settings = config.data
+    made = _partitioned(settings, config.seed, read_source(config, folder))
+    if settings.split is not None or made.bounds is None:
+        split = {"seed": config.seed, **(settings.split or {})}
+        made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
+    if settings.opt_out is None:
+        return made
+    out = check_options("data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where"))
+    return opt_out(made, **out)
+
+
+def read_source(config: Config, folder: Path | None = None) -> FederatedData | ImageSet:
+    """Read or make what a configuration's reader gives: data of clients, or images that belong to nobody yet.
+
+    Raises:
+        ConfigError, DataError: as for ``build_data``.
+    """
+    settings = config.data
     reader = _named("data.reader", "reader", settings.reader, READERS)
     options = settings.options
     if settings.reader in PLACES:
@@ -103,14 +120,7 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
         options[argument] = _located(f"The reader {settings.reader!r}", place, folder)
     if "seed" in inspect.signature(reader).parameters:
         options.setdefault("seed", config.seed)
-    made = _partitioned(settings, config.seed, reader(**check_options("data", reader, options)))
-    if settings.split is not None or made.bounds is None:
-        split = {"seed": config.seed, **(settings.split or {})}
-        made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
-    if settings.opt_out is None:
-        return made
-    out = check_options("data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where"))
-    return opt_out(made, **out)
+    return reader(**check_options("data", reader, options))
 
 
 def _partitioned(settings: DataConfig, seed: int, made: FederatedData | ImageSet) -> FederatedData:

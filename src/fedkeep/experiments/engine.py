@@ -38,7 +38,7 @@ def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds
     if name != "auto":
         return ENGINES[name](), ""
     side_by_side = Workers(workers)
-    choice = choose(device, cohort, side_by_side.count, ENGINES)
+    choice = choose(device, cohort, workers, ENGINES)
     if choice is None:
         return Auto(rounds, cohort, side_by_side), ""
     return ENGINES[choice.name](), choice.reason

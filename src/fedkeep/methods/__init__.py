@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedkeep.methods import terms
 from fedkeep.methods.apfl import apfl
+from fedkeep.methods.asp_mtl import asp_mtl
 from fedkeep.methods.base import EarlyStopping, Method, Phase
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
@@ -28,6 +29,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "furl": furl,
     "local": local,
     "apfl": apfl,
+    "asp_mtl": asp_mtl,
     "ditto": ditto,
     "fedbn": fedbn,
     "fedfusion": fedfusion,
@@ -50,6 +52,7 @@ __all__ = [
     "Method",
     "Phase",
     "apfl",
+    "asp_mtl",
     "batch_norm_names",
     "ditto",
     "fedavg",

@@ -69,6 +69,8 @@ class Phase:
         repeats: optimiser steps on each mini-batch.
         early_stopping: ends the phase by the client's split ``valid``; allowed only where nothing that is trained
             leaves the client.
+        by_client: in centralised training, a mini-batch holds examples of one client, computed with that client's own
+            private values (multi-task learning); elsewhere it always does.
     """
 
     loss: Term = field(default_factory=cross_entropy)
@@ -82,6 +84,7 @@ class Phase:
     part: Literal["all", "support", "query"] = "all"
     repeats: int = 1
     early_stopping: EarlyStopping | None = None
+    by_client: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:

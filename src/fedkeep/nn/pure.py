@@ -73,19 +73,23 @@ def _steps(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
     w_ih, w_hh, b_ih, b_hh = (torch.stack(weights[kind::4]) for kind in range(4))
     back, bias = w_hh.transpose(1, 2), b_hh.unsqueeze(1)  # (D, H, K*H), (D, 1, K*H)
     width = w_hh.shape[2]
-    h = c = torch.zeros_like(x[:, :, 0, :1]) * w_hh[:, :1]  # (D, B, H); vmap gives it both tensors' client axes
-    projected = (x.flatten(1, 2) @ w_ih.transpose(1, 2) + b_ih.unsqueeze(1)).unflatten(1, x.shape[1:3])
+    h = c = (
+        torch.zeros_like(x[:, :, 0, :1]) * w_hh[:, :1]
+    )  # (D, B, H); vmap gives it both tensors' client axes
+    flat = x.flatten(1, 2) @ w_ih.transpose(1, 2) + b_ih.unsqueeze(1)  # (D, B*L, K*H)
+    projected = flat.reshape(*flat.shape[:1], *x.shape[1:3], -1)
     outputs = []
-    for step in projected.unbind(2):  # (D, B, K*H)
+    for place in range(x.shape[2]):
+        step = projected[:, :, place]  # (D, B, K*H)
         hidden = h @ back + bias
         if gru:
-            gates, fresh = step.split((2 * width, width), -1)
-            gates_of_h, fresh_of_h = hidden.split((2 * width, width), -1)
+            gates, fresh = torch.split(step, [2 * width, width], -1)
+            gates_of_h, fresh_of_h = torch.split(hidden, [2 * width, width], -1)
             reset, update = torch.sigmoid(gates + gates_of_h).chunk(2, -1)
             fresh = torch.tanh(fresh + reset * fresh_of_h)
             h = fresh + update * (h - fresh)
         else:
-            gates, g, o = (step + hidden).split((2 * width, width, width), -1)
+            gates, g, o = torch.split(step + hidden, [2 * width, width, width], -1)
             i, f = torch.sigmoid(gates).chunk(2, -1)
             c = f * c + i * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)

@@ -63,7 +63,7 @@ def cifar10(
 
 def cifar100(
     folder: str | Path,
-    form: Literal["binary", "parquet"] = "binary",
+    form: Literal["binary", "parquet"] | None = None,
     labels: Literal["fine", "coarse"] = "fine",
     whole: bool = True,
 ) -> ImageSet:
@@ -74,7 +74,7 @@ def cifar100(
         form: "binary": ``train.bin`` and ``test.bin`` of the binary version, with ``fine_label_names.txt`` and
             ``coarse_label_names.txt`` where they are there; "parquet": files ``*train*.parquet`` and
             ``*test*.parquet`` of encoded images, with columns ``fine_label`` and ``coarse_label`` (the extra
-            ``images``).
+            ``images``); None: parquet where there are such files and no ``train.bin``.
         labels: "fine", the 100 classes, or "coarse", the 20 groups.
         whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
 
@@ -82,6 +82,9 @@ def cifar100(
         DataError: as for :func:`cifar10`.
     """
     place, source = Path(folder), dict[str, str]()
+    if form is None:
+        packed = not (place / "train.bin").exists() and any(place.glob("*train*.parquet"))
+        form = "parquet" if packed else "binary"
     for what, got, known in (
         ("form", form, ("binary", "parquet")),
         ("labels", labels, ("fine", "coarse")),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.experiments.reproduce import furl, kteps_figures, kteps_tables
+from fedkeep.experiments.reproduce import furl, kteps_figures, kteps_tables, moe
 
 Scale = Literal["quick", "medium", "full"]
 
@@ -54,6 +54,11 @@ REPRODUCTIONS: dict[str, str] = {
     "kteps-table8": "KTEPS Table 8: what is private, without projections and diversity",
     "kteps-figure4": "KTEPS Figure 4: Ag by round, accuracy while clients fine-tune; the runs of kteps-table3",
     "kteps-figure5": "KTEPS Figure 5: neighbours of words under compression; two runs of kteps-table7",
+    "moe-table2": "mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0; and variants of the mixture",
+    "moe-figure2": "mixture of experts, Figure 2: CIFAR-100, 50 clients, accuracy against p, two client fractions",
+    "moe-figure3": "mixture of experts, Figure 3: CIFAR-10, accuracy against p, opt-out factors 0, 0.5, 0.9",
+    "moe-figure4": "mixture of experts, Figure 4: Fashion-MNIST, accuracy against p, opt-out factors 0, 0.9",
+    "moe-figure5": "mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
 }
 _FUNCTIONS: dict[str, Reproduction] = {
     "furl-table3": furl.table3,
@@ -67,6 +72,11 @@ _FUNCTIONS: dict[str, Reproduction] = {
     "kteps-table8": kteps_tables.table8,
     "kteps-figure4": kteps_figures.figure4,
     "kteps-figure5": kteps_figures.figure5,
+    "moe-table2": moe.table2,
+    "moe-figure2": moe.figure2,
+    "moe-figure3": moe.figure3,
+    "moe-figure4": moe.figure4,
+    "moe-figure5": moe.figure5,
 }
 
 

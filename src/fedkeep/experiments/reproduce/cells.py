@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ class Cell:
     def settings(self) -> dict[str, Any]:
         """Return what the numbers depend on, but for data and code; what has its default value is left out."""
         config = self.resolved().model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+        run = config["run"]
+        run.pop("workers", None)
+        if run.get("engine") != "pooled":
+            run.pop("engine", None)  # the others give the same numbers
         return {
             "config": config,
             "ratios": list(self.ratios),
@@ -146,13 +150,17 @@ def read_numbers(path: Path) -> Numbers:
 
 @dataclass(frozen=True)
 class Task:
-    """A cell to compute: where its data are, where its numbers go, and where it may keep its run meanwhile."""
+    """A cell to compute: where its data are, where its numbers go, and where it may keep its run meanwhile.
+
+    With ``alone`` it may use all cores, otherwise one.
+    """
 
     cell: Cell
     data: Path | None
     source: dict[str, str]
     file: Path
     scratch: Path
+    alone: bool = True
 
 
 def run_cells(
@@ -182,9 +190,8 @@ def run_cells(
         workers, context, initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1
     ) as pool:
         try:
-            for number, done in enumerate(
-                as_completed([pool.submit(compute, task, False) for task in todo]), 1
-            ):
+            running = [pool.submit(compute, replace(task, alone=False), False) for task in todo]
+            for number, done in enumerate(as_completed(running), 1):
                 _say(f"{number} of {len(todo)} cells finished: {done.result()}")
                 if finished is not None:
                     finished()
@@ -204,7 +211,7 @@ def compute(task: Task, progress: bool | None = None) -> str:
     It goes on with a run that was interrupted, unless its private parts are too large to save every round.
     """
     cell = task.cell
-    config = cell.resolved()
+    config = cell.resolved().model_copy(update={"personalization": None})  # the curves are measured below
     data = build_data(config, task.data)
     about: dict[str, Any] = {
         "cell": cell.name,
@@ -219,7 +226,7 @@ def compute(task: Task, progress: bool | None = None) -> str:
     began = time.perf_counter()
     try:
         run = run_config(
-            config.model_copy(update={"personalization": None}), data=data, folder=task.data, out=kept,
+            config if task.alone else _for_one_core(config), data=data, folder=task.data, out=kept,
             resume=kept is not None and (kept / "run.json").exists(), progress=progress,
         )  # fmt: skip
         seconds = _seconds(run, time.perf_counter() - began)
@@ -229,6 +236,12 @@ def compute(task: Task, progress: bool | None = None) -> str:
     if scratch.exists():
         shutil.rmtree(scratch)
     return task.file.stem
+
+
+def _for_one_core(config: Config) -> Config:
+    if config.run.engine == "pooled":
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "sequential"})})
 
 
 def _private_bytes(config: Config, data: FederatedData, folder: Path | None) -> int:

@@ -1,0 +1,227 @@
+"""Federated mixture of experts, Table 2 and Figures 2-5: from cells that all of them share.
+
+Both protocols come from the same cells: "paper" reports the validation images that also decide when training stops,
+"clean" a disjoint test set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkeep.experiments.reproduce import moe_published
+from fedkeep.experiments.reproduce.moe_scene import NAMES, Scene
+from fedkeep.experiments.reproduce.moe_sheet import (
+    METRIC,
+    PROTOCOLS,
+    SIZES,
+    Sheet,
+    differences,
+    partitions,
+    preamble,
+    result_name,
+    row,
+    scene_name,
+    sheet,
+)
+from fedkeep.experiments.reproduce.moe_variants import (
+    AUGMENTED,
+    AUTHORS,
+    LOCAL,
+    MIXTURE,
+    OTHERS,
+    PAPER,
+    TUNED,
+    Variant,
+)
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.reproduce import Request
+
+Part = tuple[
+    str, Sequence[Scene], Mapping[str, float]
+]  # a panel: its title, its scenes, what changes in FedAvg
+
+
+def table2(request: Request) -> Path:
+    """Table 2: CIFAR-10, 5 clients of 500 images, p = 0.8, 0.9, 1.0; the variants of the mixture besides."""
+    from fedkeep.report import plots
+    from fedkeep.report.results import write_results
+
+    scenes = [Scene(p=p) for p in moe_published.TABLE2]
+    variants = (*PAPER, *OTHERS, *AUGMENTED)
+    own = sheet(request, scenes, variants)
+    own.run()
+    rows = []
+    for split in PROTOCOLS:
+        for scene in scenes:
+            published = moe_published.TABLE2[scene.p] if split == "valid" else {}
+            rows += [row(own, scene, v, split, published.get(v.name, (None, None))[0]) for v in variants]
+    name = result_name("moe-table2", request.scale)
+    figures = []
+    for scene in scenes:
+        pairs = [r for r in rows if r.scene == scene_name(scene, "valid") and r.published is not None]
+        path = request.out / name / f"p{scene.p:g}.png"
+        plots.comparison_bars(
+            [(r.method, r.value, r.published) for r in pairs], path, metric=METRIC,
+            title=f"CIFAR-10, p = {scene.p:g}, {PROTOCOLS['valid']}",
+            std={r.method: r.std for r in pairs if r.std is not None},
+        )  # fmt: skip
+        figures.append(path)
+    figures += partitions(own, request.out / name)
+    text = "\n\n".join([preamble(own), _published_deviations(), _paired(own, scenes)])
+    title = "Federated mixture of experts, Table 2"
+    return write_results(request.out, name, rows, title=title, preamble=text, figures=figures)[1]
+
+
+def figure2(request: Request) -> Path:
+    """Figure 2: CIFAR-100, 50 clients of 100 images, all of them in each round or a tenth."""
+    size = SIZES[request.scale]
+    scenes = [Scene("cifar100", p, clients=50, train=100, test=150) for p in size.p]
+    federations = [size.federation, replace(size.federation, fraction=0.1)]
+    published = {
+        name: list(zip(moe_published.FIGURE2_P, values, strict=True)) for name, values in moe_published.FIGURE2.items()
+    }  # fmt: skip
+    own = sheet(request, scenes, PAPER, federations)
+    parts: list[Part] = [
+        (f"fraction of clients {f.fraction:g}", scenes, {"fraction": f.fraction}) for f in federations
+    ]
+    extra = (
+        "The published numbers are a plot in the authors' repository, read by eye to about a point, not certain to be "
+        "the printed figure; they are dashed in the figure. Test images are 150 a client."
+    )
+    return _sweep(own, "moe-figure2", parts, {parts[0][0]: published}, extra)
+
+
+def figure3(request: Request) -> Path:
+    """Figure 3: CIFAR-10, 5 clients of 500 images; q = 0, 0.5, 0.9."""
+    return _against_p(request, "moe-figure3", "cifar10", 500, (0.0, 0.5, 0.9))
+
+
+def figure4(request: Request) -> Path:
+    """Figure 4: Fashion-MNIST, 5 clients of 600 images; q = 0, 0.9."""
+    return _against_p(request, "moe-figure4", "fashion_mnist", 600, (0.0, 0.9))
+
+
+def _against_p(request: Request, name: str, dataset: str, train: int, qs: Sequence[float]) -> Path:
+    size = SIZES[request.scale]
+    scenes = {q: [Scene(dataset, p, q, train=train) for p in size.p] for q in qs}
+    own = sheet(request, [s for group in scenes.values() for s in group], (*PAPER, AUTHORS))
+    parts: list[Part] = [(f"opt-out factor q = {q:g}", group, {}) for q, group in scenes.items()]
+    return _sweep(own, name, parts, {}, "The paper prints curves without numbers.")
+
+
+def _sweep(
+    own: Sheet,
+    name: str,
+    parts: Sequence[Part],
+    published: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    extra: str,
+) -> Path:
+    """Run and write a figure of accuracy against p, a panel a part."""
+    from fedkeep.report.results import write_results
+    from fedkeep.report.sweeps import sweep_panels
+    from fedkeep.report.tables import mean_std
+
+    own.run()
+    variants = own.cells[0][1]
+    result, rows, figures = result_name(name, own.request.scale), [], []
+    for split in PROTOCOLS:
+        panels: dict[str, dict[str, list[tuple[float, float, float | None]]]] = {}
+        for title, scenes, changes in parts:
+            for scene in scenes:
+                for variant in variants:
+                    values = own.values(scene, variant, split, **changes)
+                    known = (
+                        dict((published.get(title) or {}).get(variant.name, ())) if split == "valid" else {}
+                    )
+                    rows.append(row(own, scene, variant, split, known.get(scene.p), title=title, **changes))
+                    curve = panels.setdefault(title, {}).setdefault(variant.name, [])
+                    if values:
+                        curve.append((scene.p, *mean_std(values.values())))
+        path = own.request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
+        shown = published if split == "valid" else {}
+        setting = "fraction p of majority classes"
+        figures.append(sweep_panels(panels, path, metric=METRIC, setting=setting, published=shown))
+    figures += partitions(own, own.request.out / result)
+    title = f"Federated mixture of experts, {name.removeprefix('moe-').replace('figure', 'Figure ')}"
+    text = f"{preamble(own)}\n\n{extra}"
+    return write_results(own.request.out, result, rows, title=title, preamble=text, figures=figures)[1]
+
+
+def figure5(request: Request) -> Path:
+    """Figure 5: mixture minus fine-tuned over p and the training size, CIFAR-10 and Fashion-MNIST; a coarser grid."""
+    from fedkeep.report.results import write_results
+    from fedkeep.report.sweeps import difference_maps
+    from fedkeep.report.tables import mean_std
+
+    size = SIZES[request.scale]
+    scenes = [Scene(d, p, train=n) for d in ("cifar10", "fashion_mnist") for n in size.train for p in size.p5]
+    own = sheet(request, scenes, PAPER)
+    own.run()
+    rows, figures, result = [], [], result_name("moe-figure5", request.scale)
+    for split in PROTOCOLS:
+        maps: dict[str, dict[tuple[str, str], float]] = {}
+        for scene in scenes:
+            rows += [row(own, scene, v, split) for v in PAPER]
+            gaps = differences(own, scene, MIXTURE, TUNED, split)
+            if gaps:
+                cell = (f"{scene.train}", f"{scene.p:g}")
+                maps.setdefault(NAMES[scene.dataset], {})[cell] = mean_std(gaps)[0]
+        path = request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
+        figures.append(
+            difference_maps(
+                maps, path, metric=METRIC, across="fraction p of majority classes",
+                down="training images a client", label="mixture − fine-tuned",
+            )
+        )  # fmt: skip
+    extra = (
+        f"The paper's grid has nine fractions and ten sizes from 5 to 500; here p is {_listed(size.p5)} and the size "
+        f"{_listed(size.train)}. Blue: the mixture is ahead of the fine-tuned model."
+    )
+    title = "Federated mixture of experts, Figure 5"
+    text = f"{preamble(own)}\n\n{extra}"
+    return write_results(request.out, result, rows, title=title, preamble=text, figures=figures)[1]
+
+
+def _paired(own: Sheet, scenes: Sequence[Scene]) -> str:
+    """Return a table of differences between variants, paired by seed; the best variant is chosen on ``valid``."""
+    from fedkeep.report.tables import Table, mean_std, to_markdown
+    from fedkeep.report.wording import MISSING
+
+    def overall(variant: Variant) -> float:
+        values = [v for scene in scenes for v in own.values(scene, variant, "valid").values()]
+        return sum(values) / len(values) if values else -math.inf
+
+    best = max((v for v in own.cells[0][1] if v.kind == "mixture"), key=overall)
+    lines = []
+    for split, protocol in PROTOCOLS.items():
+        for one, other in ((MIXTURE, TUNED), (MIXTURE, LOCAL), (best, MIXTURE), (best, TUNED), (best, LOCAL)):
+            cells = []
+            for scene in scenes:
+                mean, std = mean_std(100 * d for d in differences(own, scene, one, other, split))
+                text = (
+                    MISSING if math.isnan(mean) else f"{mean:+.2f}" + ("" if std is None else f" ± {std:.2f}")
+                )
+                cells.append(text.replace("-", "−"))
+            if one != other:
+                lines.append((protocol, f"{one.name} − {other.name}", *cells))
+    columns = ("protocol", "difference in points, paired by seed", *(f"p = {s.p:g}" for s in scenes))
+    note = f"The best mixture by the validation images, over these p together: {best.name}."
+    return to_markdown(Table(columns, tuple(dict.fromkeys(lines)), left=2, note=note))
+
+
+def _published_deviations() -> str:
+    lines = [
+        f"- p = {p:g}: "
+        + ", ".join(f"{name} {100 * mean:.2f} ± {100 * std:.2f}" for name, (mean, std) in row.items())
+        for p, row in moe_published.TABLE2.items()
+    ]
+    return "Published means and deviations over four runs (%):\n\n" + "\n".join(lines)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:g}" for v in values)

@@ -1,0 +1,140 @@
+"""What a result of the mixture of experts depends on: the clients' data, FedAvg's settings, adaptation's settings.
+
+Source: arXiv:2010.02056, Table 1 and experiments. Every draw follows from the seed; validation images decide when
+training stops and are what the paper reports ("paper"), test images are disjoint from them ("clean").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.experiments.config import Config
+
+MODELS = {"cifar10": "cifar_cnn", "cifar100": "cifar_cnn", "fashion_mnist": "fashion_cnn"}
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fashion-MNIST"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A data set divided among clients by majority classes.
+
+    Attributes:
+        dataset: ``cifar10``, ``cifar100`` or ``fashion_mnist``.
+        p: fraction of a client's images that its two majority classes have, in (0, 1].
+        q: fraction of the clients that opt out, in [0, 1); truncated.
+        seed: of all draws.
+        clients: their number.
+        train, valid, test: images a client; CIFAR-100's validation images come from the official training images.
+    """
+
+    dataset: str = "cifar10"
+    p: float = 0.8
+    q: float = 0.0
+    seed: int = 0
+    clients: int = 5
+    train: int = 500
+    valid: int = 400
+    test: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.dataset not in MODELS:
+            raise ConfigError(f"The scenes' data sets are {list(MODELS)}; got {self.dataset!r}.")
+
+    @property
+    def slug(self) -> str:
+        """The scene's part of a file's name."""
+        return f"{self.base}-q{self.q:g}-s{self.seed}"
+
+    @property
+    def base(self) -> str:
+        """The same, of what doesn't depend on who opts out, without the seed."""
+        return f"{self.dataset}-n{self.clients}-N{self.train}-p{self.p:g}"
+
+    def tables(self) -> dict[str, Any]:
+        """Return the configuration's table ``data``."""
+        partition = {
+            "kind": "majority", "clients": self.clients, "p": float(self.p), "train": self.train,
+            "valid": self.valid, "test": self.test,
+        }  # fmt: skip
+        if self.dataset == "cifar100":
+            partition["valid_from"] = "train"
+        data: dict[str, Any] = {"reader": self.dataset, "partition": partition}
+        return {**data, "opt_out": {"fraction": float(self.q)}} if self.q else data
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How the global expert is trained; the defaults are the paper's.
+
+    Attributes:
+        rounds: of FedAvg.
+        epochs, batch_size, learning_rate: local training, by Adam.
+        fraction: of all clients that a round draws, among those who opted in.
+        mu: FedProx's pull; 0: FedAvg.
+        server_momentum: of the server's optimiser, with rate 1 − momentum so that steps keep their length.
+    """
+
+    rounds: int = 1500
+    epochs: int = 3
+    batch_size: int = 10
+    learning_rate: float = 1e-4
+    fraction: float = 1.0
+    mu: float = 0.0
+    server_momentum: float = 0.0
+
+    @property
+    def slug(self) -> str:
+        """The settings' part of a file's name; what is the paper's is left out."""
+        parts = [f"r{self.rounds}"]
+        for name, letter in (
+            ("epochs", "e"), ("batch_size", "b"), ("learning_rate", "lr"), ("fraction", "f"), ("mu", "mu"),
+            ("server_momentum", "sm"),
+        ):  # fmt: skip
+            if getattr(self, name) != getattr(Federation, name):
+                parts.append(f"{letter}{getattr(self, name):g}")
+        return "-".join(parts)
+
+    def config(self, scene: Scene) -> Config:
+        """Return the configuration of the federated run."""
+        method: dict[str, Any] = {
+            "kind": "fedprox" if self.mu else "fedavg", "epochs": self.epochs, "batch_size": self.batch_size,
+            "optimizer": {"kind": "adam", "learning_rate": self.learning_rate},
+        }  # fmt: skip
+        if self.mu:
+            method["mu"] = float(self.mu)
+        if self.server_momentum:
+            method["server_optimizer"] = {
+                "learning_rate": 1 - self.server_momentum, "momentum": self.server_momentum
+            }  # fmt: skip
+        run = {
+            "rounds": self.rounds, "cohort": max(1, round(self.fraction * scene.clients)),
+            "sampling": "independent", "evaluate_every": max(1, self.rounds // 20),
+        }  # fmt: skip
+        return Config.model_validate({
+            "name": "FedProx" if self.mu else "FedAvg", "seed": scene.seed, "data": scene.tables(),
+            "model": {"kind": MODELS[scene.dataset]}, "method": method, "run": run,
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """How clients train on their devices: local training, fine-tuning, mixture; the defaults are the paper's.
+
+    Attributes:
+        epochs: passes at most.
+        every, patience: early stopping by the validation loss.
+        batch_size, learning_rate: by Adam.
+    """
+
+    epochs: int = 200
+    every: int = 5
+    patience: int = 10
+    batch_size: int = 10
+    learning_rate: float = 1e-4
+
+    @property
+    def slug(self) -> str:
+        """The settings' part of a file's name; empty for the paper's."""
+        return "" if self == Adapting() else f"-a{self.epochs}x{self.every}x{self.patience}"

@@ -1,0 +1,203 @@
+"""ASP-MTL: adversarial shared-private multi-task learning, centralised; each client is a task.
+
+Source: Liu, Qiu and Huang, Adversarial Multi-task Learning for Text Classification, ACL 2017, eq. 8–13, with the
+features' normalisation of a published re-implementation (FrankWork/fudan_mtl_reviews).
+A round is one pass over all clients' pooled examples: (1) each mini-batch is one client's, k; (2) s = E_s(x) and
+p = E_k(x) give logits C_k([s ‖ p]); (3) everything that these use steps on L + λ L_adv + γ L_diff: a discriminator
+learns to tell the client from s, and E_s, behind a reversed gradient, to keep it from that; L_diff = ‖Sᵀ P‖² keeps s
+and p apart.
+Nothing is federated: a server sees all examples. It trains with ``engine="pooled"``.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.branches import PREFIX, PRIVATE
+from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
+from fedkeep.methods.terms import Term, cross_entropy, example_mean
+
+
+class Task(nn.Module):
+    """A client's own encoder E_k, and its classifier C_k of [s ‖ p]."""
+
+    def __init__(self, encoder: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.classifier = encoder, classifier
+
+    def forward(self, both: Tensor) -> Tensor:
+        """Return logits, shape (B, C), for both features, shape (B, 2F)."""
+        logits: Tensor = self.classifier(both)
+        return logits
+
+
+@dataclass(frozen=True)
+class AddTask:
+    """Adds the part ``private``, a client's encoder and classifier with new values, and the ``discriminator``.
+
+    Attributes:
+        tasks: how many clients there are.
+        encoder: the part of the model that a client has for itself too.
+        classifier: the part that the model's ``head`` consists of; the private one is like it, but for twice the
+            features. The model's own is left as it is, and not used.
+    """
+
+    tasks: int = 16
+    encoder: str = "encoder"
+    classifier: str = "classifier"
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """Return a copy of ``module`` with both parts."""
+        size = width(module, self.classifier)
+        encoder, classifier = (copy.deepcopy(part(module, name)) for name in (self.encoder, self.classifier))
+        with drawn_for(module, "task"):
+            classifier = widened(classifier, 2 * size)
+            for layer in [*encoder.modules(), *classifier.modules()]:
+                reset = getattr(layer, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+            discriminator = nn.Linear(size, self.tasks)
+        return extended(module, {"private": Task(encoder, classifier), "discriminator": discriminator})
+
+
+def widened(classifier: nn.Module, size: int) -> nn.Module:
+    """Return a classifier whose first linear layer takes ``size`` features."""
+    if isinstance(classifier, nn.Linear):
+        return nn.Linear(size, classifier.out_features, classifier.bias is not None)
+    for name, layer in classifier.named_modules():
+        if isinstance(layer, nn.Linear):
+            classifier.set_submodule(name, nn.Linear(size, layer.out_features, layer.bias is not None))
+            break
+    return classifier
+
+
+def reversed_gradient(x: Tensor) -> Tensor:
+    """Return x, through which gradients flow with their sign turned (Ganin and Lempitsky, 2015)."""
+    return 2 * x.detach() - x
+
+
+def orthogonality(s: Tensor, p: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return ‖Sᵀ P‖², rows = the batch's features, each scaled to length 1; examples of weight 0 are left out.
+
+    Args:
+        s: (B, F).
+        p: (B, F).
+        weight: (B,) of the examples.
+    """
+    s, p = nn.functional.normalize(s), nn.functional.normalize(p)
+    if weight is not None:
+        s = s * (weight > 0).to(s.dtype).unsqueeze(1)
+    return (s.mT @ p).square().sum()
+
+
+def shared_and_own(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return s = E_s(x) and p = E_k(x), shape (B, F) each."""
+    own = f"{PREFIX}encoder."
+    mine = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(own)}
+    return features(net, params, batch), features(net, {**params, **mine}, batch)
+
+
+def logits_of(net: Net, params: Params, s: Tensor, p: Tensor) -> Tensor:
+    """Return C_k([s ‖ p]), shape (B, C)."""
+    logits: Tensor = net.call("private", params, {"both": torch.cat((s, p), 1)})
+    return logits
+
+
+def predict_task(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Predict with a client's own encoder and classifier."""
+    return logits_of(net, params, *shared_and_own(net, params, batch))
+
+
+@dataclass(frozen=True)
+class AdversarialLoss(Term):
+    """L + λ L_adv + γ L_diff.
+
+    Attributes:
+        loss: L, of a client's output.
+        adversarial: λ, at least 0. Where a batch doesn't say whose it is (no column ``client``), as when one client
+            fine-tunes, there is nothing to tell apart, and the term is left out.
+        difference: γ, at least 0.
+    """
+
+    loss: Term = cross_entropy()
+    adversarial: float = 0.05
+    difference: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not (self.adversarial >= 0 and self.difference >= 0):
+            raise MethodError(
+                f"adversarial and difference must be at least 0; got {self.adversarial} and {self.difference}."
+            )
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        s, p = shared_and_own(net, params, batch)
+        weight = batch.get("weight")
+        total = self.loss(Known(net, logits_of(net, params, s, p)), params, batch, received)
+        if self.adversarial and "client" in batch:
+            told = linear(net, params, "discriminator", reversed_gradient(s))
+            surprise = nn.functional.cross_entropy(told, batch["client"], reduction="none")
+            total = total + self.adversarial * example_mean(surprise, weight)
+        if self.difference:
+            total = total + self.difference * orthogonality(s, p, weight)
+        return total
+
+
+def asp_mtl(
+    tasks: int = 16,
+    adversarial: float = 0.05,
+    difference: float = 0.01,
+    *,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 16,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return ASP-MTL, for a model with ``features`` and the parts ``encoder`` and ``classifier``.
+
+    Args:
+        tasks: how many clients there are.
+        adversarial: λ.
+        difference: γ.
+        loss: L.
+        optimizer: SGD, for everything; its momentum goes on through all clients' mini-batches and rounds.
+        epochs: passes over all examples a round.
+        batch_size: examples of a mini-batch.
+        clip_norm: bound on a step's gradient norm.
+        weighting, server_optimizer: as in every method; a centralised round has one upload, so only the latter can
+            matter.
+    """
+    if tasks < 1:
+        raise MethodError(f"tasks must be at least 1; got {tasks}.")
+    phase = Phase(
+        AdversarialLoss(loss, float(adversarial), float(difference)), "all", optimizer, epochs, batch_size=batch_size,
+        clip_norm=clip_norm, by_client=True,
+    )  # fmt: skip
+    return Method(
+        "asp_mtl", PRIVATE, (phase,), weighting, server_optimizer=server_optimizer,
+        adapt=(replace(phase, trains="private", epochs=10, examples="all"),), predict=predict_task,
+        predict_shared=None, extend=AddTask(tasks),
+    )  # fmt: skip

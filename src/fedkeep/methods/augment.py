@@ -1,0 +1,65 @@
+"""Augmented images: a term that sees each training image shifted and mirrored at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.terms import Term
+
+
+@dataclass(frozen=True)
+class Augmented(Term):
+    """A term of images moved by up to ``shift`` pixels each way and mirrored with probability one half.
+
+    Where gradients are off, as for validation losses, images stay as they are. Draws come from torch's generator, which
+    a local run seeds.
+
+    Attributes:
+        term: the term.
+        shift: pixels; what moves in at an edge is that edge, repeated.
+        mirror: whether left and right are swapped at random.
+        column: of the images, shape (B, channels, height, width).
+    """
+
+    term: Term
+    shift: int = 4
+    mirror: bool = True
+    column: str = "image"
+
+    def __post_init__(self) -> None:
+        if self.shift < 0:
+            raise MethodError(f"shift must be at least 0 pixels; got {self.shift}.")
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if the term does."""
+        return self.term.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        if torch.is_grad_enabled():
+            batch = {**batch, self.column: moved(batch[self.column], self.shift, self.mirror)}
+        return self.term(net, params, batch, received)
+
+
+def moved(image: Tensor, shift: int, mirror: bool) -> Tensor:
+    """Return images (B, C, H, W), each shifted by its own draw from −shift … shift per axis, and perhaps mirrored."""
+    count, _, height, width = image.shape
+    down, right = torch.randint(-shift, shift + 1, (2, count, 1), device=image.device)
+    rows = (torch.arange(height, device=image.device) + down).clamp(0, height - 1)  # (B, H)
+    columns = (torch.arange(width, device=image.device) + right).clamp(0, width - 1)  # (B, W)
+    if mirror:
+        columns = torch.where(torch.rand(count, 1, device=image.device) < 0.5, columns.flip(1), columns)
+    each = torch.arange(count, device=image.device)[:, None, None]
+    return image[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
