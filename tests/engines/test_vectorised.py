@@ -326,6 +326,16 @@ def _first(work: Job) -> tuple[Any, ...]:
     return work, received, [1], work.private([1]), 0, 0.0
 
 
+def test_texts_are_padded_to_the_longest_of_the_step() -> None:
+    clients = Stacked(*_first(job(words(), furl(), TEXTS)))
+    lengths = TEXTS.batch(clients.rows[0])["text_length"].numpy()
+    shortest = np.argsort(lengths)[:2]
+    step = next(lockstep([[clients.rows[0][shortest]]], 2))
+    width = int(lengths[shortest].max())
+    assert width < lengths.max()
+    assert clients.examples.batch(step)["text"].shape == (1, 2, width)
+
+
 def test_longer_texts_take_more_memory() -> None:
     torch.manual_seed(0)
     one = Stacked(*_first(job(document(), furl(), TEXTS)))
