@@ -314,7 +314,7 @@ def test_a_run_whose_worker_was_killed_goes_on(tmp_path: Path) -> None:
             options["data"],
             rounds=4,
             cohort=2,
-            seed=5,
+            seed=2,
             engine="workers",
             workers=2,
             **more,

@@ -126,10 +126,10 @@ def let_go(keep: set[int]) -> None:
 def answer(job: Job, own: Arena, received: Arena, order: Mapping[str, Any]) -> dict[str, Any]:
     """Train one client as ordered; put what it gives back into ``own``."""
     try:
-        private = {name: value.clone() for name, value in own.take(order["own"]).items()}
         result = train_client(
-            job, received.take(order["received"]), private, order["client"], order["round"], order["progress"]
-        )
+            job, received.take(order["received"]), own.take(order["own"]), order["client"], order["round"],
+            order["progress"],
+        )  # fmt: skip
         if result.fault is not None:
             return {"fault": {"type": type(result.fault).__name__, "text": str(result.fault)}}
         assert result.upload is not None

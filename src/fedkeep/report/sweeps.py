@@ -101,7 +101,6 @@ def difference_maps(
     scale = _scale(metric)
     most = max(abs(scale * v) for own in panels.values() for v in own.values()) or 1.0
     shades = LinearSegmentedColormap.from_list("differences", [COLOURS[1], "#ffffff", COLOURS[0]])
-    shades.set_bad(GREY)
     with _style():
         size = (1.6 + (0.75 * len(columns) + 1.2) * len(panels), max(1.9 + 0.5 * len(rows), 3.0))
         figure, every = _figure(len(panels), *size)
@@ -115,6 +114,7 @@ def difference_maps(
                         text = f"{value:+.1f}".replace("-", "−")
                         colour = "white" if abs(value) > 0.65 * most else "#1d2328"
                         axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+            axes.set_facecolor(GREY)  # shows where a cell is missing
             axes.grid(visible=False)
             axes.tick_params(length=0)
             axes.set_xticks(range(len(columns)), [_plain(c) for c in columns])

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,14 @@ class Work:
         data_folder: the folder of real data.
         results: the folder of JSON files.
         runs: the folder of federated runs and experts.
+        workers: processes that one cell may use; None: as ``simulate`` sees fit.
     """
 
     cell: Cell
     data_folder: Path | None
     results: Path
     runs: Path
+    workers: int | None = None
     _known: dict[str, Any] = field(default_factory=dict)
 
     def run(self, variants: Iterable[Variant]) -> None:
@@ -124,8 +126,9 @@ class Work:
             config = cell.federation.config(cell.scene)
             out = self.runs / f"{cell.scene.slug}-{cell.federation.slug}"
             self._known["run"] = run_config(
-                config, data=self.data(), out=out, resume=(out / "run.json").exists(), progress=False
-            )
+                config, data=self.data(), out=out, resume=(out / "run.json").exists(), progress=False,
+                workers=self.workers,
+            )  # fmt: skip
         run: Run = self._known["run"]
         return run
 
@@ -217,7 +220,8 @@ def run_cells(
             for cell, variants in wave
             if (todo := [v for v in dict.fromkeys(variants) if read_result(cell, v, results) is None])
         ]
-        _spread([(Work(cell, data, results, runs), todo) for cell, todo in missing], workers)
+        alone_here = None if workers <= 1 else 1  # the cores are shared out among the cells already
+        _spread([(Work(cell, data, results, runs, alone_here), todo) for cell, todo in missing], workers)
 
 
 def _spread(tasks: Sequence[tuple[Work, Sequence[Variant]]], workers: int) -> None:
@@ -227,8 +231,12 @@ def _spread(tasks: Sequence[tuple[Work, Sequence[Variant]]], workers: int) -> No
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for number, name in enumerate(pool.map(_compute, tasks), 1):
-            _tell(number, len(tasks), name)
+        try:
+            for number, done in enumerate(as_completed([pool.submit(_compute, task) for task in tasks]), 1):
+                _tell(number, len(tasks), done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _compute(task: tuple[Work, Sequence[Variant]]) -> str:

@@ -1,0 +1,229 @@
+"""The mixture of experts' table and figures on tiny generated images: whole, shared, and beside the published numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.experiments.reproduce import (
+    REPRODUCTIONS,
+    Request,
+    moe,
+    moe_cells,
+    moe_scene,
+    moe_sheet,
+    reproduce,
+)
+from fedkeep.experiments.reproduce.moe_cells import Work
+from fedkeep.experiments.reproduce.moe_published import FIGURE2, FIGURE2_P, TABLE2
+from fedkeep.experiments.reproduce.moe_scene import Adapting, Federation, Scene
+from fedkeep.experiments.reproduce.moe_variants import (
+    AUGMENTED,
+    AUTHORS,
+    FEDAVG,
+    LOCAL,
+    MIXTURE,
+    OTHERS,
+    PAPER,
+)
+from tests.experiments.moe_images import write_cifar, write_fashion
+
+TINY = replace(
+    moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1), p=(0.6, 1.0), train=(4, 6),
+    p5=(1.0,),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scene(dataset: str = "cifar10", p: float = 0.8, q: float = 0.0, **rest: Any) -> Scene:
+        clients = min(rest.get("clients", 5), 10)
+        return moe_scene.Scene(
+            dataset, p, q, clients=clients, train=min(rest.get("train", 500), 6), valid=4, test=4
+        )
+
+    monkeypatch.setattr(moe, "Scene", scene)
+    monkeypatch.setitem(moe_sheet.SIZES, "quick", TINY)
+    monkeypatch.setattr(moe_cells, "SHOWN", 1)
+
+
+def request(images: Path, out: Path, **changes: Any) -> Request:
+    return Request(data=images, out=out, progress=False, **changes)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    return rows
+
+
+def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe, "OTHERS", OTHERS[3:4])
+    monkeypatch.setattr(moe, "AUGMENTED", AUGMENTED[2:3])
+    images = tmp_path / "images"
+    write_cifar(images / "cifar10")
+    path = reproduce("moe-table2", request(images, tmp_path / "results", seeds=[0, 1]))
+    assert path == tmp_path / "results" / "moe-table2-quick.md"
+    rows = rows_of(path)
+    variants = [v.name for v in (*PAPER, OTHERS[3], AUGMENTED[2])]
+    assert len(rows) == 2 * 3 * len(variants)
+    assert [r["method"] for r in rows[: len(variants)]] == variants
+    assert all(r["seeds"] == [0, 1] and r["std"] is not None for r in rows)
+    first = {r["method"]: r["published"] for r in rows if r["scene"].endswith("p = 0.8, paper's protocol")}
+    assert {n: v for n, v in first.items() if v is not None} == {n: m for n, (m, _) in TABLE2[0.8].items()}
+    assert all(r["published"] is None for r in rows if "clean" in r["scene"])
+    text = path.read_text(encoding="utf-8")
+    for word in (
+        "Mixture 67.17 ± 1.96", "JPEG re-encoding", "1 rounds of 1 local epochs", "difference in points, paired by seed",
+        "moe-table2-quick/p0.8.png", "partition-p1-q0.png", "Mixture − Fine-tuned",
+    ):  # fmt: skip
+        assert word in text
+    for figure in ("p0.8", "p0.9", "p1", "partition-p0.8-q0", "partition-p1-q0"):
+        assert (tmp_path / "results" / "moe-table2-quick" / f"{figure}.png").stat().st_size > 5_000
+    files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
+    assert len(files) == 2 * 3 * 2  # seeds × p × (local, the rest)
+    assert files[0] == "cifar10-n5-N6-p0.8-q0-s0-r1-e1-a1x1x1.json"
+
+
+def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, out = tmp_path / "images", tmp_path / "results"
+    write_cifar(images / "cifar10")
+    write_fashion(images / "fashion_mnist")
+    path = reproduce("moe-figure3", request(images, out))
+    rows = rows_of(path)
+    assert len(rows) == 2 * 3 * 2 * 5  # protocols × q × p × ways
+    assert {r["method"] for r in rows} == {v.name for v in (*PAPER, AUTHORS)}
+    local: dict[str, set[float]] = {}
+    for r in rows:
+        if r["method"] == "Local" and "clean" in r["scene"]:
+            local.setdefault(r["scene"].split("p = ")[1][:3], set()).add(r["value"])
+    assert [len(values) for values in local.values()] == [1, 1]  # the same, whoever opts out
+    assert {p.stem for p in (out / "moe-figure3-quick").iterdir()} == {
+        "paper", "clean", "partition-p0.6-q0", "partition-p1-q0.9",
+    }  # fmt: skip
+    computed: list[str] = []
+    real = Work.compute
+    monkeypatch.setattr(
+        Work, "compute", lambda self, v: (computed.append(self.cell.scene.slug), real(self, v))[1]
+    )
+    reproduce("moe-figure3", request(images, out))
+    assert computed == []
+    path = reproduce("moe-figure5", request(images, out))
+    assert "cifar10-n5-N6-p1-q0-s0" not in computed  # figure 3's
+    assert {"cifar10-n5-N4-p1-q0-s0", "fashion_mnist-n5-N6-p1-q0-s0"} <= set(computed)
+    assert "here p is 1 and the size 4, 6" in path.read_text(encoding="utf-8")
+    assert {p.stem for p in (out / "moe-figure5-quick").iterdir()} == {"paper", "clean"}
+
+
+def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    write_cifar(images / "cifar100", classes=100, train=500, test=200)
+    rows = rows_of(reproduce("moe-figure2", request(images, tmp_path / "results")))
+    assert len(rows) == 2 * 2 * 2 * 4  # protocols × fractions × p × ways
+    known = {(r["scene"], r["method"]): r["published"] for r in rows if r["published"] is not None}
+    assert len(known) == 2 * 4  # every client in each round, the paper's protocol
+    assert all("fraction of clients 1" in scene and "paper" in scene for scene, _ in known)
+    place = FIGURE2_P.index(0.6)
+    (mixture,) = [v for (scene, method), v in known.items() if method == "Mixture" and "p = 0.6" in scene]
+    assert mixture == FIGURE2["Mixture"][place] == 0.45
+    files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
+    assert [f for f in files if "f0.1" in f] == [
+        "cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json", "cifar100-n10-N6-p1-q0-s0-r1-e1-f0.1-a1x1x1.json"
+    ]  # fmt: skip
+
+
+def test_figure_4_is_fashion(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    write_fashion(images / "fashion_mnist")
+    path = reproduce("moe-figure4", request(images, tmp_path / "results"))
+    rows = rows_of(path)
+    assert len(rows) == 2 * 2 * 2 * 5
+    assert all(r["scene"].startswith("Fashion-MNIST, 5 × 6") for r in rows)
+    assert {r["scene"].split(", p = ")[1] for r in rows if r["method"] == LOCAL.name} == {
+        f"{p}{q}, {protocol}"
+        for p in ("0.6", "1")
+        for q in ("", ", q = 0.9")
+        for protocol in ("paper's protocol", "clean protocol")
+    }
+    assert "JPEG" not in path.read_text(encoding="utf-8")
+
+
+def test_the_full_scale_is_the_papers() -> None:
+    full = moe_sheet.SIZES["full"]
+    assert (full.federation, full.adapting) == (Federation(1500, 3, 10, 1e-4), Adapting(200, 5, 10, 10, 1e-4))
+    assert full.seeds == (0, 1, 2, 3)
+    assert full.p == FIGURE2_P
+    assert moe_sheet.result_name("moe-table2", "full") == "moe-table2"
+    assert moe_sheet.result_name("moe-table2", "medium") == "moe-table2-medium"
+
+
+def test_real_images_are_needed(tmp_path: Path) -> None:
+    names = [n for n in REPRODUCTIONS if n.startswith("moe-")]
+    assert {"moe-table2", "moe-figure2", "moe-figure3", "moe-figure4", "moe-figure5"} <= set(names)
+    for name in names:
+        with pytest.raises(DataError) as error:
+            reproduce(name, Request(None, tmp_path))
+        assert str(error.value) == (
+            "The mixture of experts' scenes read real images. Name their folder with --data DIR or the variable "
+            "FEDKEEP_DATA."
+        )
+    (tmp_path / "cifar10").mkdir()
+    with pytest.raises(DataError, match=r"Wanted a file \*train\*.parquet"):
+        reproduce("moe-table2", request(tmp_path, tmp_path / "results"))
+
+
+def test_what_cannot_be_divided_says_what_is_missing(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    write_fashion(images / "fashion_mnist", train=60, test=60)
+    cell = moe_cells.Cell(
+        Scene("fashion_mnist", 1.0, clients=6, train=4, valid=4, test=4), Federation(1), Adapting(1)
+    )
+    with pytest.raises(
+        DataError,
+        match="6 clients with 2 majority classes each and no overlap need 12 classes; .* 2 are missing",
+    ):
+        Work(cell, images, tmp_path / "r", tmp_path / "s").data()
+    cell = replace(cell, scene=replace(cell.scene, clients=5, train=14))
+    with pytest.raises(
+        DataError, match="5 clients with 14 official train images each need 70; .* 10 are missing"
+    ):
+        Work(cell, images, tmp_path / "r", tmp_path / "s").data()
+    cell = replace(cell, scene=replace(cell.scene, train=4, q=1.0))
+    with pytest.raises(DataError, match="nobody would be left to train the federated part"):
+        Work(cell, images, tmp_path / "r", tmp_path / "s").data()
+    cell = replace(cell, scene=replace(cell.scene, q=0.0, p=1.5))
+    with pytest.raises(DataError, match=r"fraction p of majority classes in \(0, 1\]; got 1.5"):
+        Work(cell, images, tmp_path / "r", tmp_path / "s").data()
+    with pytest.raises(ConfigError):
+        reproduce("moe-tabel2", request(images, tmp_path))
+
+
+def test_the_best_mixture_is_chosen_on_validation_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = moe_sheet.SIZES["quick"]
+    scene = Scene("cifar10", 0.8)
+    own = moe_sheet.Sheet(
+        request(tmp_path, tmp_path, seeds=[0]),
+        size,
+        ((moe_cells.Cell(scene, size.federation, size.adapting), (MIXTURE, OTHERS[0], OTHERS[1])),),
+    )
+    table = {
+        ("valid", MIXTURE): 0.5, ("valid", OTHERS[0]): 0.6, ("valid", OTHERS[1]): 0.4, ("test", MIXTURE): 0.5,
+        ("test", OTHERS[0]): 0.45, ("test", OTHERS[1]): 0.9,
+    }  # fmt: skip
+    monkeypatch.setattr(
+        moe_sheet.Sheet,
+        "values",
+        lambda self, scene, variant, split: {0: table[split, variant]} if (split, variant) in table else {},
+    )
+    text = moe._paired(own, [scene])
+    assert f"The best mixture by the validation images, over these p together: {OTHERS[0].name}." in text
+    assert "−5.00" in text  # and so it says where that one is behind
+    assert FEDAVG.name not in text
