@@ -24,6 +24,7 @@ from fedkeep.core.records import Record, read_records
 from fedkeep.data import FederatedData
 from fedkeep.engines import (
     Auto,
+    AutoDevice,
     Job,
     Pooled,
     RoundReport,
@@ -150,9 +151,10 @@ def simulate(
         rounds: how many rounds; or give ``epochs``.
         cohort: clients a round (all of them, where there are fewer).
         seed: everything random follows from it.
-        engine: ``"auto"`` (the fastest of the following two here), ``"sequential"`` (one client after the other),
-            ``"workers"`` (clients side by side in processes of one thread each), or ``"pooled"`` (centralised training:
-            each round is one pass over all clients' pooled examples; ``cohort`` is not used).
+        engine: ``"auto"`` (the fastest of the following here), ``"sequential"`` (one client after the other),
+            ``"workers"`` (clients side by side in processes of one thread each), ``"vectorised"`` (clients side by
+            side as one tensor program, for a GPU), or ``"pooled"`` (centralised training: each round is one pass over
+            all clients' pooled examples; ``cohort`` is not used).
         workers: how many processes at most, for ``"workers"`` and ``"auto"``; by default the physical cores that this
             process may use. The result doesn't depend on it.
         device: e.g. ``"cpu"`` or ``"cuda"``.
@@ -278,7 +280,9 @@ class _Simulation:
 
     def _engine(self) -> tuple[str, str]:
         """Return the name of the engine in use and why it was chosen."""
-        return self.engine.name, self.engine.choice.reason if isinstance(self.engine, Auto) else self.reason
+        if isinstance(self.engine, Auto | AutoDevice):
+            return self.engine.name, self.engine.choice.reason
+        return self.engine.name, self.reason
 
     def _rounds(
         self,
