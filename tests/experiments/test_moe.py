@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.reproduce import (
     REPRODUCTIONS,
     Request,
     moe,
     moe_cells,
+    moe_methods,
     moe_scene,
     moe_sheet,
     reproduce,
@@ -154,6 +155,39 @@ def test_figure_4_is_fashion(tmp_path: Path) -> None:
     assert "JPEG" not in path.read_text(encoding="utf-8")
 
 
+def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe_methods, "Scene", moe.Scene)
+    monkeypatch.setattr(moe_methods.moe_published, "TABLE2", {0.8: TABLE2[0.8]})
+    monkeypatch.setattr(moe_methods, "AUGMENTED", ())
+    monkeypatch.setitem(moe_methods.ROUNDS, "quick", 2)
+    images, out = tmp_path / "images", tmp_path / "results"
+    write_cifar(images / "cifar10")
+    path = reproduce("moe-methods", request(images, out))
+    rows = rows_of(path)
+    names = [v.name for v in (*PAPER, OTHERS[2])] + list(moe_methods.METHODS)
+    assert [r["method"] for r in rows] == names * 2
+    assert all(r["value"] is not None for r in rows)
+    text = path.read_text(encoding="utf-8")
+    assert "- FedPer: a private last layer" in text
+    assert "train 2 rounds of their own" in text
+    monkeypatch.setattr(moe_methods.MethodWork, "run", lambda self: pytest.fail("computed twice"))
+    before = rows
+    assert rows_of(reproduce("moe-methods", request(images, out))) == before
+    cell = moe_methods.MethodCell("FedPer", moe.Scene("cifar10", 0.8), 2, 1)
+    file = json.loads(cell.file(out / "moe").read_text(encoding="utf-8"))
+    best = max(file["curve"], key=lambda point: (point[1], -point[0]))
+    assert [file["round"], file["valid"], file["test"]] == best
+    assert file["curve"][-1][1:] == [file["last_valid"], file["last_test"]]
+    (found,) = [r["value"] for r in rows if r["method"] == "FedPer" and "clean" in r["scene"]]
+    assert found == file["test"]
+    assert moe_methods.read_method(replace(cell, learning_rate=1e-3), out / "moe") is None
+    cell.file(out / "moe").write_text("{}", encoding="utf-8")
+    with pytest.raises(
+        RunError, match=r"fedper-r2-e1\.json are damaged: 'valid'. Restore or delete the file"
+    ):
+        moe_methods.read_method(cell, out / "moe")
+
+
 def test_the_full_scale_is_the_papers() -> None:
     full = moe_sheet.SIZES["full"]
     assert (full.federation, full.adapting) == (Federation(1500, 3, 10, 1e-4), Adapting(200, 5, 10, 10, 1e-4))
@@ -165,7 +199,9 @@ def test_the_full_scale_is_the_papers() -> None:
 
 def test_real_images_are_needed(tmp_path: Path) -> None:
     names = [n for n in REPRODUCTIONS if n.startswith("moe-")]
-    assert {"moe-table2", "moe-figure2", "moe-figure3", "moe-figure4", "moe-figure5"} <= set(names)
+    assert {"moe-table2", "moe-methods", "moe-figure2", "moe-figure3", "moe-figure4", "moe-figure5"} <= set(
+        names
+    )
     for name in names:
         with pytest.raises(DataError) as error:
             reproduce(name, Request(None, tmp_path))

@@ -21,6 +21,8 @@ from fedkeep.methods.fedfusion import AddFusion, FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.per_fedavg import AfterOneStep
+from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.pfl_da import AddGate, MixtureLoss
 from fedkeep.methods.terms import Term
 from tests.methods.parts import Parts
@@ -183,6 +185,9 @@ ALL = {
     "proximal": Proximal(0.5),
     "on copy": OnCopy(terms.cross_entropy() + Proximal(0.5)),
     "on mixture": OnMixture(0.5, terms.cross_entropy()),
+    "apart": Apart(0.5),
+    "after one step": AfterOneStep(0.5),
+    "after one step, exactly": AfterOneStep(0.5, order="exact"),
     "branches": BranchLoss(diversity=0.5, transfer=0.5),
     "diversity": BranchLoss(diversity=0.5, transfer=0.0),
     "transfer": BranchLoss(diversity=0.0, transfer=0.5),
