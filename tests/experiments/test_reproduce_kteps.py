@@ -148,7 +148,8 @@ def test_bytes_and_settings_are_kept(finished: Path) -> None:
     assert "seed" not in kteps.settings["config"]  # 0 is the default
     assert len(kteps.loss) == len(kteps.test_curve) == len(kteps.shared_curve) == 2
     assert set(kteps.curves) == {"1.0", "0.1", "0.01", "0.001"}
-    assert set(kteps.curves["1.0"]) == {"own", "s", "p", "sp"}
+    assert set(kteps.curves["0.01"]) == {"own", "s", "p", "sp"}
+    assert set(kteps.curves["1.0"]) == {"own"}
     assert set(kteps.source) == {"fdu_mtl.jsonl.gz", "word_vectors_200d.npz"}
     assert average.curves["0.01"]["own"].keys() == average.test.keys() == set(DOMAINS)
 
