@@ -69,6 +69,20 @@ def test_cross_entropy_by_hand() -> None:
     )
 
 
+def test_smoothed_labels_by_hand() -> None:
+    """0.8 + 0.1 of the label's share and 0.1 of the other's: softmax 3/4 and 1/4, label 1."""
+    batch = {"x": LOGITS[:1], "label": LABELS[:1]}
+    expected = 0.9 * math.log(4 / 3) + 0.1 * math.log(4)
+    assert value(terms.cross_entropy(smoothing=0.2), batch) == pytest.approx(expected, abs=1e-15)
+    several = terms.cross_entropy("topic", "topic", smoothing=0.2)
+    assert value(several, {"x": LOGITS[:1], "topic": LABELS[:1]}, Tasks()) == pytest.approx(
+        expected, abs=1e-15
+    )
+    with pytest.raises(MethodError) as error:
+        terms.cross_entropy(smoothing=1.0)
+    assert str(error.value) == "smoothing must be in [0, 1); got 1.0."
+
+
 def test_cross_entropy_takes_the_column_named() -> None:
     batch = {"x": LOGITS, "topic": LABELS, "label": 1 - LABELS}
     assert value(terms.cross_entropy("topic"), batch) == pytest.approx(sum(LOSSES) / 3, abs=1e-15)
