@@ -97,6 +97,25 @@ class Wide(nn.Module):
         return out
 
 
+class Normed(nn.Module):
+    """Features with batch statistics, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body, self.norm, self.classifier = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(self.body(x))  # type: ignore[no-any-return]
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.classifier(features)  # type: ignore[no-any-return]
+
+
 def words() -> nn.Module:
     """Return a text model of which every client trains its own rows."""
     return BagOfWords(40, 3, 4, embedding_dim=5, mlp=6)
@@ -144,6 +163,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     "own copy, opted-out examples": (
         lambda: with_copy(Noisy(dropout=0.3)), methods.ditto(0.4, batch_size=30), classes(counts=(8, 9, 7, 30), opted_in=True),
     ),
+    "the received model too": (Normed, methods.fedmmd(batch_size=40, epochs=2), RAGGED),
     "recurrent": (document, methods.furl("user", batch_size=4, optimizer=STEEP), TEXTS),
     "rows": (words, furl(), TEXTS),
     "rows, adam, pulled": (words, furl(adam(0.05), loss=cross_entropy() + Proximal(0.3)), TEXTS),
