@@ -161,18 +161,20 @@ STORES: dict[str, Callable[[Path, Params, int, bool], Store]] = {
 }  # fmt: skip
 
 
-def measure(size: int, users: int, cohort: int, rounds: int, flush: bool) -> dict[str, dict[str, float]]:
+def measure(
+    size: int, users: int, cohort: int, rounds: int, flush: bool, visited_users: int = VISITED
+) -> dict[str, dict[str, float]]:
     """Return microseconds a client by store: ``read`` and ``write``."""
     default = {"a": torch.zeros(size // 8), "b": torch.zeros(size // 8)}
     rng = np.random.default_rng(0)
-    visited = rng.choice(users, VISITED, replace=False).tolist()
+    visited = rng.choice(users, visited_users, replace=False).tolist()
     cohorts = [rng.choice(visited, cohort, replace=False).tolist() for _ in range(rounds)]
     found: dict[str, dict[str, float]] = {}
     last: list[Params] = []
     for name, make in STORES.items():  # not in turns: one's writing back to the disk would slow the next
         with tempfile.TemporaryDirectory(dir=ROOT) as folder:
             store = make(Path(folder), default, users, flush)
-            store.write(visited, {n: torch.ones(VISITED, size // 8) for n in default})
+            store.write(visited, {n: torch.ones(len(visited), size // 8) for n in default})
             store.commit(1)
             os.sync()
             reads, writes = [], []
@@ -207,9 +209,9 @@ def main(arguments: list[str] | None = None) -> int:
     for users in USERS[:1] if options.quick else USERS:
         for label, size in SIZES.items():
             for cohort in COHORTS[:1] if options.quick else COHORTS:
-                rounds = 4 if options.quick else options.rounds
-                plain = measure(size, users, cohort, rounds, flush=False)
-                flushed = measure(size, users, cohort, max(4, rounds // 4), flush=True)
+                rounds, visited = (2, 20) if options.quick else (options.rounds, VISITED)
+                plain = measure(size, users, cohort, rounds, False, visited)
+                flushed = measure(size, users, cohort, max(2, rounds // 4), True, visited)
                 rows += [
                     {"state": label, "users": users, "cohort": cohort, "store": name, **plain[name],
                      "flushed": flushed[name]["write"]}
