@@ -63,10 +63,7 @@ slow: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -q -m slow $(ARGS)
 
 bench: $(VENV)/run.stamp
-	@failed=; for file in $$(grep -l __main__ benchmarks/*.py); do \
-		name=$$(basename $$file .py); echo "$$name ..."; \
-		$(BIN)/python -m benchmarks.$$name $(ARGS) || failed="$$failed $$name"; \
-	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@echo "ruff ..." && $(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -36,15 +36,19 @@ def ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> dict[str,
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
 
 
-def write(name: str, content: Mapping[str, Any]) -> None:
-    """Write a benchmark's numbers to ``results/NAME.json``, with the machine they come from."""
+def write(name: str, content: Mapping[str, Any], page: str | None = None, folder: Path | None = None) -> None:
+    """Write a benchmark's numbers to ``results/NAME.json``, with the machine they come from, and a page beside it."""
     from fedkeep.experiments.environment import environment
 
-    RESULTS.mkdir(exist_ok=True)
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
     machine = {"processor": processor(), **environment(), "threads": torch.get_num_threads()}
     text = json.dumps({**content, "environment": machine}, indent=1) + "\n"
-    (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
-    print(text)
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    if page is not None:
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    else:
+        print(text)
 
 
 def processor() -> str:

@@ -57,7 +57,7 @@ class Process:
             start_new_session=True,
         )  # fmt: skip
         try:
-            self.facts: dict[str, str] = self._answer()["facts"]
+            self._answer()
             self._signal(signal.SIGSTOP)
         except ContenderError:
             self.close()
@@ -108,16 +108,17 @@ class Process:
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
     def peak_mb(self) -> float:
-        """Return the peak memory of the tree: each process's own at its peak; shared pages once, not per process."""
+        """Return the peak memory of the tree in MB; pages that its processes share count once.
+
+        That is, of each process: its share of anonymous memory now, and how far its peak was above what it has now; of
+        files (the same libraries) and shared memory: the largest amount that one process has mapped.
+        """
         own, mapped, shared = 0, [0], [0]
         for pid in self._tree():
-            sizes = dict(line.split(":", 1) for line in _read(pid, "status").splitlines() if ":" in line)
-            peak, files, memory = (
-                int(sizes.get(n, "0 kB").split()[0]) for n in ("VmHWM", "RssFile", "RssShmem")
-            )
-            own += max(0, peak - files - memory)
-            mapped.append(files)
-            shared.append(memory)
+            status, parts = _sizes(_read(pid, "status")), _sizes(_read(pid, "smaps_rollup"))
+            own += parts.get("Pss_Anon", 0) + max(0, status.get("VmHWM", 0) - status.get("VmRSS", 0))
+            mapped.append(status.get("RssFile", 0))
+            shared.append(status.get("RssShmem", 0))
         return (own + max(mapped) + max(shared)) / 1024
 
     def _signal(self, which: signal.Signals) -> None:
@@ -159,6 +160,12 @@ def _read(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """Return the sizes in kB that a file of /proc lists."""
+    lines = (line.split() for line in text.splitlines() if line.endswith(" kB"))
+    return {words[0].rstrip(":"): int(words[1]) for words in lines}
 
 
 def own_python() -> str:

@@ -17,7 +17,7 @@ from benchmarks.operations import operations
 from benchmarks.peers import PACKAGES, install, python_of
 from benchmarks.processes import ContenderError, Process, own_python
 from benchmarks.workloads import Workload, workload
-from fedkeep.experiments.simulate import ENGINES
+from fedkeep.experiments.engine import ENGINES
 from fedkeep.kernels import native
 
 OURS = "fedkeep_"
@@ -149,10 +149,12 @@ class Race:
     def warm_up(self, entry: Entry) -> None:
         """Run a round of few clients from the initial values, and compare its result with the plain loop's."""
         assert entry.process is not None
-        entry.facts = entry.process.facts
         answer = entry.process.ask(turn=0, clients=self.of.compared())
         entry.loss = answer["loss"]
         self.compare(entry, entry.process)
+        entry.process.ask(
+            turn=0, clients=self.of.compared()
+        )  # what happens but once, e.g. that auto starts workers
         entry.process.forget_peaks()
 
     def compare(self, entry: Entry, process: Process, kind: str = "") -> None:
@@ -178,7 +180,9 @@ class Race:
         """Measure a round of one contender."""
         assert entry.process is not None
         before = entry.process.cpu_seconds()
-        entry.seconds.append(entry.process.ask(turn=turn, clients=clients)["seconds"])
+        answer = entry.process.ask(turn=turn, clients=clients)
+        entry.seconds.append(answer["seconds"])
+        entry.facts = answer["facts"]
         entry.cpu += entry.process.cpu_seconds() - before
 
     def finish(self, entry: Entry) -> None:

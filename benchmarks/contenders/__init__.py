@@ -17,13 +17,12 @@ from benchmarks.workloads import Workload, workload
 
 
 class Contender(Protocol):
-    """Runs rounds, from the workload's initial values on.
+    """Runs rounds, from the workload's initial values on."""
 
-    Attributes:
-        facts: what a table of results shall say beside the name, e.g. the engine that ``auto`` picked.
-    """
-
-    facts: dict[str, str]
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a table of results shall say beside the name, e.g. the engine that ``auto`` picked."""
+        ...
 
     def round(self, turn: int, clients: list[int]) -> float:
         """Run a round; return the mean training loss."""

@@ -1,7 +1,7 @@
 """A contender's process: ``python -m benchmarks.contenders NAME --workload W1``, driven over standard input and output.
 
-It says ``{"ready": ..., "facts": {...}}`` once it is prepared. Then a line of JSON asks, and a line of JSON answers:
-``{"turn": 3, "clients": [...]}`` → ``{"seconds": ..., "loss": ...}`` runs a round;
+It says ``{"ready": true}`` once it is prepared. Then a line of JSON asks, and a line of JSON answers:
+``{"turn": 3, "clients": [...]}`` → ``{"seconds": ..., "loss": ..., "facts": {...}}`` runs a round;
 ``{"save": PATH}`` → ``{"saved": PATH}`` writes the server's federated values as an npz file.
 """
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 def serve(contender: Contender, answers: TextIO) -> None:
     """Answer requests until standard input ends."""
-    print(json.dumps({"ready": True, "facts": contender.facts}), file=answers, flush=True)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "save" in request:
@@ -60,7 +60,8 @@ def serve(contender: Contender, answers: TextIO) -> None:
             loss = contender.round(request["turn"], request["clients"])
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            answer = {"seconds": time.perf_counter() - began, "loss": loss}
+            seconds = time.perf_counter() - began
+            answer = {"seconds": seconds, "loss": loss, "facts": contender.facts}
         print(json.dumps(answer), file=answers, flush=True)
 
 

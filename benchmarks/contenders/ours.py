@@ -16,26 +16,19 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines import Engine, Job, Server, run_round
-from fedkeep.experiments.simulate import ENGINES
+from fedkeep.experiments.engine import make_engine
 from fedkeep.methods import Method
 from fedkeep.models import DocumentModel, TextClassifier
 from fedkeep.store import Default, MemoryStore
 
 PREFIX = "fedkeep_"
+ROUNDS = 1000  # of the run that ``auto`` chooses for
 RENAMED = {  # our names: the plain model's; DocumentModel's MLP begins with a dropout
     "mlp.1.": "mlp.0.",
     "mlp.3.": "mlp.2.",
     "encoder.": "gru.",
     "classifier.": "mlp.",
 }
-
-
-class FusedCNN(CNN):
-    """W3's model with fedkeep's convolution."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return logits (B, classes) for images (B, 3, 32, 32)."""
-        return super().forward(image)
 
 
 class Ours:
@@ -48,7 +41,11 @@ class Ours:
         self.job = Job(method, net, federated(of.data()), store, seed=SEED, device=device)
         self.server = Server(method.split.federated(initial))
         self.engine = engine
-        self.facts = {"engine": engine.name, "threads": str(torch.get_num_threads())}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The engine in use, which ``auto`` picks while it runs."""
+        return {"engine": self.engine.name, "threads": str(torch.get_num_threads())}
 
     def round(self, turn: int, clients: list[int]) -> float:
         """Run a round; return the mean training loss."""
@@ -68,7 +65,7 @@ def model_of(of: Workload, plain: nn.Module) -> nn.Module:
     if of.name == "W2":
         module: nn.Module = TextClassifier(len(start["embedding.weight"]), 2, mlp=64)
     elif of.name == "W3":
-        module = FusedCNN()
+        module = CNN()
     else:
         module = DocumentModel(100, 64, 32, embedding_dim=32, hidden=64, mlp=64)
     module.to(next(iter(start.values())).dtype)
@@ -104,13 +101,8 @@ def federated(clients: list[Columns]) -> FederatedData:
     return FederatedData.from_columns(owner, columns, split=["train"] * len(owner))
 
 
-def engine_of(name: str) -> Engine:
-    """Return the engine of this name."""
-    return ENGINES[name]()
-
-
 def run(options: Options, serve: Serve) -> None:
     """Serve rounds of fedkeep."""
     of = options.work
-    engine = engine_of(options.contender.removeprefix(PREFIX))
+    engine, _ = make_engine(options.contender.removeprefix(PREFIX), None, options.device, of.cohort, ROUNDS)
     serve(Ours(of, model_of(of, of.initial(options.dtype)), engine, options.device))

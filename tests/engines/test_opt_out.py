@@ -102,7 +102,7 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedrecon": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2, halves=False)),
     "fedrecon in halves": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2)),
     "ditto, v on all": (lambda: with_copy(Noisy(dropout=0.5)), methods.ditto()),
-    "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl()),
+    "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl(adaptive=False)),
     "mixture": (experts, methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3))),
     "mixture, fedprox": (
         experts,

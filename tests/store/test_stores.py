@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -258,6 +261,94 @@ def test_a_round_after_recovery_is_like_any_other(tmp_path: Path) -> None:
     again.prepare(3)
     again.apply()
     assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
+
+
+def record_bytes(folder: Path) -> int:
+    """Return the size of a round's record in ``committed``: a head and two rows, each behind its index."""
+    return 64 + 2 * (8 + table(folder).row_bytes)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+def test_without_power_what_the_table_had_not_flushed_is_repeated(
+    tmp_path: Path, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power leaves of each file what was flushed last. The journal begins anew after every second round."""
+    monkeypatch.setattr("fedkeep.store.table.JOURNAL_BYTES", 2 * record_bytes(tmp_path / "size"))
+    path, sync, flushed = tmp_path / "a" / "table.bin", os.fsync, b""
+
+    def fsync(handle: int) -> None:
+        nonlocal flushed
+        sync(handle)
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            flushed = path.read_bytes()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        committed(tmp_path / "a", rounds)
+    whole = path.read_bytes()
+    path.write_bytes(flushed)
+    assert state(tmp_path / "a", rounds) == expected(tmp_path, rounds)
+    assert path.read_bytes() == whole
+
+
+def test_the_journal_begins_anew_before_it_grows_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = record_bytes(tmp_path / "size")
+    monkeypatch.setattr("fedkeep.store.table.JOURNAL_BYTES", 2 * size)
+    journal = tmp_path / "a" / "journal"
+    store, sizes = table(tmp_path / "a"), []
+    for round in range(1, 6):
+        store.write([round % CLIENTS, (round + 3) % CLIENTS], values(round, 2))
+        store.prepare(round)
+        shutil.copytree(tmp_path / "a", tmp_path / f"killed-{round}")
+        store.apply()
+        sizes.append(journal.stat().st_size // size)
+    assert sizes == [1, 2, 1, 2, 1]
+    for round in range(1, 6):  # killed before the run's commit, or just after it
+        shutil.copytree(tmp_path / f"killed-{round}", tmp_path / f"after-{round}")
+        if round > 1:
+            assert state(tmp_path / f"killed-{round}", round - 1) == expected(
+                tmp_path / str(round), round - 1
+            )
+        assert state(tmp_path / f"after-{round}", round) == expected(tmp_path / str(round), round)
+
+
+def test_a_round_that_was_dropped_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
+    committed(tmp_path / "a", 3)
+    store = committed(tmp_path / "b", 2)
+    store.write([0, 1, 2], values(9, 3))
+    store.prepare(3)
+    again = table(tmp_path / "b")
+    again.recover(2)
+    again.write([3, 6], values(3, 2))
+    again.prepare(3)
+    again.apply()
+    assert (tmp_path / "b" / "journal").read_bytes() == (tmp_path / "a" / "journal").read_bytes()
+
+
+def test_a_round_that_was_written_in_half_is_dropped(tmp_path: Path) -> None:
+    """Without power inside ``prepare``, a part of the record may stand in the journal."""
+    committed(tmp_path / "a", 2)
+    before = (tmp_path / "a" / "journal").read_bytes()
+    (tmp_path / "a" / "journal").write_bytes(before + before[:100])
+    assert state(tmp_path / "a", 2) == expected(tmp_path, 2)
+    assert (tmp_path / "a" / "journal").read_bytes() == before
+
+
+def test_a_journal_of_the_first_format_is_read(tmp_path: Path) -> None:
+    """It held one round, with a sha256 in the place of the crc32."""
+    committed(tmp_path / "a", 2)
+    journal, size = tmp_path / "a" / "journal", record_bytes(tmp_path / "size")
+    body = journal.read_bytes()[size + 64 :]
+    head = struct.pack(
+        "<8sqqq32s", b"fedkeep1", 2, 2, table(tmp_path / "a").row_bytes, hashlib.sha256(body).digest()
+    )
+    journal.write_bytes(head + body)
+    assert state(tmp_path / "a", 2) == expected(tmp_path, 2)
+    journal.write_bytes(head + body[:-1] + b"!")
+    with pytest.raises(StoreError, match="is damaged"):
+        state(tmp_path / "a", 2)
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "magic"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,15 +22,25 @@ def write_whole(path: Path, content: bytes) -> None:
         RunError: the disk is full or the folder can't be written; the old file is as it was.
     """
     part = path.with_name(path.name + ".part")
+    with whole_or_error(path):
+        try:
+            with open(part, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+            sync_folder(path.parent)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def whole_or_error(path: Path) -> Iterator[None]:
+    """Say of an error of the system, while something is added to a file, that nothing was lost."""
     try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        sync_folder(path.parent)
+        yield
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise RunError(
             f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the last finished round is kept. "
             f"Free some space or check the rights, then resume."
