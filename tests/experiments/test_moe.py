@@ -35,8 +35,8 @@ from fedkeep.experiments.reproduce.moe_variants import (
 from tests.experiments.moe_images import write_cifar, write_fashion
 
 TINY = replace(
-    moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1), p=(0.6, 1.0), train=(4, 6),
-    p5=(1.0,),
+    moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1), p=(0.6,), train=(4, 6),
+    p5=(0.6,),
 )  # fmt: skip
 
 
@@ -98,15 +98,15 @@ def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     write_fashion(images / "fashion_mnist")
     path = reproduce("moe-figure3", request(images, out))
     rows = rows_of(path)
-    assert len(rows) == 2 * 3 * 2 * 5  # protocols × q × p × ways
+    assert len(rows) == 2 * 3 * 5  # protocols × q × ways
     assert {r["method"] for r in rows} == {v.name for v in (*PAPER, AUTHORS)}
     local: dict[str, set[float]] = {}
     for r in rows:
         if r["method"] == "Local" and "clean" in r["scene"]:
             local.setdefault(r["scene"].split("p = ")[1][:3], set()).add(r["value"])
-    assert [len(values) for values in local.values()] == [1, 1]  # the same, whoever opts out
+    assert [len(values) for values in local.values()] == [1]  # the same, whoever opts out
     assert {p.stem for p in (out / "moe-figure3-quick").iterdir()} == {
-        "paper", "clean", "partition-p0.6-q0", "partition-p1-q0.9",
+        "paper", "clean", "partition-p0.6-q0", "partition-p0.6-q0.9",
     }  # fmt: skip
     computed: list[str] = []
     real = Work.compute
@@ -116,9 +116,9 @@ def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     reproduce("moe-figure3", request(images, out))
     assert computed == []
     path = reproduce("moe-figure5", request(images, out))
-    assert "cifar10-n5-N6-p1-q0-s0" not in computed  # figure 3's
-    assert {"cifar10-n5-N4-p1-q0-s0", "fashion_mnist-n5-N6-p1-q0-s0"} <= set(computed)
-    assert "here p is 1 and the size 4, 6" in path.read_text(encoding="utf-8")
+    assert "cifar10-n5-N6-p0.6-q0-s0" not in computed  # figure 3's
+    assert {"cifar10-n5-N4-p0.6-q0-s0", "fashion_mnist-n5-N6-p0.6-q0-s0"} <= set(computed)
+    assert "here p is 0.6 and the size 4, 6" in path.read_text(encoding="utf-8")
     assert {p.stem for p in (out / "moe-figure5-quick").iterdir()} == {"paper", "clean"}
 
 
@@ -126,17 +126,15 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_cifar(images / "cifar100", classes=100, train=500, test=200)
     rows = rows_of(reproduce("moe-figure2", request(images, tmp_path / "results")))
-    assert len(rows) == 2 * 2 * 2 * 4  # protocols × fractions × p × ways
+    assert len(rows) == 2 * 2 * 4  # protocols × fractions × ways
     known = {(r["scene"], r["method"]): r["published"] for r in rows if r["published"] is not None}
-    assert len(known) == 2 * 4  # every client in each round, the paper's protocol
+    assert len(known) == 4  # every client in each round, the paper's protocol
     assert all("fraction of clients 1" in scene and "paper" in scene for scene, _ in known)
     place = FIGURE2_P.index(0.6)
     (mixture,) = [v for (scene, method), v in known.items() if method == "Mixture" and "p = 0.6" in scene]
     assert mixture == FIGURE2["Mixture"][place] == 0.45
     files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
-    assert [f for f in files if "f0.1" in f] == [
-        "cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json", "cifar100-n10-N6-p1-q0-s0-r1-e1-f0.1-a1x1x1.json"
-    ]  # fmt: skip
+    assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
 
 
 def test_figure_4_is_fashion(tmp_path: Path) -> None:
@@ -144,11 +142,11 @@ def test_figure_4_is_fashion(tmp_path: Path) -> None:
     write_fashion(images / "fashion_mnist")
     path = reproduce("moe-figure4", request(images, tmp_path / "results"))
     rows = rows_of(path)
-    assert len(rows) == 2 * 2 * 2 * 5
+    assert len(rows) == 2 * 2 * 5
     assert all(r["scene"].startswith("Fashion-MNIST, 5 × 6") for r in rows)
     assert {r["scene"].split(", p = ")[1] for r in rows if r["method"] == LOCAL.name} == {
         f"{p}{q}, {protocol}"
-        for p in ("0.6", "1")
+        for p in ("0.6",)
         for q in ("", ", q = 0.9")
         for protocol in ("paper's protocol", "clean protocol")
     }
