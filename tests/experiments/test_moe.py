@@ -32,6 +32,7 @@ from fedkeep.experiments.reproduce.moe_variants import (
     OTHERS,
     PAPER,
 )
+from fedkeep.report import plots, sweeps
 from tests.experiments.moe_images import write_cifar, write_fashion
 
 TINY = replace(
@@ -51,6 +52,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "Scene", scene)
     monkeypatch.setitem(moe_sheet.SIZES, "quick", TINY)
     monkeypatch.setattr(moe_cells, "SHOWN", 1)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures be empty files: drawing them takes longer than all the rest, and has its own tests."""
+
+    def save(figure: Any, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        return path
+
+    for room in (plots, sweeps):
+        monkeypatch.setattr(room, "_save", save)
 
 
 def request(images: Path, out: Path, **changes: Any) -> Request:
@@ -90,6 +104,7 @@ def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files[0] == "cifar10-n5-N6-p0.8-q0-s0-r1-e1-a1x1x1.json"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +137,7 @@ def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     assert {p.stem for p in (out / "moe-figure5-quick").iterdir()} == {"paper", "clean"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_cifar(images / "cifar100", classes=100, train=500, test=200)
@@ -137,6 +153,7 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figure_4_is_fashion(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_fashion(images / "fashion_mnist")
