@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from fedkeep.cli.personalize import parse_k, state_name
 from fedkeep.core.errors import ConfigError
+from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.load import load_run
 from tests.cli.conftest import Command
 from tests.cli.test_run import states
 
@@ -42,6 +44,60 @@ def test_held_out_users_at_other_k(fedkeep: Command) -> None:
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.stdout.splitlines() if line.endswith(" %")] == ["0", "3"]
     assert not (run / "analyses.json").exists()
+
+
+MIXTURE = """
+name = "Mixture"
+data = { reader = "toy", users = 4, examples = 40 }
+run = { rounds = 2, cohort = 2 }
+
+[model]
+kind = "mixture_of_experts"
+global_expert = { kind = "linear" }
+local_expert = { kind = "linear" }
+gate = { kind = "confidence_gate" }
+
+[method]
+kind = "mixture"
+adapt = { epochs = 6, optimizer = { learning_rate = 0.5 }, early_stopping = { every = 1, patience = 2 } }
+"""
+
+
+@pytest.mark.parametrize("config", ["toy.toml", "mixture.toml"])
+def test_all_clients_adapt(config: str, fedkeep: Command) -> None:
+    Path("mixture.toml").write_text(MIXTURE, encoding="utf-8")
+    assert fedkeep("run", config, "--out", "r").exit_code == 0
+    run = Path("r")
+    before = states(run)
+    result = fedkeep("personalize", "r", "--all")
+    assert result.exit_code == 0, result.output
+    kept = json.loads((run / "analyses.json").read_text(encoding="utf-8"))["adapted_clients"]
+    assert kept["columns"] == [
+        "client", "accuracy on valid, before", "accuracy on valid, after", "accuracy on test, before",
+        "accuracy on test, after",
+    ]  # fmt: skip
+    *clients, mean = kept["rows"]
+    assert result.stdout.startswith(f"Accuracy of {len(clients)} clients before and after adapting\n")
+    assert mean[0] == "mean over clients"
+    for column in range(1, 5):
+        assert mean[column] == pytest.approx(sum(row[column] for row in clients) / len(clients))
+    assert [row[2] for row in clients] != [row[1] for row in clients]
+    loaded = load_run(run)
+    shared = config == "mixture.toml"  # before it adapts, a client has the global expert alone
+    assert mean[3] == pytest.approx(loaded.evaluate("test", shared=shared)["accuracy_user_mean"])
+    assert mean[4] == pytest.approx(adapt_clients(loaded).evaluate("test")["accuracy_user_mean"])
+    assert states(run) == before
+    assert fedkeep("report", "r", "--out", "page").exit_code == 0
+    page = (Path("page") / "report.html").read_text(encoding="utf-8")
+    assert "Clients before and after adapting" in page
+
+
+def test_all_goes_with_nothing_that_names_some(fedkeep: Command, refused: Callable[..., str]) -> None:
+    folder_of(fedkeep)
+    wanted = "Error: --all adapts every client on all of its examples; leave out --client, --k and --out."
+    for further in (("--k", "3"), ("--client", "user-1"), ("--client", "user-1", "--out", "mine")):
+        assert refused("personalize", "r", "--all", *further) == wanted
+    assert refused("personalize", "r", "--workers", "2") == "Error: --workers goes with --all."
 
 
 def test_no_held_out_users(fedkeep: Command, refused: Callable[..., str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from fedkeep import methods, simulate
-from fedkeep.engines import Auto, Choice, Sequential, Server, Workers, auto, choose, run_round
+from fedkeep.engines import Auto, AutoDevice, Choice, Sequential, Server, Workers, auto, choose, run_round
 from fedkeep.engines.auto import one_thread
 from fedkeep.engines.pool import start_method
+from fedkeep.experiments.engine import make_engine
+from fedkeep.methods.terms import Term, cross_entropy
 from tests.tiny import Logits, bits, classes, everyone, job, same_bits
 
 FURL = methods.furl("user", batch_size=4)
@@ -197,3 +200,39 @@ def test_training_takes_one_thread_before_and_after(monkeypatch: pytest.MonkeyPa
     assert bits(run.server["linear.weight"]) == bits(
         simulate(Logits(), FURL, DATA, rounds=1, cohort=3, engine="sequential").server["linear.weight"]
     )
+
+
+@dataclass(frozen=True)
+class Judged(Term):
+    """A loss that looks at its value, which no tensor program can."""
+
+    def __call__(self, net: Any, params: Any, batch: Any, received: Any) -> Any:
+        loss = cross_entropy()(net, params, batch, received)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_is_vectorised_where_that_is_possible(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeep.experiments.simulate.make_engine", elsewhere(device))
+    run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3)
+    assert (run.engine, run.engine_reason) == ("vectorised", f"the device is {device}")
+    method = methods.furl("user", loss=Judged())
+    run = simulate(Logits(), method, DATA, rounds=2, cohort=3)
+    assert run.engine == "sequential"
+    assert run.engine_reason.startswith(
+        "'vectorised' is no choice: its loss cannot be computed for several clients at once (vmap: "
+    )
+    assert same_bits(
+        run.server, simulate(Logits(), method, DATA, rounds=2, cohort=3, engine="sequential").server
+    )
+
+
+def elsewhere(device: str) -> Any:
+    """Return what makes the engine for a device that this machine may lack."""
+
+    def make(name: str, workers: Any, _: str, *rest: Any) -> Any:
+        found = make_engine(name, workers, device, *rest)
+        assert name != "auto" or isinstance(found[0], AutoDevice)
+        return found
+
+    return make

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep import Split
+from fedkeep import Split, adam, methods, sgd
 from fedkeep.core.errors import UploadError
+from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Params, weighted_mean
 from fedkeep.engines import RunningMean
-from fedkeep.engines.combine import mean_of
+from fedkeep.engines.combine import mean_of, spread
+from fedkeep.engines.round import apply
 from fedkeep.split import Upload
 from tests.tiny import same_bits
 
@@ -62,6 +64,52 @@ def test_some_send_the_whole_table_and_some_send_rows(turn: int) -> None:
     assert mean["table"][:, 0].tolist() == [4.0, 4.0, 4.0, 4.0]
     mean = mean_of(each[turn:] + each[:turn], RECEIVED)
     assert mean["table"][:, 0].tolist() == [4.0, 3.0, 3.0, 3.0]
+
+
+def test_only_rows_that_were_sent_take_memory() -> None:
+    start = {"table": torch.zeros(10_000, 2)}
+    draw = torch.Generator().manual_seed(0)
+    held = [torch.randperm(10_000, generator=draw)[:n].sort().values for n in (3, 40, 0, 500, 500)]
+    running, dense = RunningMean(start), torch.zeros(10_000, 2, dtype=torch.float64)
+    for number, rows in enumerate(held, 1):
+        change = torch.randn(len(rows), 2, generator=draw)
+        made = Split().upload({}, {}, float(number))
+        running.add(dataclasses.replace(made, deltas={"table": change}, rows={"table": rows}))
+        dense[rows] += number * change.double()
+    means, rows = running.compact()
+    used = torch.cat(held).unique()
+    assert rows["table"].tolist() == used.tolist()
+    assert torch.equal(means["table"], (dense[used] / 15).float())
+    assert torch.equal(running.mean()["table"], (dense / 15).float())
+    assert len(running._rows["table"].sums) < 2 * len(used)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [sgd(1.0), sgd(0.3), sgd(0.3, schedule="linear"), sgd(1.0, rates={"t*": 0.7}), sgd(1.0, momentum=0.9),
+     sgd(1.0, weight_decay=0.1), adam(0.1), sgd(1.0, bounds={"t*": (-1, 1)})],
+    ids=["plain", "rate", "schedule", "pattern", "momentum", "decay", "adam", "bounds"],
+)  # fmt: skip
+@pytest.mark.parametrize("trainable", [{"table", "w"}, {"w"}, {"table"}, set()])
+def test_rows_are_applied_as_the_whole_table_would_be(optimizer: Optimizer, trainable: set[str]) -> None:
+    """To the bit, over several rounds, the optimiser's state too."""
+    draw = torch.Generator().manual_seed(0)
+    method = methods.fedavg(server_optimizer=optimizer)
+    start: Params = {"w": torch.randn(3, generator=draw), "table": torch.randn(6, 2, generator=draw)}
+    states = [OptimizerState(), OptimizerState()]
+    params = [dict(start), dict(start)]
+    for number in range(3):
+        rows = {"table": torch.randperm(6, generator=draw)[:3].sort().values}
+        few = {"w": torch.randn(3, generator=draw), "table": torch.randn(3, 2, generator=draw)}
+        before = {n: v.clone() for n, v in params[0].items()}
+        whole = {**few, "table": spread(few["table"], rows["table"], start["table"])}
+        names = frozenset(trainable)
+        after = apply(method, names, params[0], few, states[0], number / 3, rows)
+        assert same_bits(params[0], before)
+        params = [after, apply(method, names, params[1], whole, states[1], number / 3)]
+        assert same_bits(params[0], params[1])
+        assert same_bits(states[0].tensors(), states[1].tensors())
+    assert not torch.equal(params[0]["table"], start["table"])
 
 
 def test_many_uploads_lose_no_digits() -> None:

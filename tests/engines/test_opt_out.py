@@ -22,6 +22,7 @@ from fedkeep.methods.copies import with_copy
 from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
+from tests.methods.test_relatives import ROWS
 from tests.tiny import Logits, Noisy, bits, classes, job, parts
 
 
@@ -102,7 +103,7 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "fedrecon": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2, halves=False)),
     "fedrecon in halves": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2)),
     "ditto, v on all": (lambda: with_copy(Noisy(dropout=0.5)), methods.ditto()),
-    "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl()),
+    "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl(adaptive=False)),
     "mixture": (experts, methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3))),
     "mixture, fedprox": (
         experts,
@@ -147,6 +148,27 @@ def test_nothing_that_leaves_depends_on_opted_out_examples(name: str) -> None:
     weights = {len(np.flatnonzero(data.columns["opted_in"][slice(*data.bounds[c, :2])])) for c in range(4)}  # type: ignore[index]
     assert {w for w, _ in uploads} == ({-(-w // 2) for w in weights} if "halves" in name else weights)
     assert len({str(s) for s in states}) == 6
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("by", ["example", "client"])
+def test_every_method_of_the_table(name: str, by: Any) -> None:
+    """The rows that every method joins, each on examples and on whole clients that opted out."""
+    make, method = ROWS[name]
+    torch.manual_seed(0)
+    model = make().double()
+    model = method.extend(model) if method.extend else model
+    data = opt_out(classes(counts=(8, 9, 7, 10)), 0.5, by=by, seed=1)
+    found = [leaves(model, method, changed)[:2] for changed in (data, replaced(data, 1), replaced(data, 2))]
+    assert found[0] == found[1] == found[2]
+    if name != "local":
+        # a round of one client, of four in cohorts of three, may meet one that opted out
+        assert len({str(state) for state in found[0][1]}) == (6 if by == "example" else 3)
+        assert {bool(weight) for weight, _ in found[0][0]} == ({True, False} if by == "client" else {True})
+
+
+def test_the_rows_are_all_methods() -> None:
+    assert set(ROWS) == set(methods.METHODS)
 
 
 @pytest.mark.parametrize(

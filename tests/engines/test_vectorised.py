@@ -23,6 +23,7 @@ from fedkeep.engines.stacked import Stacked
 from fedkeep.kernels import native
 from fedkeep.methods import EarlyStopping
 from fedkeep.methods.copies import with_copy
+from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import Term, cross_entropy, l2_penalty, squared_error
 from fedkeep.models import BagOfWords, DocumentModel, TextClassifier
 from tests.engines import test_opt_out as opt_out
@@ -96,6 +97,25 @@ class Wide(nn.Module):
         return out
 
 
+class Normed(nn.Module):
+    """Features with batch statistics, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body, self.norm, self.classifier = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(self.body(x))  # type: ignore[no-any-return]
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.classifier(features)  # type: ignore[no-any-return]
+
+
 def words() -> nn.Module:
     """Return a text model of which every client trains its own rows."""
     return BagOfWords(40, 3, 4, embedding_dim=5, mlp=6)
@@ -112,7 +132,7 @@ def furl(optimizer: Any = STEEP, **options: Any) -> Method:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     "momentum, clipped": (Logits, furl(clip_norm=0.3), RAGGED),
-    "adam": (Logits, furl(adam(0.05), clip_norm=0.3), RAGGED),
+    "adam": (Logits, furl(adam(0.05, schedule="cosine"), clip_norm=0.3), RAGGED),
     "adamw, two rates": (
         Wide,
         methods.fedavg(batch_size=4, epochs=2, optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2})),
@@ -143,9 +163,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     "own copy, opted-out examples": (
         lambda: with_copy(Noisy(dropout=0.3)), methods.ditto(0.4, batch_size=30), classes(counts=(8, 9, 7, 30), opted_in=True),
     ),
+    "the received model too": (Normed, methods.fedmmd(batch_size=40, epochs=2), RAGGED),
     "recurrent": (document, methods.furl("user", batch_size=4, optimizer=STEEP), TEXTS),
     "rows": (words, furl(), TEXTS),
-    "rows, adam": (words, furl(adam(0.05)), TEXTS),
+    "rows, adam, pulled": (words, furl(adam(0.05), loss=cross_entropy() + Proximal(0.3)), TEXTS),
     "rows by decree": (words, furl(sgd(0.2, weight_decay=0.1), loss=cross_entropy() + 0.1 * l2_penalty("*")).but(tables="local"), TEXTS),
     "private rows": (words, methods.local(batch_size=4, optimizer=STEEP), TEXTS),
     "nobody to train": (Logits, furl(), classes(counts=(0, 3, 0, 5))),
@@ -194,7 +215,7 @@ def test_recurrent_layers_without_a_native_library(name: str, monkeypatch: pytes
     close(cohort(work, Sequential()), expected)
 
 
-@pytest.mark.parametrize("name", ["recurrent", "momentum, clipped", "rows, adam"])
+@pytest.mark.parametrize("name", ["recurrent", "momentum, clipped", "rows, adam, pulled"])
 def test_float32_over_a_round(name: str) -> None:
     make, method, data = CASES[name]
     torch.manual_seed(0)
@@ -323,6 +344,16 @@ def test_memory_is_counted() -> None:
 def _first(work: Job) -> tuple[Any, ...]:
     received = work.method.split.federated(work.net.initial())
     return work, received, [1], work.private([1]), 0, 0.0
+
+
+def test_texts_are_padded_to_the_longest_of_the_step() -> None:
+    clients = Stacked(*_first(job(words(), furl(), TEXTS)))
+    lengths = TEXTS.batch(clients.rows[0])["text_length"].numpy()
+    shortest = np.argsort(lengths)[:2]
+    step = next(lockstep([[clients.rows[0][shortest]]], 2))
+    width = int(lengths[shortest].max())
+    assert width < lengths.max()
+    assert clients.examples.batch(step)["text"].shape == (1, 2, width)
 
 
 def test_longer_texts_take_more_memory() -> None:

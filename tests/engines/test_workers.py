@@ -141,18 +141,22 @@ def test_uploads_that_wait_for_their_turn_are_few(engine: Workers, monkeypatch: 
     expected = rounds(Sequential(), [list(range(30))], data=data)
     for limit, most in ((1 << 30, 29), (100, 2 * workers.WINDOW + 3)):
         monkeypatch.setattr(workers, "HELD_BYTES", limit)
-        held = []
+        held, left = [], []
         turns = workers._Turns.__iter__
 
-        def watched(self: Any, turns: Any = turns, held: list[int] = held) -> Iterator[Any]:
+        def watched(
+            self: Any, turns: Any = turns, held: list[int] = held, left: list[int] = left
+        ) -> Iterator[Any]:
             for result in turns(self):
                 held.append(len(self.done))
+                left.append(self.held)
                 yield result
 
         with monkeypatch.context() as patch:
             patch.setattr(workers._Turns, "__iter__", watched)
             check(rounds(engine, [list(range(30))], data=data), expected)
         assert max(held) <= most
+        assert left[-1] == 0
         assert (max(held) > 15) == (limit > 1000)
 
 
@@ -225,10 +229,15 @@ def test_an_error_in_a_worker_is_raised_here(engine: Workers, error: BaseExcepti
     check(rounds(engine, [[0, 1]]), rounds(Sequential(), [[0, 1]]))  # the engine goes on
 
 
-def test_an_error_that_cannot_be_made_again_is_told(engine: Workers) -> None:
-    with pytest.raises(WorkerError) as error:
-        rounds(engine, [[0, 2]], **scripted(throw(Difficult(1, 2))))
-    assert str(error.value) == "Difficult: 1 and 2"
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(Difficult(1, 2), "Difficult: 1 and 2"), (KeyError(Path("a")), f"KeyError: {Path('a')!r}")],
+    ids=["difficult", "not plain"],
+)
+def test_an_error_that_cannot_be_made_again_is_told(engine: Workers, error: Exception, text: str) -> None:
+    with pytest.raises(WorkerError) as found:
+        rounds(engine, [[0, 2]], **scripted(throw(error)))
+    assert str(found.value) == text
 
 
 def test_what_the_model_raises_is_a_method_error_as_ever(engine: Workers) -> None:
@@ -355,8 +364,22 @@ def test_ctrl_c_ends_the_round_and_its_workers(engine: Workers) -> None:
 
 
 @FORK
-def test_simulate_leaves_no_process_behind() -> None:
+def test_ctrl_c_in_a_worker_is_the_parents_to_answer() -> None:
+    engine = Workers(1)
+    options = scripted(lambda: os.kill(os.getpid(), signal.SIGINT))
+    check(rounds(engine, [[2]], **options), rounds(Sequential(), [[2]], **options))
+    engine.close()
+
+
+@FORK
+def test_simulate_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(
+        "fedkeep.experiments.simulate.run_round",
+        lambda *a: (kept.append(a[0].keep_uploads), run_round(*a))[1],
+    )
     run = simulate(Logits(), FURL, DATA, rounds=1, engine="workers", workers=2)
+    assert kept == [False]
     assert (run.engine, run.engine_reason) == ("workers", "")
     with pytest.raises(NonFiniteError):
         simulate(Fragile(), METHOD, BROKEN, rounds=1, engine="workers", workers=2)

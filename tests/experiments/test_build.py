@@ -306,6 +306,7 @@ def test_adaptation() -> None:
 
 def test_loss() -> None:
     assert build_loss(LossConfig()) == terms.cross_entropy()
+    assert build_loss(LossConfig(label="stars", smoothing=0.1)) == terms.cross_entropy("stars", smoothing=0.1)
 
 
 @pytest.mark.parametrize(

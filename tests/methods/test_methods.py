@@ -20,6 +20,8 @@ from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.kteps import BranchLoss
 from fedkeep.methods.outputs import OnOutput
+from fedkeep.methods.per_fedavg import AfterOneStep
+from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.pfl_da import MixtureLoss
 from tests.tiny import Logits
 
@@ -50,10 +52,13 @@ def test_local_keeps_everything() -> None:
 
 TRAINED = {
     "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
+    "pfedme": ("federated", 1),
 }  # fmt: skip
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
-    "apfl": terms.squared_error() + OnMixture(0.5, terms.squared_error()),
+    "apfl": terms.squared_error() + OnMixture(None, terms.squared_error()),
+    "pfedme": Apart(15.0),
+    "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),
     "asp_mtl": AdversarialLoss(terms.squared_error()),
@@ -73,7 +78,12 @@ def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> No
     trains, number = TRAINED.get(name, ("all", 0))
     phase = method.phases[number]
     loss = LOSSES.get(name, terms.squared_error())
-    assert (phase.loss, phase.trains, phase.optimizer) == (loss, trains, optimizer)
+    bounds = (("alpha", (0.0, 1.0)),) if name == "apfl" else ()
+    assert (phase.loss, phase.trains, phase.optimizer) == (
+        loss,
+        trains,
+        dataclasses.replace(optimizer, bounds=bounds),
+    )
     assert (phase.epochs, phase.steps, phase.batch_size, phase.clip_norm) == (3, None, 7, 2.0)
 
 
@@ -108,8 +118,9 @@ def test_furl_options() -> None:
 
 def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
-        "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox", "fedrecon",
-        "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "pfl_da",
+        "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
+        "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
+        "pfl_da",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

@@ -325,6 +325,9 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
     assert str(error.value) == (
         "mix='logprob' mixes one output; the loss names a task. Use mix='probability'."
     )
+    with pytest.raises(MethodError) as error:
+        mixture(loss=terms.cross_entropy(smoothing=0.1), mix="logprob")
+    assert str(error.value) == "mix='logprob' knows no label smoothing. Use mix='probability'."
 
 
 def test_the_defaults_are_the_papers() -> None:

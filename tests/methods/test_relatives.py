@@ -86,6 +86,11 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     ),
     "ditto": (Deep, methods.ditto(0.4, batch_size=4, optimizer=sgd(0.3), own_epochs=2)),
     "apfl": (Deep, methods.apfl(0.3, batch_size=4, optimizer=sgd(0.3))),
+    "pfedme": (
+        Deep,
+        methods.pfedme(2.0, steps=3, batch_size=4, optimizer=sgd(0.2), own_optimizer=sgd(0.3)),
+    ),
+    "per_fedavg": (Deep, methods.per_fedavg(0.2, batch_size=4, optimizer=sgd(0.3))),
     "fedmmd": (Parts, methods.fedmmd(2.0, batch_size=4, optimizer=sgd(0.3))),
     "fedfusion": (Parts, methods.fedfusion("multi", batch_size=4, optimizer=sgd(0.3))),
     "asp_mtl": (Parts, methods.asp_mtl(6, batch_size=4, optimizer=sgd(0.3))),
@@ -168,7 +173,9 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
     for _ in range(2):
         run_round(work, engine, server, [0, 1, 2, 3])
     names = method.split.private_names(work.net.initial())
-    assert bool(names) == (name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion"))
+    assert bool(names) == (
+        name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion", "per_fedavg")
+    )
     for upload in engine.bytes:
         assert not any(f'"{n}"'.encode() in upload for n in names)
         for kept in engine.private:
@@ -212,7 +219,7 @@ def test_rounds_by_hand() -> None:
     assert (w, float(own["h"])) == pytest.approx((1.448, 1.4), abs=1e-14)  # 2 (1.4 − 3) 1.4 = −4.48
     w, own = one_client(methods.ditto(0.5, own_epochs=2, **OPTIONS), [(1, 3)])
     assert (w, float(own["own.w"])) == pytest.approx((1.4, 1.7), abs=1e-14)  # 2 (1.4 − 3) + 0.5 · 0.4 = −3
-    w, own = one_client(methods.apfl(0.5, **OPTIONS), [(1, 3)])
+    w, own = one_client(methods.apfl(0.5, adaptive=False, **OPTIONS), [(1, 3)])
     assert (w, float(own["own.w"])) == pytest.approx((1.4, 1.2), abs=1e-14)
     w, _ = one_client(methods.fedprox(0.5, epochs=2, **OPTIONS), [(1, 3)])
     assert w == pytest.approx(1.7, abs=1e-14)
@@ -307,9 +314,9 @@ def test_other_reductions() -> None:
     alone = simulate(Deep().double(), methods.local(**whole), DATA, **settings)
     lonely = everyone(alone.private, 6)
     close({n.removeprefix("own."): v for n, v in everyone(free.private, 6).items()}, lonely, atol=1e-13)
-    only = simulate(Deep().double(), methods.apfl(1.0, **whole), DATA, **settings)
+    only = simulate(Deep().double(), methods.apfl(1.0, adaptive=False, **whole), DATA, **settings)
     close({n.removeprefix("own."): v for n, v in everyone(only.private, 6).items()}, lonely, atol=1e-13)
-    none = simulate(Deep().double(), methods.apfl(0.0, **options), DATA, **settings)
+    none = simulate(Deep().double(), methods.apfl(0.0, adaptive=False, **options), DATA, **settings)
     plain = simulate(Deep().double(), methods.fedavg(**options), DATA, **settings)
     assert none.evaluate() == plain.evaluate() != only.evaluate()
 
@@ -330,6 +337,7 @@ class Plain:
         self.model, self.method, self.data, self.private = model.double(), method, data, private
         self.server = self.only(model.state_dict(), False)
         self.own = [self.only(model.state_dict(), True) for _ in range(len(data))]
+        self.share = [0.3] * len(data)  # α of APFL
 
     def only(self, state: State, private: bool) -> State:
         return {n: v.detach().clone() for n, v in state.items() if n.startswith(self.private) == private}
@@ -450,14 +458,17 @@ def apfl_step(plain: Plain, w: nn.Module, v: nn.Module, received: State, c: int,
         middle = copy.deepcopy(w)
         with torch.no_grad():
             for m, a, b in zip(middle.parameters(), v.parameters(), w.parameters(), strict=True):
-                m.copy_(0.3 * a + 0.7 * b)
+                m.copy_(plain.share[c] * a + (1 - plain.share[c]) * b)
         for model in (w, middle):
             model.zero_grad()
             nn.functional.cross_entropy(model(x), label).backward()
+        slope = 0.0
         with torch.no_grad():
             for m, a, b in zip(middle.parameters(), v.parameters(), w.parameters(), strict=True):
-                a -= 0.3 * 0.3 * m.grad  # the chain rule's α, times the rate
+                slope += float((m.grad * (a - b)).sum())
+                a -= 0.3 * plain.share[c] * m.grad  # the chain rule's α, times the rate
                 b -= 0.3 * b.grad
+        plain.share[c] = min(max(plain.share[c] - 0.3 * slope, 0.0), 1.0)
 
 
 @pytest.mark.parametrize(("name", "step"), [("ditto", ditto_step), ("apfl", apfl_step)])
@@ -475,8 +486,9 @@ def test_private_copies_equal_plain_pytorch(name: str, step: Callable[..., None]
     kept = everyone(run.private, 6)
     shared, mine = [], []
     for c, model in enumerate(own):
-        close({n.removeprefix("own."): v[c] for n, v in kept.items()}, model.state_dict())
-        share = 1.0 if name == "ditto" else 0.3
+        close({n.removeprefix("own."): v[c] for n, v in kept.items() if n != "alpha"}, model.state_dict())
+        share = 1.0 if name == "ditto" else plain.share[c]
+        assert name == "ditto" or float(kept["alpha"][c]) == pytest.approx(share, abs=1e-12)
         state = {n: share * v + (1 - share) * run.server[n] for n, v in model.state_dict().items()}
         batch = DATA.batch(np.arange(DATA.rows(c, "test").start, DATA.rows(c, "test").stop))
         for losses, values in ((mine, state), (shared, run.server)):
@@ -485,6 +497,7 @@ def test_private_copies_equal_plain_pytorch(name: str, step: Callable[..., None]
     assert run.evaluate()["loss"] == pytest.approx(float(torch.cat(mine).mean()), abs=1e-10)
     assert run.evaluate(shared=True)["loss"] == pytest.approx(float(torch.cat(shared).mean()), abs=1e-10)
     assert any(not torch.equal(kept[f"own.{n}"][0], v) for n, v in run.server.items())
+    assert name == "ditto" or len(set(plain.share)) == 6
 
 
 def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
@@ -567,7 +580,12 @@ def test_centralised_training_refuses_what_it_cannot_do() -> None:
     ):
         trained("fedrecon", engine="pooled")
     for name in ("ditto", "apfl"):
-        with pytest.raises(MethodError, match="need a table of the private 'own.body.bias'"):
+        wanted = (
+            "need a table of the private 'own.body.bias'"
+            if name == "ditto"
+            else "^APFL mixes one client's model"
+        )
+        with pytest.raises(MethodError, match=wanted):
             trained(name, engine="pooled")
 
 

@@ -21,6 +21,8 @@ from fedkeep.methods.fedfusion import AddFusion, FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.per_fedavg import AfterOneStep
+from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.pfl_da import AddGate, MixtureLoss
 from fedkeep.methods.terms import Term
 from tests.methods.parts import Parts
@@ -65,6 +67,20 @@ def test_cross_entropy_by_hand() -> None:
     assert value(terms.cross_entropy(), {"x": LOGITS, "label": LABELS}) == pytest.approx(
         sum(LOSSES) / 3, abs=1e-15
     )
+
+
+def test_smoothed_labels_by_hand() -> None:
+    """0.8 + 0.1 of the label's share and 0.1 of the other's: softmax 3/4 and 1/4, label 1."""
+    batch = {"x": LOGITS[:1], "label": LABELS[:1]}
+    expected = 0.9 * math.log(4 / 3) + 0.1 * math.log(4)
+    assert value(terms.cross_entropy(smoothing=0.2), batch) == pytest.approx(expected, abs=1e-15)
+    several = terms.cross_entropy("topic", "topic", smoothing=0.2)
+    assert value(several, {"x": LOGITS[:1], "topic": LABELS[:1]}, Tasks()) == pytest.approx(
+        expected, abs=1e-15
+    )
+    with pytest.raises(MethodError) as error:
+        terms.cross_entropy(smoothing=1.0)
+    assert str(error.value) == "smoothing must be in [0, 1); got 1.0."
 
 
 def test_cross_entropy_takes_the_column_named() -> None:
@@ -183,6 +199,9 @@ ALL = {
     "proximal": Proximal(0.5),
     "on copy": OnCopy(terms.cross_entropy() + Proximal(0.5)),
     "on mixture": OnMixture(0.5, terms.cross_entropy()),
+    "apart": Apart(0.5),
+    "after one step": AfterOneStep(0.5),
+    "after one step, exactly": AfterOneStep(0.5, order="exact"),
     "branches": BranchLoss(diversity=0.5, transfer=0.5),
     "diversity": BranchLoss(diversity=0.5, transfer=0.0),
     "transfer": BranchLoss(diversity=0.0, transfer=0.5),

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedkeep
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.data import Ragged
 from fedkeep.engines.vocabulary import local_tables
 from fedkeep.models import TextClassifier
+from fedkeep.models.text import thinned
 from tests.tiny import texts
 
 TEXT = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0], [6, 0, 0, 0, 0]])
 LENGTH = torch.tensor([5, 2, 1])
 
 
-def small(**options: int) -> TextClassifier:
+def small(**options: Any) -> TextClassifier:
     torch.manual_seed(0)
     return TextClassifier(10, 2, embedding_dim=5, hidden=3, **options).double()
 
@@ -98,3 +102,56 @@ def test_its_parts_are_natural_patterns(private: str) -> None:
     split = fedkeep.Split(private)
     split.check(small())
     assert any(split.is_private(name) for name, _ in small().named_parameters())
+
+
+def test_words_are_left_out_in_their_order_and_one_stays() -> None:
+    torch.manual_seed(0)
+    text = torch.arange(1, 41).repeat(50, 1)
+    length = torch.tensor([40] * 25 + [7] * 24 + [1])
+    found, short = thinned(text, length, 0.25)
+    assert found.shape == text.shape
+    for row, before, after in zip(found, length.tolist(), short.tolist(), strict=True):
+        words = row[:after].tolist()
+        assert words == sorted(set(words))
+        assert 1 <= after <= before
+        assert max(words) <= before
+    assert int(short[-1]) == 1
+    assert float(short[:25].float().mean()) == pytest.approx(30, abs=1.5)
+    assert short.unique().numel() > 5
+    found, short = thinned(text, length, 0.999999)
+    assert short.tolist() == [1] * 50
+    assert (found[:, 0] == 1).sum() >= 49
+
+
+def test_dropout_is_for_training_alone() -> None:
+    bare = small()
+    for options in ({"dropout": 0.5}, {"word_dropout": 0.5}):
+        model = small(**options)
+        assert torch.equal(model.eval()(TEXT, LENGTH), bare(TEXT, LENGTH))
+        torch.manual_seed(0)
+        one, two = (model.train()(TEXT, LENGTH) for _ in range(2))
+        assert not torch.equal(one, two)
+    assert "word_dropout=0.5" in repr(small(word_dropout=0.5))
+
+
+@pytest.mark.parametrize("name", ["dropout", "word_dropout"])
+def test_probabilities_that_make_no_sense_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        small(**{name: 1.0})
+    assert str(error.value) == f"{name} must be in [0, 1); got 1.0."
+
+
+def test_a_text_model_with_dropout_trains_by_local_rows_as_by_the_whole_table() -> None:
+    runs = []
+    for lookup in ({"embedding.weight": "text"}, {}):
+        torch.manual_seed(0)
+        model = TextClassifier(300, 3, embedding_dim=5, hidden=3, dropout=0.3, word_dropout=0.3).double()
+        model.lookup = lookup  # type: ignore[misc]
+        method = fedkeep.methods.kteps(
+            optimizer=fedkeep.sgd(0.2, momentum=0.9), batch_size=2, epochs=2, noise=0
+        )
+        runs.append(
+            fedkeep.simulate(model, method, texts(vocabulary=300), rounds=2, cohort=2, progress=False)
+        )
+    for name, value in runs[0].server.items():
+        torch.testing.assert_close(value, runs[1].server[name], rtol=0, atol=1e-12)

@@ -15,7 +15,8 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_tensors
 from fedkeep.core.params import Params
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.analyses import cold_start_form, write_analyses
+from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.analyses import adapted_form, cold_start_form, write_analyses
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.personalize import DEFAULT_K, cold_start, personalize_client
 from fedkeep.experiments.simulate import HEADLINE, Run
@@ -32,7 +33,16 @@ def personalize(
             "--client", metavar="ID", help="A user; by default all that were held out. May be repeated."
         ),
     ] = None,
-    k: Annotated[str, typer.Option("--k", help="Numbers of own examples to fit on.")] = K,
+    k: Annotated[
+        str | None, typer.Option("--k", help=f"Numbers of own examples to fit on. [default: {K}]")
+    ] = None,
+    everyone: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Adapt every client on all of its examples, e.g. a mixture's own experts and gates."
+        ),
+    ] = False,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="With --all: processes side by side.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -44,13 +54,22 @@ def personalize(
 ) -> None:
     """Fit only private parameters on k own examples: the federated part is frozen, nothing is uploaded.
 
-    RUN is the folder that fedkeep run wrote. Without --client, all users that it held out of federation are measured.
+    RUN is the folder that fedkeep run wrote. Without --client, all users that it held out of federation are measured;
+    with --all, every client adapts on all of its examples, those who took part from their kept private values.
     """
-    ks = parse_k(k)
+    if everyone and (client or out is not None or k is not None):
+        raise ConfigError(
+            "--all adapts every client on all of its examples; leave out --client, --k and --out."
+        )
+    if workers > 1 and not everyone:
+        raise ConfigError("--workers goes with --all.")
+    ks = parse_k(k or K)
     if out is not None and not client:
         raise ConfigError("--out keeps the private values of users named by --client; name at least one.")
     loaded = load_run(run, data_folder=data_folder(data), device=device)
-    if client:
+    if everyone:
+        _everyone(loaded, run, workers)
+    elif client:
         _named(loaded, list(dict.fromkeys(client)), ks, out)
     else:
         _held_out(loaded, run, ks)
@@ -70,6 +89,24 @@ def parse_k(text: str) -> list[int | None]:
             )
         ks.append(None if word == "all" else int(word))
     return ks
+
+
+def _everyone(run: Run, folder: Path, workers: int) -> None:
+    found = adapt_clients(run, workers=workers)
+    analysis = adapted_form(found)
+    metric = str(analysis["metric"])
+    rows = [
+        [str(cell) if i == 0 else number(cell, metric) for i, cell in enumerate(row)]
+        for row in analysis["rows"]
+    ]
+    show_table(
+        f"{metric_name(metric)} of {len(found.clients)} clients before and after adapting",
+        analysis["columns"],
+        rows,
+        note="Nothing was uploaded.",
+    )
+    write_analyses(folder, {"adapted_clients": analysis})
+    say(f"Kept for the report: fedkeep report {folder}")
 
 
 def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:

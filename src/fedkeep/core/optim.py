@@ -89,6 +89,11 @@ class Optimizer:
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         return 1.0
 
+    @property
+    def rests(self) -> bool:
+        """Whether a value whose gradient is zero stays where it is, and leaves no trace in the state."""
+        return self.kind == "sgd" and not (self.momentum or self.weight_decay or self.bounds)
+
     def init(self) -> OptimizerState:
         """Return the state before the first step."""
         return OptimizerState()

@@ -1,6 +1,6 @@
 """The local run, the round, and the engines that run a cohort."""
 
-from fedkeep.engines.auto import Auto, Choice, choose
+from fedkeep.engines.auto import Auto, AutoDevice, Choice, choose
 from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.cores import available_cores
@@ -14,6 +14,7 @@ from fedkeep.engines.workers import Workers
 
 __all__ = [
     "Auto",
+    "AutoDevice",
     "Choice",
     "CohortResult",
     "Engine",

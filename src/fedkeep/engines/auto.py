@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from fedkeep.core.params import Params
-from fedkeep.engines.base import CohortResult, Job
+from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.engines.client import ClientResult, collect, train_client
 from fedkeep.engines.cores import available_cores
 from fedkeep.engines.pool import start_method
+from fedkeep.engines.sequential import Sequential
+from fedkeep.engines.vectorised import Vectorised
 from fedkeep.engines.workers import Workers
 
 STARTING = {"fork": 0.2, "spawn": 8.0}
@@ -129,6 +131,37 @@ class Auto:
     def close(self) -> None:
         """End the workers, if there are any."""
         self.workers.close()
+
+
+class AutoDevice:
+    """Trains clients as one tensor program if the job suits that, else one after the other.
+
+    Args:
+        choice: ``vectorised``, and why it is tried.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self._engine: Engine | None = None
+
+    @property
+    def name(self) -> str:
+        """The engine in use."""
+        return self.choice.name
+
+    def run_cohort(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> CohortResult:
+        """Train the clients from ``received`` and their own private values."""
+        if self._engine is None:
+            reason = Vectorised.suits(job)
+            if reason is not None:
+                self.choice = Choice("sequential", f"'vectorised' is no choice: {reason.rstrip('.')}")
+            self._engine = Vectorised() if reason is None else Sequential()
+        return self._engine.run_cohort(job, received, clients, round, progress)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
 
 
 @contextlib.contextmanager

@@ -79,16 +79,13 @@ class Gathered:
             return value.to(self.device)
         return value.pin_memory().to(self.device, non_blocking=True)
 
-    def batch(self, step: Step, *, cut: bool = True) -> Batch:
-        """Return a step's mini-batches, columns of shape (clients, examples, …), texts padded to the longest of them.
-
-        ``cut=False`` pads to the longest of all examples.
-        """
+    def batch(self, step: Step) -> Batch:
+        """Return a step's mini-batches, columns (clients, examples, …); texts are padded to the longest of them."""
         places = step.rows + self.shift[step.who][:, None]
         index = self._sent(torch.from_numpy(places.reshape(-1)))
         batch: Batch = {}
         for name, column in self.columns.items():
-            if cut and name in self.lengths:
+            if name in self.lengths:
                 column = column[:, : int(self.lengths[name][places].max())]
             batch[name] = column.index_select(0, index).reshape(*places.shape, *column.shape[1:])
         return batch

@@ -16,6 +16,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, check_finite, nbytes, subtract
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.base import CohortResult, Engine, Job
+from fedkeep.engines.combine import spread
 from fedkeep.methods import Method
 
 
@@ -119,8 +120,10 @@ def run_round(
     result = engine.run_cohort(job, received, clients, server.round, progress)
     trained = time.perf_counter()
     if result.clients and result.mean.weight > 0:
-        combined = result.mean.mean()
-        server.params = apply(job.method, job.net.trainable(), received, combined, server.optimizer, progress)
+        combined, rows = result.mean.compact()
+        server.params = apply(
+            job.method, job.net.trainable(), received, combined, server.optimizer, progress, rows
+        )
         check_finite(server.params, f"The server's parameters after round {server.round}")
     combined_at = time.perf_counter()
     if result.clients:
@@ -155,23 +158,43 @@ def apply(
     combined: Mapping[str, Tensor],
     state: OptimizerState,
     progress: float = 0.0,
+    rows: Mapping[str, Tensor] | None = None,
 ) -> Params:
     """Return the server's next parameters: the server optimiser on the pseudo-gradient −combined (FedOpt).
 
     Buffers are moved by plain averaging; integer counters take the uploaded value.
+
+    Args:
+        method: its server optimiser counts.
+        trainable: names of parameters; the other names are buffers.
+        received: the parameters before; they are not changed.
+        combined: the mean change.
+        state: the server optimiser's; it is changed.
+        progress: the finished part of the run in [0, 1), for schedules.
+        rows: by name, the numbers of the rows that ``combined`` holds of a table; the others have not changed.
     """
     params = {name: value.clone() for name, value in received.items()}
-    slopes: Params = {}
+    optimizer, slopes, few = method.server_optimizer, Params(), Params()
     for name, change in combined.items():
+        start = params[name]
+        change = change.to(start.device)
+        if rows and name in rows:
+            if name in trainable and optimizer.rests:
+                few[name] = change
+                continue
+            change = spread(change, rows[name].to(start.device), start)
         if not change.is_floating_point():
-            params[name] = change.to(params[name].device)
+            params[name] = change
         elif name in trainable:
-            slopes[name] = -change.to(params[name].device)
+            slopes[name] = -change
         else:
-            params[name] = params[name] + change.to(params[name].device)
-    optimizer = method.server_optimizer
-    if slopes:
+            params[name] = start + change
+    if slopes or few:
         optimizer.update(params, slopes, state, optimizer.scale(progress))
+    for name, change in few.items():
+        assert rows is not None
+        rate = optimizer.rate(name) * optimizer.scale(progress)
+        params[name].index_add_(0, rows[name].to(change.device), change, alpha=rate)
     return params
 
 

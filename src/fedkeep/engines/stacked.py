@@ -73,6 +73,8 @@ class Stacked:
                 start = self.received[name] = padded([start] * len(self.clients), tables[name])
             elif name in changing:
                 start = start.expand(len(self.clients), *start.shape)
+                if name not in self.trainable:  # a term may run the model at what was received
+                    self.received[name] = start.clone(memory_format=torch.contiguous_format)
             self.params[name] = (
                 start.clone(memory_format=torch.contiguous_format) if name in changing else start
             )
@@ -81,7 +83,7 @@ class Stacked:
             start = padded(values, tables[name]) if name in tables else torch.stack(values)
             self.params[name] = start.to(self.job.device)
         self.stacked = {*changing, *tables, *self.own[0]}
-        self.cut = {n for n in self.sent if n in tables}
+        self.cut = {n for n in self.sent if n in tables or n not in self.trainable}
 
     def results(self) -> Iterator[ClientResult]:
         """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""

@@ -70,9 +70,8 @@ class Task:
 def serve(connection: Connection, own: Arena, task: Task) -> None:
     """Answer orders until the parent closes the connection or dies."""
     torch.set_num_threads(1)  # before anything is computed: threads do not survive a fork
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent ends its workers
+    # Ctrl-C reaches every process of a terminal; it is the parent that ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -81,9 +80,8 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
         let_go(keep={connection.fileno(), own.file, task.received.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
     else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # else each worker's backward pass would take memory of the GPU
-        )
+        # Else torch's backward pass would take some of the GPU's memory for each worker.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     job = task.job()
     connection.send_bytes(READY)
     while True:

@@ -20,6 +20,7 @@ from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params, weighted_mean
 from fedkeep.data import FederatedData
 from fedkeep.engines import judge, tasks_of
+from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
 from fedkeep.experiments.simulate import Run
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne
@@ -170,6 +171,37 @@ def cold_start_form(result: ColdStart) -> dict[str, Any]:
         "mean": list(result.mean),
         "std": list(result.std),
         "users": result.clients,
+    }
+
+
+def adapted_form(found: AdaptedClients) -> dict[str, Any]:
+    """Return clients before and after adapting as a table in the form that reports read: a row a client, the mean last.
+
+    Before: each client's model as federation left it (the shared part where there is no other). A split without
+    examples is left out.
+    """
+    run, task = found.run, tasks_of(found.run.data)[0]
+    metric = task.metric("rmse" if task.kind == "regression" else "accuracy")
+    columns, values = ["client"], []
+    shared = run.method.waits(sorted(run.net.trainable()))
+    for split in ("valid", "test"):
+        before = judge(
+            run.method, run.net, run.server, run.private, run.data, found.clients, split, device=run.device,
+            shared=shared,
+        )[0].per_client()  # fmt: skip
+        if not before:
+            continue
+        after = found.judge(split)[0].per_client()
+        columns += [f"{metric} on {split}, before", f"{metric} on {split}, after"]
+        values += [before, after]
+    rows = [[str(run.data.ids[c]), *(v[c][0] if c in v else None for v in values)] for c in found.clients]
+    means = [float(np.mean([value for value, _ in v.values()])) for v in values]
+    return {
+        "title": f"Clients before and after adapting ({run.method.name})",
+        "note": "Each client adapted on all of its own training examples; nothing was uploaded.",
+        "metric": metric,
+        "columns": columns,
+        "rows": [*rows, ["mean over clients", *means]],
     }
 
 

@@ -295,7 +295,7 @@ def build_method(config: MethodConfig) -> Method:
 def build_loss(config: LossConfig) -> terms.Term:
     """Make the loss that a configuration names."""
     loss = (
-        terms.cross_entropy(config.label)
+        terms.cross_entropy(config.label, smoothing=config.smoothing)
         if config.kind == "cross_entropy"
         else terms.squared_error(config.label)
     )

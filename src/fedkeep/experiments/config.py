@@ -95,6 +95,7 @@ class LossConfig(_Strict):
 
     kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
     label: str = "label"
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     l2: dict[str, Rate] = {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.engines import Auto, Engine, Pooled, Sequential, Vectorised, Workers, choose
+from fedkeep.engines import Auto, AutoDevice, Engine, Pooled, Sequential, Vectorised, Workers, choose
 from fedkeep.engines.workers import check_device
 
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -41,4 +41,6 @@ def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds
     choice = choose(device, cohort, workers, ENGINES)
     if choice is None:
         return Auto(rounds, cohort, side_by_side), ""
+    if choice.name == "vectorised":
+        return AutoDevice(choice), ""
     return ENGINES[choice.name](), choice.reason

@@ -2,6 +2,7 @@
 
     run.json                what ran: configuration, seeds, environment, data, split (reports read this)
     config.toml             the configuration file as given, if there was one
+    partition.safetensors   which images each client has, where images were divided among them
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took
     server-N.safetensors    server state after round N

@@ -24,6 +24,7 @@ from fedkeep.core.records import Record, read_records
 from fedkeep.data import FederatedData
 from fedkeep.engines import (
     Auto,
+    AutoDevice,
     Job,
     Pooled,
     RoundReport,
@@ -36,6 +37,7 @@ from fedkeep.engines import (
 )
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
+from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
@@ -149,9 +151,10 @@ def simulate(
         rounds: how many rounds; or give ``epochs``.
         cohort: clients a round (all of them, where there are fewer).
         seed: everything random follows from it.
-        engine: ``"auto"`` (the fastest of the following two here), ``"sequential"`` (one client after the other),
-            ``"workers"`` (clients side by side in processes of one thread each), or ``"pooled"`` (centralised training:
-            each round is one pass over all clients' pooled examples; ``cohort`` is not used).
+        engine: ``"auto"`` (the fastest of the following here), ``"sequential"`` (one client after the other),
+            ``"workers"`` (clients side by side in processes of one thread each), ``"vectorised"`` (clients side by
+            side as one tensor program, for a GPU), or ``"pooled"`` (centralised training: each round is one pass over
+            all clients' pooled examples; ``cohort`` is not used).
         workers: how many processes at most, for ``"workers"`` and ``"auto"``; by default the physical cores that this
             process may use. The result doesn't depend on it.
         device: e.g. ``"cpu"`` or ``"cuda"``.
@@ -277,7 +280,9 @@ class _Simulation:
 
     def _engine(self) -> tuple[str, str]:
         """Return the name of the engine in use and why it was chosen."""
-        return self.engine.name, self.engine.choice.reason if isinstance(self.engine, Auto) else self.reason
+        if isinstance(self.engine, Auto | AutoDevice):
+            return self.engine.name, self.engine.choice.reason
+        return self.engine.name, self.reason
 
     def _rounds(
         self,
@@ -394,12 +399,13 @@ class _Simulation:
         directory = (
             RunDirectory.open(out, self.identity) if resume else RunDirectory.create(out, self._info())
         )
-        if self.config_text is not None and not (out / "config.toml").exists():
-            try:
+        try:
+            if self.config_text is not None and not (out / "config.toml").exists():
                 write_whole(out / "config.toml", self.config_text.encode())
-            except RunError:
-                directory.close()
-                raise
+            write_partition(out, self.data)
+        except RunError:
+            directory.close()
+            raise
         return directory
 
     def _info(self) -> dict[str, Any]:
@@ -440,6 +446,7 @@ class _Simulation:
             "bytes_up": None if pooled else size,
             "best": meta.get("best"),
             "best_global": meta.get("best_global"),
+            "partition_counts": partition_counts(self.data),
         }
 
 

@@ -22,6 +22,8 @@ from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture
+from fedkeep.methods.per_fedavg import per_fedavg
+from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -43,6 +45,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
     "mixture": mixture,
+    "per_fedavg": per_fedavg,
+    "pfedme": pfedme,
     "pfl_da": pfl_da,
 }
 
@@ -70,6 +74,8 @@ __all__ = [
     "lg_fedavg",
     "local",
     "mixture",
+    "per_fedavg",
+    "pfedme",
     "pfl_da",
     "terms",
 ]

@@ -98,6 +98,8 @@ def as_likelihood(term: Term) -> Term:
     if isinstance(term, CrossEntropy):
         if term.task is not None:
             raise MethodError("mix='logprob' mixes one output; the loss names a task. Use mix='probability'.")
+        if term.smoothing:
+            raise MethodError("mix='logprob' knows no label smoothing. Use mix='probability'.")
         return NegativeLogLikelihood(term.label)
     if isinstance(term, Sum):
         return Sum(tuple(map(as_likelihood, term.terms)))

@@ -121,10 +121,16 @@ class CrossEntropy(Term):
     Attributes:
         label: the column that holds the class, 0-based; negative: this example has no label for this task.
         task: the key of the output, for a model that returns a dict of logits (one per task).
+        smoothing: the share of the label that is spread evenly over all classes (label smoothing), in [0, 1).
     """
 
     label: str = "label"
     task: str | None = None
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise MethodError(f"smoothing must be in [0, 1); got {self.smoothing}.")
 
     @property
     def reads_parameters(self) -> bool:
@@ -135,10 +141,14 @@ class CrossEntropy(Term):
         logits = output_of(net(params, batch), self.task)
         label = batch[self.label]
         if self.task is None:
-            values = nn.functional.cross_entropy(logits, label, reduction="none")
+            values = nn.functional.cross_entropy(
+                logits, label, reduction="none", label_smoothing=self.smoothing
+            )
             return example_mean(values, batch.get("weight"))
         keep = label >= 0
-        values = nn.functional.cross_entropy(logits, label.clamp_min(0), reduction="none")
+        values = nn.functional.cross_entropy(
+            logits, label.clamp_min(0), reduction="none", label_smoothing=self.smoothing
+        )
         return example_mean(values, batch.get("weight"), keep)
 
 
@@ -212,9 +222,9 @@ def output_of(output: Any, task: str | None) -> Tensor:
     return output  # type: ignore[no-any-return]
 
 
-def cross_entropy(label: str = "label", task: str | None = None) -> Term:
-    """Return the cross-entropy of the logits against the column ``label``."""
-    return CrossEntropy(label, task)
+def cross_entropy(label: str = "label", task: str | None = None, smoothing: float = 0.0) -> Term:
+    """Return the cross-entropy of the logits against the column ``label``; ``smoothing`` as in ``CrossEntropy``."""
+    return CrossEntropy(label, task, float(smoothing))
 
 
 def squared_error(label: str = "label", task: str | None = None) -> Term:

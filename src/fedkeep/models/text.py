@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.nn import GRU
 
 
@@ -23,6 +24,8 @@ class TextClassifier(nn.Module):
         embedding_dim: d, length of a word's vector.
         hidden: GRU units per direction; features have 2·hidden entries.
         mlp: hidden units of the classifier; None: 2·hidden.
+        dropout: probability of dropping an entry of what ``head`` is given, while training.
+        word_dropout: probability of leaving a word out of its text, while training; one word always stays.
     """
 
     lookup: ClassVar = {"embedding.weight": "text"}
@@ -35,8 +38,13 @@ class TextClassifier(nn.Module):
         embedding_dim: int = 200,
         hidden: int = 64,
         mlp: int | None = None,
+        dropout: float = 0.0,
+        word_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        for name, value in (("dropout", dropout), ("word_dropout", word_dropout)):
+            if not 0 <= value < 1:
+                raise ConfigError(f"{name} must be in [0, 1); got {value}.")
         width = 2 * hidden
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
@@ -46,6 +54,12 @@ class TextClassifier(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(width, mlp or width), nn.ReLU(), nn.Linear(mlp or width, classes)
         )
+        self.dropout, self.word_dropout = dropout, word_dropout
+
+    def extra_repr(self) -> str:
+        """Return what the layers don't show."""
+        rates = {"dropout": self.dropout, "word_dropout": self.word_dropout}
+        return ", ".join(f"{name}={value}" for name, value in rates.items() if value)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return logits, shape (B, classes).
@@ -58,9 +72,29 @@ class TextClassifier(nn.Module):
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return h̄, the mean of the BiGRU's outputs over each text's own words, shape (B, 2·hidden)."""
+        if self.training and self.word_dropout:
+            text, text_length = thinned(text, text_length, self.word_dropout)
         return self.encoder.pooled_ids(text, self.embedding.weight, text_length, how="mean")
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits for features h̄, shape (B, classes)."""
+        if self.dropout:
+            features = nn.functional.dropout(features, self.dropout, self.training)
         logits: Tensor = self.classifier(features)
         return logits
+
+
+def thinned(text: Tensor, length: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    """Return texts without some of their words, in their order, and their new lengths, at least 1.
+
+    Args:
+        text: (B, L) word ids.
+        length: (B,) numbers of words.
+        probability: of leaving out a word; where all would go, the first stays.
+    """
+    place = torch.arange(text.shape[1], device=text.device)
+    kept = nn.functional.dropout(torch.ones(text.shape, device=text.device), probability) > 0
+    keep = kept & (place < length.unsqueeze(1))
+    keep = keep | ((place == 0) & ~keep.any(1, keepdim=True))
+    order = (~keep).to(torch.uint8).argsort(dim=1, stable=True)
+    return text.gather(1, order), keep.sum(1)

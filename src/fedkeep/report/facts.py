@@ -56,7 +56,7 @@ def _total(run: RunFiles, metric: str, each: bool = False) -> float | None:
 
 def split(groups: Sequence[Configuration]) -> Iterator[Block]:
     """Yield the table of parameters and buffers, once for configurations that share it."""
-    for entries, labels in _distinct(groups, "split_table"):
+    for entries, labels in distinct(groups, "split_table"):
         rows = []
         for e in entries:
             shape = " × ".join(str(n) for n in e.get("shape") or []) or "scalar"
@@ -80,7 +80,7 @@ def split(groups: Sequence[Configuration]) -> Iterator[Block]:
 
 def table_of(groups: Sequence[Configuration], key: str) -> Iterator[Block]:
     """Yield the facts under a key of run.json, once for configurations that share them."""
-    for facts, labels in _distinct(groups, key):
+    for facts, labels in distinct(groups, key):
         yield Table(("what", "value"), tuple(flat(facts)), labels, left=2)
 
 
@@ -129,7 +129,7 @@ def _leaf(value: Any, counted: bool) -> str:
     return text[:16] + "…" if is_hash else text
 
 
-def _distinct(groups: Sequence[Configuration], key: str) -> Iterator[tuple[Any, str]]:
+def distinct(groups: Sequence[Configuration], key: str) -> Iterator[tuple[Any, str]]:
     """Yield each different content under a key of run.json, with the labels of its configurations if not all."""
     seen: dict[str, list[str]] = {}
     for g in groups:

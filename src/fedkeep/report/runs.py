@@ -146,10 +146,31 @@ def _read_info(path: Path) -> dict[str, Any]:
             raise RunError(
                 f"{path} is damaged: {key!r} must be a number or null, got {type(info[key]).__name__}."
             )
+    if not _partition(info.get("partition_counts")):
+        raise RunError(
+            f"{path} is damaged: 'partition_counts' must hold a list of counts for each client, a count for each class."
+        )
     table = info.get("split_table") or []
     if not isinstance(table, list) or not all(isinstance(row, dict) and _split_row(row) for row in table):
         raise RunError(f"{path} is damaged: 'split_table' must be a list of {{name, shape, half, bytes}}.")
     return info
+
+
+def _partition(entry: Any) -> bool:
+    if entry is None:
+        return True
+    lists = ("clients", "classes", "counts", "opted_out")
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), list) for name in lists):
+        return False
+    counts, clients = entry["counts"], len(entry["clients"])
+    whole = all(type(c) is int and 0 <= c < clients for c in entry["opted_out"])
+    rows = all(isinstance(row, list) and len(row) == len(entry["classes"]) for row in counts)
+    return (
+        whole
+        and rows
+        and len(counts) == clients
+        and all(type(n) is int and n >= 0 for row in counts for n in row)
+    )
 
 
 def _split_row(row: dict[str, Any]) -> bool:

@@ -46,7 +46,8 @@ class Cell:
         config: the name of a built-in configuration; its table ``personalization`` gives steps and interval.
         overrides: dotted keys and TOML values that replace its own, the seed among them.
         ratios: of the learning rate, a personalisation curve each.
-        inferences: further values of the option ``method.predict``, tested on every curve.
+        inferences: further values of the option ``method.predict``, tested on the curve at the configuration's own
+            ratio.
         words: words whose neighbours are compared in one further round (Figure 5).
     """
 
@@ -299,7 +300,10 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
     for ratio in cell.ratios if usual is not None else ():
         assert usual is not None
         found = personalization_curve(
-            run, Protocol(ratio, usual.steps, usual.every), predicts=predicts, progress=progress
+            run,
+            Protocol(ratio, usual.steps, usual.every),
+            predicts=predicts if ratio == usual.ratio else {},
+            progress=progress,
         )
         steps = list(found.steps)
         curves[str(ratio)] = {

@@ -47,7 +47,11 @@ SCENES = (
         "FDU",
         "fdu_mtl",
         scales={
-            "quick": (("run.rounds", "6"), ("data.limit", "200"), ("personalization.steps", "40")),
+            "quick": (
+                ("run.rounds", "4"),
+                ("data.domains", '["books", "electronics", "kitchen_housewares", "MR"]'),
+                ("personalization.steps", "40"),
+            ),
             "medium": (("run.rounds", "15"),),
             "full": (),
         },

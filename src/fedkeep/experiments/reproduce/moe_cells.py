@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,28 +221,40 @@ def run_cells(
             if (todo := [v for v in dict.fromkeys(variants) if read_result(cell, v, results) is None])
         ]
         alone_here = None if workers <= 1 else 1  # the cores are shared out among the cells already
-        _spread([(Work(cell, data, results, runs, alone_here), todo) for cell, todo in missing], workers)
+        spread([Task(Work(cell, data, results, runs, alone_here), todo) for cell, todo in missing], workers)
 
 
-def _spread(tasks: Sequence[tuple[Work, Sequence[Variant]]], workers: int) -> None:
+@dataclass(frozen=True)
+class Task:
+    """Computes some variants of a cell when called, in this process or another."""
+
+    work: Work
+    variants: Sequence[Variant]
+
+    def __call__(self) -> str:
+        """Compute them and return the cell's name."""
+        self.work.run(self.variants)
+        return f"{self.work.cell.scene.slug}: {', '.join(v.name for v in self.variants)}"
+
+
+def spread(tasks: Sequence[Callable[[], str]], workers: int) -> None:
+    """Call tasks, ``workers`` at a time, each in a process with one thread, and say what is finished.
+
+    Raises:
+        FedkeepError: of the first that failed; those that wait are not begun.
+    """
     if workers <= 1 or len(tasks) <= 1:
         for number, task in enumerate(tasks, 1):
-            _tell(number, len(tasks), _compute(task))
+            _tell(number, len(tasks), task())
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
-            for number, done in enumerate(as_completed([pool.submit(_compute, task) for task in tasks]), 1):
+            for number, done in enumerate(as_completed([pool.submit(task) for task in tasks]), 1):
                 _tell(number, len(tasks), done.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _compute(task: tuple[Work, Sequence[Variant]]) -> str:
-    work, variants = task
-    work.run(variants)
-    return f"{work.cell.scene.slug}: {', '.join(v.name for v in variants)}"
 
 
 def _tell(number: int, count: int, name: str) -> None:

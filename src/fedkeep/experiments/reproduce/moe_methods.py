@@ -1,0 +1,224 @@
+"""The table that the mixture of experts' paper lacks: the library's personalised methods on the same scenes.
+
+Every method trains its own federation with FedAvg's local settings (Adam, 3 epochs, batch 10) and is judged at the
+round that is best on the validation images, the counterpart of early stopping; its settings beyond these are the
+method's defaults or its paper's. The ways from one run of FedAvg come from the cells of ``moe-table2``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedkeep.core.errors import RunError
+from fedkeep.core.files import write_whole
+from fedkeep.core.optim import adam
+from fedkeep.core.records import Record
+from fedkeep.experiments.build import build_data, build_model
+from fedkeep.experiments.environment import commit
+from fedkeep.experiments.reproduce import moe_published
+from fedkeep.experiments.reproduce.moe_cells import spread
+from fedkeep.experiments.reproduce.moe_results import VERSION
+from fedkeep.experiments.reproduce.moe_scene import Federation, Scene
+from fedkeep.experiments.reproduce.moe_sheet import (
+    METRIC,
+    PROTOCOLS,
+    preamble,
+    result_name,
+    row,
+    scene_name,
+    sheet,
+)
+from fedkeep.experiments.reproduce.moe_variants import AUGMENTED, OTHERS, PAPER
+from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.methods import (
+    Method,
+    apfl,
+    ditto,
+    fedmmd,
+    fedper,
+    fedprox,
+    fedrecon,
+    fedrep,
+    lg_fedavg,
+    pfl_da,
+)
+from fedkeep.methods.pfl_da import AddGate
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.reproduce import Request
+
+HEAD, ENCODER = "out.*", ("conv1.*", "conv2.*", "fc1.*")
+ROUNDS = {"quick": 10, "medium": 150, "full": 500}
+METHODS: dict[str, tuple[str, Callable[..., Method]]] = {
+    "FedProx": ("μ = 0.01", lambda **o: fedprox(0.01, **o)),
+    "FedMMD": ("λ = 0.01", lambda **o: fedmmd(**o)),
+    "FedPer": ("a private last layer", lambda **o: fedper(HEAD, **o)),
+    "FedRep": ("a private last layer, 3 epochs of it, 3 of the rest", lambda **o: fedrep(HEAD, head_epochs=3, **o)),
+    "LG-FedAvg": ("both convolutions and the first linear layer are private", lambda **o: lg_fedavg(ENCODER, **o)),
+    "FedRecon": ("the last layer is made anew each round, 50 steps of SGD 0.1", lambda **o: fedrecon(HEAD, **o)),
+    "Ditto": ("λ = 0.1", lambda **o: ditto(0.1, **o)),
+    "APFL": ("α = 0.5, fixed", lambda **o: apfl(0.5, **o)),
+    "PFL-DA": ("a private copy and a linear gate on features", lambda **o: pfl_da(**o).but(extend=AddGate("out"))),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MethodCell:
+    """One federation of a method.
+
+    Attributes:
+        name: of ``METHODS``.
+        scene: the data.
+        rounds: of federation.
+        epochs, batch_size, learning_rate: local training, as FedAvg's.
+    """
+
+    name: str
+    scene: Scene
+    rounds: int
+    epochs: int = Federation.epochs
+    batch_size: int = Federation.batch_size
+    learning_rate: float = Federation.learning_rate
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the result depends on, as plain data."""
+        return {"version": VERSION, **asdict(self), "about": METHODS[self.name][0]}
+
+    def file(self, folder: Path) -> Path:
+        """Return the file of the result."""
+        name = self.name.lower()
+        return (
+            folder
+            / f"{self.scene.slug}-{name}-r{self.rounds}{'' if self.epochs == 3 else f'-e{self.epochs}'}.json"
+        )
+
+    def method(self) -> Method:
+        """Return the method."""
+        options = {
+            "optimizer": adam(self.learning_rate),
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+        }
+        return METHODS[self.name][1](**options)
+
+
+def read_method(cell: MethodCell, folder: Path) -> dict[str, float] | None:
+    """Return a result that is there for the same settings: ``valid`` and ``test`` at the best and at the last round.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = cell.file(folder)
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {n: float(content[n]) for n in ("valid", "test", "last_valid", "last_test")}
+        settings = content["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"The results {path} are damaged: {error}. Restore or delete the file.") from error
+    return found if settings == cell.settings() else None
+
+
+@dataclass(frozen=True)
+class MethodWork:
+    """Computes a cell when called, in this process or another.
+
+    Attributes:
+        cell: the cell.
+        data: the folder of real data.
+        results, runs: folders.
+        workers: as for ``simulate``.
+    """
+
+    cell: MethodCell
+    data: Path | None
+    results: Path
+    runs: Path
+    workers: int | None = None
+
+    def __call__(self) -> str:
+        """Compute the cell, leave its file, and return its name."""
+        run = self.run()
+        valid, test = (_curve(run.history, split) for split in ("valid", "test"))
+        best = max(valid, key=lambda number: (valid[number], -number))
+        content = {
+            "name": self.cell.name, "valid": valid[best], "test": test[best], "round": best,
+            "last_valid": valid[run.round], "last_test": test[run.round],
+            "curve": [[number, valid[number], test[number]] for number in sorted(valid)],
+            "commit": commit() or "", "settings": self.cell.settings(),
+        }  # fmt: skip
+        self.results.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        write_whole(self.cell.file(self.results), f"{text}\n".encode())
+        return f"{self.cell.scene.slug}: {self.cell.name}"
+
+    def run(self) -> Run:
+        """Train, or go on with a run that was stopped."""
+        cell = self.cell
+        config = Federation(cell.rounds).config(cell.scene)
+        data = build_data(config, self.data)
+        out = self.runs / cell.file(self.results).stem
+        return simulate(
+            build_model(config, data), cell.method(), data, rounds=cell.rounds, cohort=cell.scene.clients,
+            seed=cell.scene.seed, out=out, resume=(out / "run.json").exists(), name=cell.name, progress=False,
+            evaluate_every=max(1, cell.rounds // 50), workers=self.workers,
+        )  # fmt: skip
+
+
+def _curve(history: Sequence[Record], split: str) -> dict[int, float]:
+    own = (r for r in history if r.split == split and r.metric == METRIC and r.client is None)
+    return {r.round: r.value for r in own if math.isfinite(r.value)}
+
+
+def table(request: Request) -> Path:
+    """All methods on the scenes of Table 2, both protocols."""
+    from fedkeep.report.results import over_seeds, write_results
+
+    scenes = [Scene(p=p) for p in moe_published.TABLE2]
+    variants = (*PAPER, OTHERS[2], *AUGMENTED[:3])
+    own = sheet(request, scenes, variants)
+    own.run()
+    rounds = ROUNDS[request.scale]
+    cells = {
+        (name, scene, seed): MethodCell(name, replace(scene, seed=seed), rounds, own.size.federation.epochs)
+        for name in METHODS
+        for scene in scenes
+        for seed in own.seeds
+    }
+    runs, alone = request.out / "runs" / "moe", None if request.workers <= 1 else 1
+    missing = [c for c in cells.values() if read_method(c, own.folder) is None]
+    spread([MethodWork(c, request.data, own.folder, runs, alone) for c in missing], request.workers)
+    rows = []
+    for split in PROTOCOLS:
+        for scene in scenes:
+            published = moe_published.TABLE2[scene.p] if split == "valid" else {}
+            rows += [row(own, scene, v, split, published.get(v.name, (None, None))[0]) for v in variants]
+            for name in METHODS:
+                values = _values(cells, name, scene, own.seeds, split, own.folder)
+                rows.append(
+                    over_seeds(
+                        scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commit() or ""
+                    )
+                )  # fmt: skip
+    text = "\n".join(f"- {name}: {about}" for name, (about, _) in METHODS.items())
+    extra = (
+        f"FedProx to PFL-DA train {rounds:,} rounds of their own, all clients in each, and are judged at the round "
+        f"that is best on the validation images; FedProx and FedMMD have one global model. Settings:\n\n{text}"
+    )
+    name = result_name("moe-methods", request.scale)
+    title = "Personalised methods on the mixture of experts' scenes"
+    return write_results(request.out, name, rows, title=title, preamble=f"{preamble(own)}\n\n{extra}")[1]
+
+
+def _values(
+    cells: Mapping[tuple[str, Scene, int], MethodCell], name: str, scene: Scene, seeds: Sequence[int], split: str,
+    folder: Path,
+) -> dict[int, float]:  # fmt: skip
+    found = {seed: read_method(cells[name, scene, seed], folder) for seed in seeds}
+    return {seed: values[split] for seed, values in found.items() if values is not None}

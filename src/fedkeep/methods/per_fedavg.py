@@ -1,0 +1,151 @@
+"""Per-FedAvg: a federated model that is good after one step on a client's own examples.
+
+Source: Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning: A Meta-Learning Approach, arXiv 2002.07948,
+eq. 3 and 6, algorithm 1.
+One round: (1) a cohort downloads w; (2) each client minimises F_k(w − α ∇F_k(w)), every mini-batch in two halves D and
+D': w ← w − β (I − α ∇²F(w; D)) ∇F(w̃; D') with w̃ = w − α ∇F(w; D); the bracket is left out (``"first"``), computed
+(``"exact"``), or its product taken by a difference of two gradients (``"free"``); (3) it uploads its change; (4) the
+server averages. Whoever predicts, takes the step on its own examples first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+Order = Literal["first", "exact", "free"]
+Value = Callable[[Params, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class AfterOneStep(Term):
+    """L(w − α ∇L(w; D); D'), D and D' the examples of even and odd place; a batch of one is both.
+
+    Attributes:
+        rate: α, at least 0; 0 is L on D'.
+        loss: L.
+        order: of the derivative: ``"first"``, ``"exact"`` (layers must allow second derivatives; fedkeep's recurrent
+            kernels don't), or ``"free"`` of Hessians: ∇²L u ≈ (∇L(w + δu) − ∇L(w − δu)) / 2δ with u = ∇L(w̃; D').
+        delta: δ · ‖u‖, the length of that step to both sides.
+    """
+
+    rate: float = 0.01
+    loss: Term = cross_entropy()
+    order: Order = "first"
+    delta: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if self.order not in ("first", "exact", "free"):
+            raise MethodError(f"order must be 'first', 'exact' or 'free'; got {self.order!r}.")
+        if not (self.rate >= 0 and self.delta > 0):
+            raise MethodError(
+                f"The inner rate must be at least 0 and delta positive; got {self.rate} and {self.delta}."
+            )
+
+    @property
+    def reads_parameters(self) -> bool:
+        """True if L does: a row that no example of D looks up has no slope, and doesn't step."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        first, second = halves(batch)
+        names = sorted(net.trainable() & params.keys())
+
+        def value(changed: Params, examples: Batch) -> Tensor:
+            return self.loss(net, {**params, **changed}, examples, received)
+
+        w = {n: params[n] for n in names}
+        exact = self.order == "exact" and torch.is_grad_enabled()
+        trained = {n: v for n, v in w.items() if exact and v.requires_grad}
+        inner = slopes(value, {**leaves(w), **trained}, first, graph=exact)
+        stepped = value({n: w[n] - self.rate * g for n, g in inner.items()}, second)
+        if self.order != "free" or not self.rate:
+            return stepped
+        still = {n: w[n].detach() for n in names}
+        outer = slopes(value, leaves({n: still[n] - self.rate * inner[n] for n in inner}), second)
+        length = torch.stack([g.square().sum() for g in outer.values()]).sum().sqrt()
+        step = self.delta / length.clamp_min(torch.finfo(length.dtype).tiny)
+        ahead = value({n: w[n] + step * g for n, g in outer.items()}, first)
+        behind = value({n: w[n] - step * g for n, g in outer.items()}, first)
+        bend = self.rate * (ahead - behind) / (2 * step)
+        return stepped - (bend - bend.detach())  # a slope, and no value
+
+
+def slopes(value: Value, at: Params, examples: Batch, graph: bool = False) -> Params:
+    """Return the gradient of ``value`` for those of the tensors ``at`` that have one."""
+    with torch.enable_grad():
+        found = torch.autograd.grad(
+            value(at, examples), list(at.values()), create_graph=graph, allow_unused=True
+        )
+    return {n: g for n, g in zip(at, found, strict=True) if g is not None}
+
+
+def leaves(tensors: Params) -> Params:
+    """Return the same values at the start of a graph of their own."""
+    return {n: v.detach().requires_grad_() for n, v in tensors.items()}
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Return the examples of even and of odd place; both are the whole batch if only one example counts."""
+    some = next(iter(batch.values()))
+    weight = batch.get("weight")
+    if weight is None:
+        if len(some) < 2:
+            return batch, batch
+        return {n: v[::2] for n, v in batch.items()}, {n: v[1::2] for n, v in batch.items()}
+    odd = torch.arange(len(some), device=weight.device) % 2 == 1
+    parts = weight * ~odd, weight * odd
+    both = torch.stack([part.sum() > 0 for part in parts]).all()
+    first, second = (torch.where(both, part, weight) for part in parts)
+    return {**batch, "weight": first}, {**batch, "weight": second}
+
+
+def per_fedavg(
+    rate: float = 0.01,
+    *,
+    order: Order = "first",
+    delta: float = 1e-2,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.1),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return Per-FedAvg. Metrics of a run are those of w itself, before anybody's step.
+
+    Args:
+        rate: α of the inner step.
+        order, delta: of the derivative, see ``AfterOneStep``.
+        loss: F_k.
+        optimizer: its rate is β.
+        epochs, batch_size, clip_norm: of local training.
+        weighting: ``"examples"`` or ``"uniform"`` (the paper).
+        server_optimizer: ``sgd(1.0)`` is plain averaging.
+    """
+    meta = AfterOneStep(float(rate), loss, order, float(delta))
+    phase = Phase(meta, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    step = replace(phase, loss=loss, optimizer=sgd(float(rate)), steps=1, examples="all")
+    return Method(
+        "per_fedavg", phases=(phase,), weighting=weighting, server_optimizer=server_optimizer, adapt=(step,),
+        adapt_split=Split(("*",)),
+    )  # fmt: skip

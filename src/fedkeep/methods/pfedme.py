@@ -1,0 +1,85 @@
+"""pFedMe: every client's own model is the proximal point of its loss at the federated one.
+
+Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, arXiv 2006.08848, algorithm 1.
+One round: (1) a cohort downloads w; (2) at each mini-batch every client takes K steps of its own θ on
+F_k(θ) + ½ λ ‖θ − w_k‖², from where θ was, and then one step w_k ← w_k − η λ (w_k − θ); (3) it uploads the change of w_k
+and keeps θ; (4) the server moves w ← (1 − β) w + β · mean w_k. A client predicts with θ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.params import Batch, Params
+from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
+from fedkeep.methods.terms import Term, cross_entropy
+
+
+@dataclass(frozen=True)
+class Apart(Term):
+    """½ λ ‖θ − w‖² over the trainable parameters, θ the private copy; a phase moves whichever of them it trains.
+
+    Attributes:
+        lam: λ, positive.
+    """
+
+    lam: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not self.lam > 0:
+            raise MethodError(f"lam must be positive; got {self.lam}.")
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        """Return the term's value, a scalar."""
+        theta = {n: v for n, v in copy_of(params).items() if n in net.trainable()}
+        return 0.5 * self.lam * torch.stack([((v - params[n]) ** 2).sum() for n, v in theta.items()]).sum()
+
+
+def pfedme(
+    lam: float = 15.0,
+    *,
+    steps: int = 5,
+    loss: Term = cross_entropy(),
+    optimizer: Optimizer = sgd(0.01),
+    own_optimizer: Optimizer = sgd(0.05),
+    epochs: int = 1,
+    batch_size: int = 32,
+    clip_norm: float | None = None,
+    weighting: Literal["examples", "uniform"] = "examples",
+    server_optimizer: Optimizer = sgd(1.0),
+) -> Method:
+    """Return pFedMe. The training loss of its records is the last term's: ½ λ ‖θ − w‖².
+
+    With embedding tables that a model names in ``lookup``, all of a client's rows are near each other's or not, whether
+    a mini-batch uses them or not, so tables are trained whole; ``.but(tables="local")`` keeps to the client's rows.
+
+    Args:
+        lam: λ; large: θ stays at w.
+        steps: K, on each mini-batch.
+        loss: F_k.
+        optimizer: η, of w; η λ should stay well below 1.
+        own_optimizer: of θ (patterns of its rates begin with ``own.``); its rate times λ should stay below 1.
+        epochs, batch_size, clip_norm: of local training.
+        weighting: ``"examples"`` or ``"uniform"`` (the paper).
+        server_optimizer: ``sgd(β)``.
+    """
+    if steps < 1:
+        raise MethodError(f"steps must be at least 1; got {steps}.")
+    apart = Apart(float(lam))
+    outer = Phase(apart, "federated", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    inner = replace(
+        outer, loss=OnCopy(loss) + apart, trains="private", optimizer=own_optimizer, repeats=steps
+    )
+    return Method(
+        "pfedme", COPY, (inner, outer), weighting, server_optimizer=server_optimizer,
+        adapt=(replace(inner, epochs=10, repeats=1, examples="all"),), predict=predict_copy, extend=with_copy,
+        turns="batches",
+    )  # fmt: skip

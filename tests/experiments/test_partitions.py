@@ -1,0 +1,60 @@
+"""A run keeps how images were divided: the same images again, and numbers that a report draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeep import methods, simulate
+from fedkeep.core.files import read_tensors
+from fedkeep.data import ImageSet, class_counts, majority, opt_out
+from fedkeep.experiments import partitions
+from fedkeep.experiments.partitions import partition_counts, write_partition
+from fedkeep.models import CNN
+from tests.tiny import classes
+
+IMAGES = ImageSet(
+    np.random.default_rng(0).integers(0, 256, (80, 1, 16, 16), dtype=np.uint8), np.arange(80) % 4, 60,
+    ["a", "b", "c", "d"], "squares",
+)  # fmt: skip
+
+
+def test_a_run_says_whose_which_image_is(tmp_path: Path) -> None:
+    data = opt_out(majority(IMAGES, 2, 0.5, 20, 8, seed=3), 0.5)
+    model = CNN(4, 1, 16, widths=(2, 2), hidden=(4, 4))
+    simulate(model, methods.fedavg(), data, rounds=1, cohort=2, out=tmp_path / "run")
+    kept = read_tensors(tmp_path / "run" / "partition.safetensors")
+    for client in range(2):
+        for place, split in enumerate(("train", "valid", "test")):
+            start, end = kept["bounds"][client, place : place + 2].tolist()
+            rows = data.rows(client, split)
+            assert (start, end) == (rows.start, rows.stop)
+            own = kept["image"][start:end].numpy()
+            assert (IMAGES.images[own] == data.columns["image"][rows.start : rows.stop]).all()  # type: ignore[index]
+    info = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    out = [c for c in range(2) if not np.asarray(data.columns["opted_in"])[data.rows(c).start]]
+    assert info["partition_counts"] == {
+        "clients": ["client-0", "client-1"], "classes": ["a", "b", "c", "d"],
+        "counts": class_counts(data, "train").tolist(), "opted_out": out,
+    }  # fmt: skip
+    assert len(out) == 1
+    before = (tmp_path / "run" / "partition.safetensors").read_bytes()
+    simulate(model, methods.fedavg(), data, rounds=1, cohort=2, out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "partition.safetensors").read_bytes() == before
+
+
+def test_data_that_were_not_divided_have_none(tmp_path: Path) -> None:
+    assert partition_counts(classes()) is None
+    write_partition(tmp_path, classes())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_than_a_plot_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = majority(IMAGES, 2, 0.5, 20, 8)
+    assert partition_counts(data) is not None
+    assert partition_counts(data)["opted_out"] == []  # type: ignore[index]
+    monkeypatch.setattr(partitions, "MOST", 7)
+    assert partition_counts(data) is None
