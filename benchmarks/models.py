@@ -33,7 +33,9 @@ class Document(nn.Module):
         if int(length.min()) == x.shape[1]:
             last = self.lstm(x)[1][0]
         else:
-            packed = nn.utils.rnn.pack_padded_sequence(x, length, batch_first=True, enforce_sorted=False)
+            packed = nn.utils.rnn.pack_padded_sequence(
+                x, length.cpu(), batch_first=True, enforce_sorted=False
+            )
             last = self.lstm(packed)[1][0]
         return torch.cat([last[0], last[1]], 1)
 

@@ -167,8 +167,8 @@ def page(rows: list[dict[str, Any]], peak: float, memory: float) -> str:
         "",
         "Made by `python -m benchmarks.profile`: the engine `sequential` on one thread, medians. The roofline of one",
         f"core here: {peak / 1e9:.0f} GFLOP/s of multiply-adds, {memory / 1e9:.1f} GB/s of copying in memory.",
-        "Operations and bytes are counted by [benchmarks/operations.py](../benchmarks/operations.py); *of roofline* is",
-        "the time in which they could be done at best, as a fraction of the time taken (over 100 %: out of a cache).",
+        "[benchmarks/operations.py](../benchmarks/operations.py) counts operations and bytes. *Of roofline* is the",
+        "time in which they could be done at best, as a fraction of the time taken (above 100 %: in a cache).",
     ]
     for name in dict.fromkeys(r["workload"] for r in rows):
         own = [r for r in rows if r["workload"] == name]

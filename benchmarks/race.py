@@ -124,16 +124,15 @@ class Race:
         return Process(python, arguments, threads, self.setting.patience, name == "flower")
 
     def start(self, entry: Entry) -> None:
-        """Start a contender with its threads: ours as they come, one for each of several processes, else the best."""
-        many = entry.name in ("plain_two_processes", "flower")
-        ours = entry.name.startswith(OURS)
-        entry.process = self.launch(entry.name, 1 if many else None if ours else self.threads)
+        """Start a contender: what computes in one process gets the plain loop's threads, the others their own."""
+        own = {"plain_two_processes": 1, "flower": 1, OURS + "workers": None, OURS + "auto": None}
+        entry.process = self.launch(entry.name, own.get(entry.name, self.threads))
 
     def choose_threads(self) -> None:
         """Start the plain loop with one thread and with as many as there are cores; keep the faster."""
         counts = sorted({1, os.cpu_count() or 1}) if self.setting.device == "cpu" else [os.cpu_count() or 1]
         started = {n: self.launch("plain", n) for n in counts}
-        few = self.of.compared()
+        few = self.of.compared()[: max(1, self.of.few // 2)]
         best = dict.fromkeys(counts, math.inf)
         for process in started.values():
             process.ask(turn=0, clients=few[:1])  # loads modules
@@ -172,7 +171,8 @@ class Race:
         entries = list(self.entries.values())
         for entry in entries if turn % 2 else reversed(entries):
             self.attempt(entry, lambda entry: self.measure(entry, turn, clients))
-        self.peak = max(self.peak, peak_of_all_cores())
+        if self.setting.device == "cpu":
+            self.peak = max(self.peak, peak_of_all_cores())
         latest = {e.name: e.seconds[-1] for e in entries if e.reason is None}
         print(f"  turn {turn}: " + ", ".join(f"{n} {s:.3f} s" for n, s in latest.items()), flush=True)
 

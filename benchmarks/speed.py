@@ -40,10 +40,10 @@ from fedkeep.experiments.environment import commit
 CASES = {  # (workload, cohort): turns
     ("W1", 10): 11,
     ("W1", 40): 7,
-    ("W1", 160): 5,
-    ("W1 ragged", 6): 5,
+    ("W1", 160): 3,
+    ("W1 ragged", 6): 3,
     ("W2", 16): 3,
-    ("W3", 5): 5,
+    ("W3", 5): 4,
 }
 QUICK = (("W1", 3), ("W1 ragged", 3), ("W2", 3), ("W3", 2))
 
@@ -59,13 +59,13 @@ def main(arguments: list[str] | None = None) -> int:
     cases = dict.fromkeys(QUICK, 2) if options.quick else CASES
     cases = {c: n for c, n in cases.items() if not options.only or c[0] in options.only.split(",")}
     path = folder / ("speed.json" if options.device == "cpu" else f"speed-{options.device}.json")
-    began, compared = time.monotonic(), set()
+    began, compared, where = time.monotonic(), set(), machine(options.device)
     for (name, cohort), turns in cases.items():
         print(f"{name}, cohort {cohort} ...", flush=True)
         race = Race(setting, name, cohort)
         race.run(options.turns or turns, name not in compared and options.device == "cpu")
         compared.add(name)
-        rows = keep(path, race.rows(commit(), machine(options.device)))
+        rows = keep(path, race.rows(commit(), where))
     print(f"{time.monotonic() - began:.0f} s; {path}")
     failed = [] if options.quick else claims.missed(rows, cases)
     failed += [f"{r['contender']} differs from the plain loop" for r in rows if differs(r)] * options.quick
