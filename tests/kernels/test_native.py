@@ -67,17 +67,17 @@ def test_unknown_setting(monkeypatch) -> None:
 
 
 def test_no_library(tmp_path) -> None:
-    library, reason = native._open(tmp_path / "_recurrent.so")
+    library, reason = native._open(tmp_path / "_kernels.so")
     assert library is None
     assert reason == "no native library was built at installation; run 'python -m fedkeep.kernels.build'"
 
 
 def test_library_of_another_machine_is_refused(tmp_path) -> None:
-    path = tmp_path / "_recurrent.so"
+    path = tmp_path / "_kernels.so"
     path.write_bytes(b"\x7fELF of another machine")
     library, reason = native._open(path)
     assert library is None
-    assert reason.startswith("_recurrent.so was built for another machine or is not whole (")
+    assert reason.startswith("_kernels.so was built for another machine or is not whole (")
     assert reason.endswith("); run 'python -m fedkeep.kernels.build'")
 
 
@@ -86,12 +86,12 @@ def test_library_of_another_version_is_refused(tmp_path) -> None:
     source = tmp_path / "old.cpp"
     source.write_text('extern "C" __attribute__((visibility("default"))) long fk_abi() { return 7; }')
     subprocess.run(
-        [*build.compiler(), "-shared", "-fPIC", str(source), "-o", str(tmp_path / "_recurrent.so")],
+        [*build.compiler(), "-shared", "-fPIC", str(source), "-o", str(tmp_path / "_kernels.so")],
         check=True,
     )
-    assert native._open(tmp_path / "_recurrent.so") == (
+    assert native._open(tmp_path / "_kernels.so") == (
         None,
-        "_recurrent.so belongs to another version of fedkeep; run 'python -m fedkeep.kernels.build'",
+        "_kernels.so belongs to another version of fedkeep; run 'python -m fedkeep.kernels.build'",
     )
 
 
@@ -105,7 +105,7 @@ def test_struct_of_two_sides_agree() -> None:
 def test_no_compiler(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build, "LIBRARY", tmp_path / "_recurrent.so")
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "_kernels.so")
     assert build.main() == 1
     assert capsys.readouterr().err == (
         "fedkeep's native kernels were not built: no C++ compiler (c++, g++, clang++) was found. Install one (for "
@@ -123,10 +123,10 @@ def test_missing_cxx_is_named(monkeypatch) -> None:
 
 @needs_compiler
 def test_failing_compiler_leaves_the_old_library(tmp_path) -> None:
-    library, source = tmp_path / "_recurrent.so", tmp_path / "broken.cpp"
+    library, source = tmp_path / "_kernels.so", tmp_path / "broken.cpp"
     library.write_text("old")
     source.write_text("int broken(")
     with pytest.raises(build.BuildError, match="The compiler failed"):
         build.build(library, source)
     assert library.read_text() == "old"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["_recurrent.so", "broken.cpp"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_kernels.so", "broken.cpp"]
