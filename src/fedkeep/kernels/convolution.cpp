@@ -3,7 +3,8 @@
 #include "convolution.h"
 #include "vectors.h"
 
-#define FK_APART __attribute__((noinline))
+#define FK_APART __attribute__((noinline))  // so that each has the registers to itself
+
 namespace fk {
 namespace convolution {
 namespace {
@@ -52,7 +53,8 @@ template <class T> void pack_forward(const Job& job, i64 g) {
 }
 
 // One client's image to (NB, HP, WP, CB); see convolution.h.
-template <class T, class From> void pack_pixels(const Call& c, const Shape& s, const From* x, const T* table, T* packed) {
+template <class T, class From>
+void pack_pixels(const Call& c, const Shape& s, const From* x, const T* table, T* packed) {
     const i64 *stride = c.x_strides;
     const i64 top = least(c.padding, s.HP), left = least(c.padding, s.WP);
     const i64 bottom = least(c.H + top, s.HP), right = least(c.W + left, s.WP);
@@ -91,8 +93,8 @@ template <class T> FK_APART void pack_image(const Call& c, const Shape& s, i64 g
     }
 }
 
-// MR neighbouring pixels times NV vectors of output channels: all products of the kernel, summed in registers. `offsets`
-// says where the pixels under the kernel are; FIXED is the number of channels in a block, or 0 for CB, as it comes.
+// MR neighbouring pixels times NV vectors of output channels: all products of the kernel, summed in registers.
+// `offsets` says where the pixels under the kernel are; FIXED is the number of channels in a block, or 0 for CB.
 template <class T, int MR, int NV, int FIXED>
 FK_INLINE void product_tile(const T* x, const T* w, const i64* offsets, i64 count, i64 CB, const T* bias, T* out) {
     constexpr int L = Lanes<T>::W;
@@ -412,92 +414,113 @@ template <class T> FK_APART void pack_backward(const Job& job, i64 g) {
 template <class T> struct Lists {
     Entry<T>* by_output;  // (O, PH * PW)
     i64* outputs;  // (O,): how many
-    Entry<T>* by_place;  // (PH * PW, 5, O), or null; the fifth is of those without a gradient
+    Entry<T>* by_place;  // (PH * PW, 5, O); the fifth is of those without a gradient
     i64* places;  // (PH * PW, 4): how many
+
+    Lists(const Call& c, const Shape& s, Arena* arena) {
+        const i64 P = s.PH * s.PW;
+        by_output = take<Entry<T>>(arena, c.O * P + 1);  // one more: what has no gradient is written and overwritten
+        outputs = take<i64>(arena, c.O);
+        by_place = c.grad_input ? take<Entry<T>>(arena, 5 * c.O * P) : nullptr;
+        places = c.grad_input ? take<i64>(arena, 4 * P) : nullptr;
+    }
 };
 
-template <class T> FK_APART void fill_by_output(const Call& c, const Shape& s, const T* grad, const uint8_t* places, Lists<T>& lists, T* bias) {
-    const i64* stride = c.grad_output_strides;
-    const int32_t offsets[5] = {0, (int32_t)s.CB, (int32_t)(s.WP * s.CB), (int32_t)((s.WP + 1) * s.CB), 0};
-    for (i64 o = 0; o < c.O; o++) {
-        Entry<T>* list = lists.by_output + o * s.PH * s.PW;
-        const uint8_t* place = places + o;
-        i64 count = 0;
-        T sum = 0;
-        for (i64 py = 0; py < s.PH; py++) {
-            const T* from = grad + o * stride[2] + py * stride[3];
-            int32_t corner = (int32_t)(2 * py * s.WP * s.CB);
-            for (i64 px = 0; px < s.PW; px++, place += c.O, from += stride[4], corner += (int32_t)(2 * s.CB)) {
-                const int k = *place;
-                const T value = *from;
-                list[count] = {value, corner + offsets[k]};
-                count += k < 4;
-                sum += if_live(value, k);
-            }
-        }
-        lists.outputs[o] = count;
-        bias[o] += sum;
-    }
-}
+// The backward pass of one image after another.
+template <class T> struct Backward {
+    static constexpr i64 L = Lanes<T>::W;
+    const Call& c;
+    const Shape& s;
+    const Pieces& p;
+    Lists<T>& lists;
+    const i64* stride;  // of grad
+    const T *x, *grad;  // the packed image, the gradient of the pooled values
+    const uint8_t* places;
 
-template <class T> FK_APART void fill_by_place(const Call& c, const Shape& s, const T* grad, const uint8_t* places, Lists<T>& lists) {
-    const i64* stride = c.grad_output_strides;
-    for (i64 py = 0; py < s.PH; py++)
-        for (i64 px = 0; px < s.PW; px++) {
-            const i64 p = py * s.PW + px;
-            const T* from = grad + py * stride[3] + px * stride[4];
-            const uint8_t* place = places + p * c.O;
-            i64 counts[5] = {};
-            Entry<T>* list = lists.by_place + p * 5 * c.O;
-            for (i64 o = 0; o < c.O; o++) {
-                const i64 k = place[o];
-                list[k * c.O + counts[k]++] = {from[o * stride[2]], (int32_t)o};
-            }
-            __builtin_memcpy(lists.places + 4 * p, counts, 4 * sizeof(i64));
-        }
-}
-
-template <class T> FK_APART void weight_gradients(const Call& c, const Shape& s, const Pieces& p, const T* x, const Lists<T>& lists, T* sums) {
-    constexpr i64 L = Lanes<T>::W;
-    for (i64 b = 0; b < s.NB; b++)
-        each_piece(p, [&](const Piece& piece) {
-            const auto run = choose<Gather<T>>(piece.rows, piece.wide);
-            const T* from = x + b * s.block() + piece.row * s.WP * s.CB + piece.vector * L;
-            T* to = sums + (b * c.K * p.RV + piece.offset) * c.O * L;
-            for (i64 o = 0; o < c.O; o++)
-                run(lists.by_output + o * s.PH * s.PW, lists.outputs[o], from, s.WP * s.CB,
-                    to + o * piece.rows * piece.wide * L);
-        });
-}
-
-template <class T> FK_APART void weight_gradients_of_one_piece(const Call& c, const Shape& s, const Pieces& p, const T* x, const T* grad, const uint8_t* places, T* sums, T* bias) {
-    const i64* stride = c.grad_output_strides;
-    const auto run = choose<GatherAll<T>>(p.rows, p.wide);
-    const i64 few = vectors(8192, s.PW * c.O * (i64)sizeof(T));  // rows whose gradients fit into the first cache beside x
-    for (i64 py = 0; py < s.PH; py += few)
+    FK_APART void list_by_output(T* bias) {
+        const int32_t offsets[5] = {0, (int32_t)s.CB, (int32_t)(s.WP * s.CB), (int32_t)((s.WP + 1) * s.CB), 0};
         for (i64 o = 0; o < c.O; o++) {
-            Source<T> source{grad + o * stride[2] + py * stride[3], places + py * s.PW * c.O + o,
-                             least(few, s.PH - py), s.PW, stride[3], stride[4], c.O, s.CB, s.WP * s.CB};
-            bias[o] += run(source, x + 2 * py * s.WP * s.CB, sums + o * p.rows * p.wide * Lanes<T>::W);
-        }
-}
-
-template <class T> FK_APART void pixel_gradients(const Call& c, const Shape& s, const Pieces& p, const T* weights, const Lists<T>& lists, T* x) {
-    constexpr i64 L = Lanes<T>::W;
-    __builtin_memset(x, 0, (size_t)s.packed_size() * sizeof(T));
-    for (i64 b = 0; b < s.NB; b++)
-        each_piece(p, [&](const Piece& piece) {
-            const auto run = choose<Scatter<T>>(piece.rows, piece.wide);
-            const T* from = weights + (b * c.K * p.RV + piece.offset) * c.O * L;
-            T* to = x + b * s.block() + piece.row * s.WP * s.CB + piece.vector * L;
-            for (i64 y = 0; y < 2 * s.PH; y++)
-                for (i64 q = 0; q < 2 * s.PW; q++) {
-                    const i64 p = (y >> 1) * s.PW + (q >> 1), k = (y & 1) * 2 + (q & 1), count = lists.places[4 * p + k];
-                    if (!count) continue;
-                    run(lists.by_place + (5 * p + k) * c.O, count, from, s.WP * s.CB, to + (y * s.WP + q) * s.CB);
+            Entry<T>* list = lists.by_output + o * s.PH * s.PW;
+            const uint8_t* place = places + o;
+            i64 count = 0;
+            T sum = 0;
+            for (i64 py = 0; py < s.PH; py++) {
+                const T* from = grad + o * stride[2] + py * stride[3];
+                int32_t corner = (int32_t)(2 * py * s.WP * s.CB);
+                for (i64 px = 0; px < s.PW; px++) {
+                    const int k = *place;
+                    const T value = *from;
+                    list[count] = {value, corner + offsets[k]};
+                    count += k < 4;
+                    sum += if_live(value, k);
+                    place += c.O, from += stride[4], corner += (int32_t)(2 * s.CB);
                 }
-        });
-}
+            }
+            lists.outputs[o] = count;
+            bias[o] += sum;
+        }
+    }
+
+    FK_APART void list_by_place() {
+        for (i64 py = 0; py < s.PH; py++)
+            for (i64 px = 0; px < s.PW; px++) {
+                const i64 at = py * s.PW + px;
+                const T* from = grad + py * stride[3] + px * stride[4];
+                const uint8_t* place = places + at * c.O;
+                Entry<T>* list = lists.by_place + at * 5 * c.O;
+                i64 counts[5] = {};
+                for (i64 o = 0; o < c.O; o++) {
+                    const i64 k = place[o];
+                    list[k * c.O + counts[k]++] = {from[o * stride[2]], (int32_t)o};
+                }
+                __builtin_memcpy(lists.places + 4 * at, counts, 4 * sizeof(i64));
+            }
+    }
+
+    // Adds the gradients of the weights.
+    FK_APART void weights(T* sums) {
+        for (i64 b = 0; b < s.NB; b++)
+            each_piece(p, [&](const Piece& piece) {
+                const auto run = choose<Gather<T>>(piece.rows, piece.wide);
+                const T* from = x + b * s.block() + piece.row * s.WP * s.CB + piece.vector * L;
+                T* to = sums + (b * c.K * p.RV + piece.offset) * c.O * L;
+                for (i64 o = 0; o < c.O; o++)
+                    run(lists.by_output + o * s.PH * s.PW, lists.outputs[o], from, s.WP * s.CB,
+                        to + o * piece.rows * piece.wide * L);
+            });
+    }
+
+    // The same and the biases, without lists.
+    FK_APART void weights_of_one_piece(T* sums, T* bias) {
+        const auto run = choose<GatherAll<T>>(p.rows, p.wide);
+        const i64 few = vectors(8192, s.PW * c.O * (i64)sizeof(T));  // rows of gradients that fit into the cache with x
+        for (i64 py = 0; py < s.PH; py += few)
+            for (i64 o = 0; o < c.O; o++) {
+                Source<T> source{grad + o * stride[2] + py * stride[3], places + py * s.PW * c.O + o,
+                                 least(few, s.PH - py), s.PW, stride[3], stride[4], c.O, s.CB, s.WP * s.CB};
+                bias[o] += run(source, x + 2 * py * s.WP * s.CB, sums + o * p.rows * p.wide * L);
+            }
+    }
+
+    // The gradients of the packed image.
+    FK_APART void pixels(const T* weights, T* to) {
+        const i64 row = s.WP * s.CB;
+        __builtin_memset(to, 0, (size_t)s.packed_size() * sizeof(T));
+        for (i64 b = 0; b < s.NB; b++)
+            each_piece(p, [&](const Piece& piece) {
+                const auto run = choose<Scatter<T>>(piece.rows, piece.wide);
+                const T* from = weights + (b * c.K * p.RV + piece.offset) * c.O * L;
+                T* first = to + b * s.block() + piece.row * row + piece.vector * L;
+                for (i64 y = 0; y < 2 * s.PH; y++)
+                    for (i64 q = 0; q < 2 * s.PW; q++) {
+                        const i64 at = (y >> 1) * s.PW + (q >> 1), k = (y & 1) * 2 + (q & 1);
+                        const i64 count = lists.places[4 * at + k];
+                        if (!count) continue;
+                        run(lists.by_place + (5 * at + k) * c.O, count, from, row, first + y * row + q * s.CB);
+                    }
+            });
+    }
+};
 
 template <class T> FK_APART void unpack_image(const Call& c, const Shape& s, const T* packed, T* x) {
     const i64* stride = c.grad_input_strides;
@@ -516,34 +539,31 @@ template <class T> FK_APART void unpack_image(const Call& c, const Shape& s, con
 }
 
 template <class T> void backward(const Job& job, i64 task, Arena* arena) {
-    constexpr i64 L = Lanes<T>::W;
     const Call& c = *job.call;
     const Shape s(c);
     const Pieces p = Pieces::of<T>(c, s);
-    const i64 chunk = task / c.G, g = task % c.G, size = (c.B + job.chunks - 1) / job.chunks, P = s.PH * s.PW;
+    const i64 chunk = task / c.G, g = task % c.G, size = (c.B + job.chunks - 1) / job.chunks;
+    const i64 *stride = c.grad_output_strides, *back = c.grad_input_strides;
+    const i64 numbers = backward_size(c, Lanes<T>::W);
     T* sums = at<T>(job.grads, task * job.grads_size);
-    T* bias = sums + backward_size(c, L);
+    T* bias = sums + numbers;
     __builtin_memset(sums, 0, (size_t)job.grads_size * sizeof(T));
-    Lists<T> lists;
-    lists.by_output = take<Entry<T>>(arena, c.O * P + 1);
-    lists.outputs = take<i64>(arena, c.O);
-    lists.by_place = c.grad_input ? take<Entry<T>>(arena, 5 * c.O * P) : nullptr;
-    lists.places = c.grad_input ? take<i64>(arena, 4 * P) : nullptr;
+    Lists<T> lists(c, s, arena);
     T* pixels = c.grad_input ? take<T>(arena, s.packed_size()) : nullptr;
     for (i64 image = chunk * size; image < least(c.B, (chunk + 1) * size); image++) {
         const T* x = at<T>(c.kept, (g * c.B + image) * s.kept_size(c));
-        const uint8_t* places = (const uint8_t*)(x + s.packed_size());
-        const T* grad = at<T>(c.grad_output, g * c.grad_output_strides[0] + image * c.grad_output_strides[1]);
+        const T* grad = at<T>(c.grad_output, g * stride[0] + image * stride[1]);
+        Backward<T> pass{c, s, p, lists, stride, x, grad, (const uint8_t*)(x + s.packed_size())};
         if (s.NB == 1 && p.one()) {
-            weight_gradients_of_one_piece<T>(c, s, p, x, grad, places, sums, bias);
+            pass.weights_of_one_piece(sums, bias);
         } else {
-            fill_by_output<T>(c, s, grad, places, lists, bias);
-            weight_gradients<T>(c, s, p, x, lists, sums);
+            pass.list_by_output(bias);
+            pass.weights(sums);
         }
         if (!c.grad_input) continue;
-        fill_by_place<T>(c, s, grad, places, lists);
-        pixel_gradients<T>(c, s, p, at<T>(job.weights, g * backward_size(c, L)), lists, pixels);
-        unpack_image<T>(c, s, pixels, at<T>(c.grad_input, g * c.grad_input_strides[0] + image * c.grad_input_strides[1]));
+        pass.list_by_place();
+        pass.pixels(at<T>(job.weights, g * numbers), pixels);
+        unpack_image<T>(c, s, pixels, at<T>(c.grad_input, g * back[0] + image * back[1]));
     }
 }
 

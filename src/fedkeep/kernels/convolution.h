@@ -1,17 +1,19 @@
-// Convolution, ReLU and max-pool 2 as one layer, over one client or a cohort with different weights, forward and backward.
+// Convolution, ReLU and max-pool 2 as one layer, over one client or a cohort with different weights, forward and
+// backward.
 //
-// Of the four places that a pooled value can come from, one has a gradient, and none if the ReLU is 0 there. The forward
-// pass keeps which; the backward pass adds up over these places alone, which is a quarter of the work or less.
+// Of the four places that a pooled value can come from, one has a gradient, and none if the ReLU is 0 there. The
+// forward pass keeps which; the backward pass adds up over these places alone: a quarter of the work or less.
 //
-// A packed image is padded with zeros and cut to what the pooled places read. Its channels stand in blocks
-// of CB, which lie together for each pixel: (NB, HP, WP, CB). A row of the kernel then meets K * CB numbers that lie
+// A packed image is padded with zeros and cut to what the pooled places read. Its channels stand in blocks of CB,
+// which lie together for each pixel: (NB, HP, WP, CB). A row of the kernel then meets K * CB numbers that lie
 // together, and a block of an image fits into the first cache.
 //
-// A task of the forward pass is one image. A task of the backward pass is a chunk of images with a copy of the gradients
-// of the weights; chunks depend on the number of images only, and copies are added in order: nothing depends on threads.
+// A task of the forward pass is one image. A task of the backward pass is a chunk of images with a copy of the
+// gradients of the weights; chunks depend on the number of images only, and copies are added in order: nothing
+// depends on the number of threads.
 //
-// Names: G clients, B images, C channels, H and W height and width of an image, O output channels, K side of the kernel,
-// PH and PW height and width after pooling, L lanes of a vector.
+// Names: G clients, B images, C channels, H and W height and width of an image, O output channels, K side of the
+// kernel, PH and PW height and width after pooling, L lanes of a vector.
 
 #pragma once
 
@@ -31,8 +33,8 @@ struct Call {
     i64 weight_stride, bias_stride;
     void* output;  // (G, B, O, PH, PW)
     i64 output_strides[5];
-    void* kept;  // (G, B, kept_size): the packed image, then the places (PH, PW, O) as bytes: 0 to 3, or 4 where the ReLU
-                 // is 0. For the backward pass; null where there will be none
+    void* kept;  // (G, B, kept_size): the packed image, then the places (PH, PW, O) as bytes: 0 to 3, or 4 where the
+                 // ReLU is 0. For the backward pass; null where there will be none
     const void* grad_output;
     i64 grad_output_strides[5];
     void* grad_input;  // (G, B, C, H, W), may be null
@@ -62,7 +64,7 @@ struct Job {
 
 enum Phase { PACK_FORWARD, FORWARD, PACK_BACKWARD, BACKWARD, FINISH };
 
-// Sizes by number of lanes; the packed weights and their gradients have vectors of their own for each row of the kernel.
+// Sizes by number of lanes; packed weights and their gradients have vectors of their own for each row of the kernel.
 static inline i64 vectors(i64 n, i64 lanes) { return (n + lanes - 1) / lanes; }
 
 static inline i64 forward_size(const Call& c, i64 lanes) {

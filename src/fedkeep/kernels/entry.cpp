@@ -291,7 +291,9 @@ FK_EXPORT int64_t fk_recurrent_backward(const fk::recurrent::Call* call) {
 // 0: done; 3: out of memory.
 FK_EXPORT int64_t fk_convolution(const fk::convolution::Call* call) { return fk::run_convolution(*call, false); }
 
-FK_EXPORT int64_t fk_convolution_backward(const fk::convolution::Call* call) { return fk::run_convolution(*call, true); }
+FK_EXPORT int64_t fk_convolution_backward(const fk::convolution::Call* call) {
+    return fk::run_convolution(*call, true);
+}
 
 // 0: done; 3: out of memory.
 FK_EXPORT int64_t fk_linear(const fk::linear::Call* call) { return fk::run_linear(*call, false); }

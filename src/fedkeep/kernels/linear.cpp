@@ -27,7 +27,8 @@ template <class T> FK_INLINE T sum_of(Vec<T> v) {
 }
 
 // MR rows of x times N outputs over n inputs, added to y (MR, O).
-template <class T, int MR, int N> void forward_tile(const T* x, i64 x_row, const T* w, i64 I, i64 n, bool ahead, T* y, i64 O) {
+template <class T, int MR, int N>
+void forward_tile(const T* x, i64 x_row, const T* w, i64 I, i64 n, bool ahead, T* y, i64 O) {
     constexpr i64 L = Lanes<T>::W;
     Vec<T> acc[MR][N] = {};
     i64 j = 0;
@@ -42,8 +43,10 @@ template <class T, int MR, int N> void forward_tile(const T* x, i64 x_row, const
         }
     }
     if (j < n)
-        for (int r = 0; r < MR; r++)
-            for (int o = 0; o < N; o++) acc[r][o] += load_part(x + r * x_row + j, n - j) * load_part(w + o * I + j, n - j);
+        for (int o = 0; o < N; o++) {
+            const Vec<T> rest = load_part(w + o * I + j, n - j);
+            for (int r = 0; r < MR; r++) acc[r][o] += load_part(x + r * x_row + j, n - j) * rest;
+        }
     for (int r = 0; r < MR; r++)
         for (int o = 0; o < N; o++) y[r * O + o] += sum_of<T>(acc[r][o]);
 }
@@ -68,7 +71,8 @@ template <class T, int N> void forward_outputs(const Call& c, const T* x, const 
 
 template <class T> void forward(const Job& job, i64 task) {
     const Call& c = *job.call;
-    const i64 tasks = blocks(c.O, OUTPUTS), g = task / tasks, first = task % tasks * OUTPUTS, last = least(c.O, first + OUTPUTS);
+    const i64 tasks = blocks(c.O, OUTPUTS), g = task / tasks;
+    const i64 first = task % tasks * OUTPUTS, last = least(c.O, first + OUTPUTS);
     const T *x = at<T>(c.x, g * c.x_stride), *w = at<T>(c.weight, g * c.weight_stride);
     const T* bias = at<T>(c.bias, g * c.bias_stride);
     T* y = at<T>(c.output, g * c.B * c.O);
@@ -98,7 +102,7 @@ template <class T> void mask(const Job& job, i64 g) {
     }
 }
 
-// N outputs, NV vectors of inputs: gradients of their weights from x (B, row) and of the inputs (B, row) from the weights.
+// N outputs, NV vectors of inputs: gradients of their weights from x (B, row), of the inputs (B, row) from the weights.
 template <class T, int N, int NV, bool INPUT>
 FK_INLINE void backward_tile(const T* grads, i64 B, const T* x, i64 row, const T* w, T* grad_w, i64 I, T* grad_x) {
     constexpr i64 L = Lanes<T>::W;
@@ -148,7 +152,8 @@ void backward_outputs(const T* grads, i64 B, const T* x, i64 row, const T* w, T*
 
 template <class T, bool INPUT> void backward(const Job& job, i64 task, Arena* arena) {
     const Call& c = *job.call;
-    const i64 tasks = blocks(c.I, INPUTS), g = task / tasks, first = task % tasks * INPUTS, n = least(INPUTS, c.I - first);
+    const i64 tasks = blocks(c.I, INPUTS), g = task / tasks;
+    const i64 first = task % tasks * INPUTS, n = least(INPUTS, c.I - first);
     const i64 row = INPUTS + 16;  // rows one line apart, so that they do not fall on one another in the cache
     T* x = take<T>(arena, c.B * row);
     T* grad_x = INPUT ? take_zeros<T>(arena, c.B * row) : nullptr;
@@ -168,7 +173,8 @@ template <class T, bool INPUT> void backward(const Job& job, i64 task, Arena* ar
 template <class T> void run(const Job& job, int phase, i64 task, Arena* arena) {
     if (phase == FORWARD) forward<T>(job, task);
     if (phase == MASK) mask<T>(job, task);
-    if (phase == BACKWARD) job.call->grad_input ? backward<T, true>(job, task, arena) : backward<T, false>(job, task, arena);
+    if (phase == BACKWARD && job.call->grad_input) backward<T, true>(job, task, arena);
+    if (phase == BACKWARD && !job.call->grad_input) backward<T, false>(job, task, arena);
 }
 
 }  // namespace

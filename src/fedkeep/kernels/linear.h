@@ -1,8 +1,8 @@
 // A linear layer with or without ReLU on few rows, over one client or a cohort with different weights.
 //
-// With few rows a layer is as fast as its weights are read: the forward pass reads them once, the backward pass once more
-// for both gradients. A task of the forward pass is a block of outputs, of the backward pass a block of inputs, and
-// every number is summed within one task: nothing depends on the number of threads.
+// With few rows a layer is as fast as its weights are read: the forward pass reads them once, the backward pass once
+// more for both gradients. A task of the forward pass is a block of outputs, of the backward pass a block of inputs,
+// and every number is summed within one task: nothing depends on the number of threads.
 //
 // Names: G clients, B rows, I inputs, O outputs, L lanes of a vector.
 
@@ -13,8 +13,8 @@
 namespace fk {
 namespace linear {
 
-// One call, as an array of 64-bit words shared with Python; keep native.LINEAR in the same order. Strides count elements
-// from client to client; 0 shares a value among all.
+// One call, as an array of 64-bit words shared with Python; keep native.LINEAR in the same order. Strides count
+// elements from client to client; 0 shares a value among all.
 struct Call {
     i64 threads, level, is_double, G, B, I, O, relu;
     const void* x;  // (G, B, I)

@@ -141,7 +141,9 @@ def call(kernel: Literal["recurrent", "convolution", "linear"], backward: bool, 
     fields = _FIELDS[kernel]
     if len(words) != len(fields):
         raise RuntimeError(f"a kernel wants {len(fields)} words, {', '.join(fields)}; got {len(words)}")
-    function = getattr(library, f"fk_{kernel}_backward" if backward else f"fk_{kernel}")  # the library keeps it
+    function = getattr(
+        library, f"fk_{kernel}_backward" if backward else f"fk_{kernel}"
+    )  # the library keeps it
     code = int(function(_WORDS[kernel].pack(*words)))  # ctypes hands over the address of the bytes
     if code == 3:
         raise MemoryError(f"the {kernel} kernel is out of memory")

@@ -1,8 +1,9 @@
 // What every part of the library knows: tasks, their memory, and the instruction sets.
 //
-// Kernels are compiled once per instruction set (FK_LEVEL_AVX512, FK_LEVEL_AVX2, FK_LEVEL_PORTABLE); entry.cpp is compiled
-// once, spreads tasks over threads and picks the best set that the processor has. A kernel uses nothing inline from the
-// standard library: a linker keeps one copy of an inline function, and it must not be the one that needs AVX-512.
+// Kernels are compiled once per instruction set (FK_LEVEL_AVX512, FK_LEVEL_AVX2, FK_LEVEL_PORTABLE); entry.cpp is
+// compiled once, spreads tasks over threads and picks the best set that the processor has. A kernel uses nothing
+// inline from the standard library: a linker keeps one copy of an inline function, and it must not be the one that
+// needs AVX-512.
 
 #pragma once
 

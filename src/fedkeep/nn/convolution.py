@@ -3,8 +3,8 @@
 The parameters are those of ``torch.nn.Conv2d``. On the CPU it runs the native kernel (``fedkeep.kernels.status()`` says
 whether), else the three layers of PyTorch. ``torch.func.vmap`` over stacked parameters runs a whole cohort at once.
 
-Shapes: B images, C channels, O output channels, H and W height and width, K side of the kernel, PH and PW height and width
-after pooling. With ``cohort`` every tensor has a leading axis of G clients; one that all share may be expanded.
+Shapes: B images, C channels, O output channels, H and W height and width, K side of the kernel, PH and PW height and
+width after pooling. With ``cohort`` every tensor has a leading axis of clients; one that all share may be expanded.
 """
 
 from __future__ import annotations
@@ -110,11 +110,19 @@ class Plan:
     """
 
     def __init__(
-        self, x: tuple[int, ...], weight: tuple[int, ...], padding: int, flat: bool, double: bool, cohort: bool
+        self,
+        x: tuple[int, ...],
+        weight: tuple[int, ...],
+        padding: int,
+        flat: bool,
+        double: bool,
+        cohort: bool,
     ) -> None:
         *front, outputs, inputs, kernel, _ = weight
         if len(x) - len(front) != 4 or x[-3] != inputs:
-            raise DataError(f"ConvPool wants images of shape (B, {inputs}, H, W); got {tuple(x[len(front):])}.")
+            raise DataError(
+                f"ConvPool wants images of shape (B, {inputs}, H, W); got {tuple(x[len(front) :])}."
+            )
         images, channels, height, width = x[-4:]
         high, wide = ((n + 2 * padding - kernel + 1) // 2 for n in (height, width))
         if min(high, wide) < 1:
@@ -126,7 +134,17 @@ class Plan:
         pixels = (2 * high + kernel - 1) * (2 * wide + kernel - 1)
         packed = blocks * -(-channels // blocks) * pixels + 64
         self.cohort, self.flat = cohort, flat
-        self.head = (double, front[0] if front else 1, images, channels, height, width, outputs, kernel, padding)
+        self.head = (
+            double,
+            front[0] if front else 1,
+            images,
+            channels,
+            height,
+            width,
+            outputs,
+            kernel,
+            padding,
+        )
         self.flat_shape = (*front, images, outputs * high * wide)
         self.output = _channels_last(front, images, outputs, high, wide)
         self.kept = (*front, images, packed + high * wide * outputs // (8 if double else 4) + 1)
@@ -170,9 +188,7 @@ def planned(x: Tensor, weight: Tensor, padding: int, flat: bool, cohort: bool) -
     return _plan(x.shape, weight.shape, padding, flat, weight.dtype == torch.float64, cohort)
 
 
-def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, plan: Plan, keep: bool = True
-) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, weight: Tensor, bias: Tensor, plan: Plan, keep: bool = True) -> tuple[Tensor, Tensor]:
     """Runs the forward pass.
 
     Args:
@@ -185,7 +201,10 @@ def forward(
     Returns:
         output (B, O, PH, PW), channels last in memory, or flat; and what the backward pass needs.
     """
-    (weight, weight_stride), (bias, bias_stride) = per_client(weight, plan.cohort), per_client(bias, plan.cohort)
+    (weight, weight_stride), (bias, bias_stride) = (
+        per_client(weight, plan.cohort),
+        per_client(bias, plan.cohort),
+    )
     output, kept = _results(weight, plan, keep)
     native.call("convolution", False, (
         torch.get_num_threads(), native.load().level, *plan.head, x.dtype == torch.uint8,

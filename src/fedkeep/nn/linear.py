@@ -3,8 +3,8 @@
 The parameters are those of ``torch.nn.Linear``. There it runs the native kernel, elsewhere PyTorch.
 ``torch.func.vmap`` over stacked parameters runs a whole cohort at once.
 
-Shapes: B rows, I inputs, O outputs. With ``cohort`` every tensor has a leading axis of clients; one that all share may be
-expanded.
+Shapes: B rows, I inputs, O outputs. With ``cohort`` every tensor has a leading axis of clients; one that all share may
+be expanded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Linear(nn.Linear):
 
 
 def usable(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether the kernel can take these tensors: few rows and many weights on the CPU, float32 or float64, and a library."""
+    """Whether the kernel can take these tensors: few rows, many weights, floats on the CPU, a library."""
     kind = weight.dtype
     return (
         (kind == torch.float32 or kind == torch.float64)
@@ -71,7 +71,7 @@ def usable(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 
 def _rows(x: Tensor, cohort: bool) -> tuple[Tensor, int, int]:
-    """x with each row contiguous, and the distances from client to client and from row to row."""
+    """The rows, each contiguous, and the distances from client to client and from row to row."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     return x, x.stride(0) if cohort else 0, x.stride(-2)
@@ -97,7 +97,13 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, cohort: bool = 
 
 
 def backward(
-    grad: Tensor, output: Tensor, x: Tensor, weight: Tensor, relu: bool, input_grad: bool, cohort: bool = False
+    grad: Tensor,
+    output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    relu: bool,
+    input_grad: bool,
+    cohort: bool = False,
 ) -> list[Tensor]:
     """Runs the backward pass; ``output`` is that of the forward pass.
 
@@ -193,7 +199,8 @@ class Eager(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
         wanted = ctx.needs_input_grad[0]
-        found = backward(grad, *ctx.saved_tensors, ctx.relu, wanted)
+        output, x, weight = ctx.saved_tensors
+        found = backward(grad, output, x, weight, ctx.relu, wanted)
         return found[2] if wanted else None, found[0], found[1], None
 
 

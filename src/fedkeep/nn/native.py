@@ -257,6 +257,7 @@ def stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
 
 
 def unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
+    """Results under vmap with the axis of vmap in front again."""
     return [t.reshape(clients, t.shape[0] // clients, *t.shape[1:]) if cohort else t for t in tensors]
 
 
