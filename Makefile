@@ -25,7 +25,7 @@ JOBS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp)
+SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp src/fedkeep/kernels/*.h)
 
 # A process of the tests computes on one core each, so that workers don't get into each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

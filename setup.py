@@ -11,12 +11,13 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCE = Path("src", "fedkeep", "kernels", "recurrent.cpp")
+KERNELS = Path("src", "fedkeep", "kernels")
+SOURCES = [str(KERNELS / name) for name in ("entry.cpp", "recurrent.cpp", "convolution.cpp", "linear.cpp")]
 
 
 def _builder():
     spec = importlib.util.spec_from_file_location(
-        "fedkeep_kernels_build", Path(__file__).parent / SOURCE.with_name("build.py")
+        "fedkeep_kernels_build", Path(__file__).parent / KERNELS / "build.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -48,6 +49,6 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("fedkeep.kernels._recurrent", [str(SOURCE)], optional=True)],
+    ext_modules=[Extension("fedkeep.kernels._kernels", SOURCES, optional=True)],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fedkeep.core import errors
+from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import NonFiniteError, UploadError, WorkerError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -82,6 +83,7 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     else:
         # Else torch's backward pass would take some of the GPU's memory for each worker.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    tune_allocator()
     job = task.job()
     connection.send_bytes(READY)
     while True:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
+from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.describe import describe, digest
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
@@ -240,6 +241,7 @@ class _Simulation:
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
+        tune_allocator()
         split = self.method.split
         server = Server(to(split.federated(self.initial), self.device))
         directory, store = None, self.given_store or MemoryStore(self.default)

@@ -14,11 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("recurrent.cpp")
-LIBRARY = Path(__file__).with_name("_recurrent.so")
+ENTRY = Path(__file__).with_name("entry.cpp")
+KERNELS = tuple(Path(__file__).with_name(name) for name in ("recurrent.cpp", "convolution.cpp", "linear.cpp"))
+LIBRARY = Path(__file__).with_name("_kernels.so")
 
 FLAGS = (
     "-std=c++17",
@@ -59,8 +61,8 @@ def compiler() -> list[str]:
     )
 
 
-def build(library: Path = LIBRARY, source: Path = SOURCE) -> Path:
-    """Compiles ``source`` once per instruction set and links ``library``, which replaces an old one in one step.
+def build(library: Path = LIBRARY, entry: Path = ENTRY, kernels: Sequence[Path] = KERNELS) -> Path:
+    """Compiles ``kernels`` once per instruction set and links ``library``, which replaces an old one in one step.
 
     Returns:
         The path of the library.
@@ -70,18 +72,19 @@ def build(library: Path = LIBRARY, source: Path = SOURCE) -> Path:
     """
     cxx = compiler()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    parts: dict[str, tuple[str, ...]] = {"ENTRY": ("-DFK_X86",) if x86 else ()}
-    parts["PORTABLE"] = ("-DFK_LEVEL_PORTABLE",)
-    for name, flags in X86_LEVELS.items() if x86 else ():
-        parts[name] = (f"-DFK_LEVEL_{name}", *flags)
+    levels: dict[str, tuple[str, ...]] = {"PORTABLE": (), **(X86_LEVELS if x86 else {})}
+    parts: dict[str, tuple[Path, list[str]]] = {"entry": (entry, ["-DFK_X86"] if x86 else [])}
+    for kernel in kernels:
+        for level, flags in levels.items():
+            parts[f"{kernel.stem}-{level}"] = (kernel, [f"-DFK_LEVEL_{level}", *flags])
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as folder:
         objects = {name: Path(folder, f"{name}.o") for name in parts}
         compiling = [
             [*cxx, *FLAGS, *flags, "-c", str(source), "-o", str(objects[name])]
-            for name, flags in parts.items()
+            for name, (source, flags) in parts.items()
         ]
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, compiling))
         fresh = Path(folder, library.name)
         _run([*cxx, "-shared", "-pthread", *map(str, objects.values()), "-o", str(fresh)])

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).with_name("_recurrent.so")
-ABI, CHUNK = 1, 64  # FK_ABI and CHUNK in recurrent.cpp
+LIBRARY = Path(__file__).with_name("_kernels.so")
+ABI, CHUNK = 2, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
 LEVELS = ("portable", "avx2", "avx512")
 LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
 
-# The 64-bit words of `struct Call` in recurrent.cpp, in its order.
-FIELDS = (
+# The 64-bit words of `struct Call` in recurrent.h, convolution.h and linear.h, in their order.
+RECURRENT = (
     *("gru", "is_double", "threads", "level", "pool", "G", "D", "B", "L", "I", "H", "V"),
     *("lengths", "lengths_stride", "x", "x_stride", "ids", "ids_stride", "table", "table_stride"),
     *(f"weights[{i}]" for i in range(8)),
@@ -26,7 +28,20 @@ FIELDS = (
     *("output", "pooled", "work", "grad_output", "grad_pooled", "grad_input"),
     *(f"grad_weights[{i}]" for i in range(8)),
 )
-_Words = ctypes.c_int64 * len(FIELDS)
+CONVOLUTION = (
+    *("threads", "level", "is_double", "G", "B", "C", "H", "W", "O", "K", "padding", "bytes"),
+    *("x", *(f"x_strides[{i}]" for i in range(5)), "weight", "bias", "weight_stride", "bias_stride"),
+    *("output", *(f"output_strides[{i}]" for i in range(5)), "kept"),
+    *("grad_output", *(f"grad_output_strides[{i}]" for i in range(5))),
+    *("grad_input", *(f"grad_input_strides[{i}]" for i in range(5)), "grad_weight", "grad_bias"),
+)
+LINEAR = (
+    *("threads", "level", "is_double", "G", "B", "I", "O", "relu", "x", "x_stride", "row_stride"),
+    *("weight", "bias", "weight_stride", "bias_stride", "output"),
+    *("grad_output", "grad_input", "grad_weight", "grad_bias"),
+)
+_FIELDS = {"recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR}
+_WORDS = {kernel: struct.Struct(f"={len(fields)}q") for kernel, fields in _FIELDS.items()}
 
 
 @dataclass(frozen=True)
@@ -85,27 +100,36 @@ def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"no native library was built at installation; {again}"
     try:
         library = ctypes.CDLL(str(path))
+        library.fk_abi.restype = ctypes.c_int64
         abi = int(library.fk_abi())
     except (OSError, AttributeError) as error:
         return None, f"{path.name} was built for another machine or is not whole ({error}); {again}"
-    if abi != ABI * 1000 + len(FIELDS):
+    if abi != _abi():
         return None, f"{path.name} belongs to another version of fedkeep; {again}"
-    for function in (library.fk_forward, library.fk_backward):
-        function.argtypes = [ctypes.c_void_p]
-        function.restype = ctypes.c_int64
+    for kernel in _FIELDS:
+        for name in (f"fk_{kernel}", f"fk_{kernel}_backward"):
+            function = getattr(library, name)
+            function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     library.fk_level.restype = ctypes.c_int64
-    library.fk_peak.argtypes, library.fk_peak.restype = [ctypes.c_void_p], ctypes.c_double
+    library.fk_peak.argtypes, library.fk_peak.restype = [ctypes.c_int64], ctypes.c_double
     return library, ""
+
+
+def _abi() -> int:
+    version = ABI
+    for fields in _FIELDS.values():
+        version = version * 1000 + len(fields)
+    return version
 
 
 BAD_LENGTH, BAD_ID = 1, 2
 
 
-def call(backward: bool, words: Sequence[int]) -> int:
-    """Runs a forward or backward pass; ``words`` are the values of ``FIELDS``.
+def call(kernel: Literal["recurrent", "convolution", "linear"], backward: bool, words: Sequence[int]) -> int:
+    """Runs a forward or backward pass of a kernel; ``words`` are the values of its fields above.
 
     Returns:
-        0, or ``BAD_LENGTH`` (below 1 or above L), or ``BAD_ID`` (below 0 or not below V).
+        0, or, of the recurrent kernel, ``BAD_LENGTH`` (below 1 or above L) or ``BAD_ID`` (below 0 or not below V).
 
     Raises:
         MemoryError: the kernel's own arrays could not be allocated.
@@ -114,12 +138,15 @@ def call(backward: bool, words: Sequence[int]) -> int:
     library = load().library
     if library is None:
         raise RuntimeError("the native kernels are not in use")
-    if len(words) != len(FIELDS):  # ctypes would fill up with zeros, and the kernel read from address 0
-        raise RuntimeError(f"a kernel wants {len(FIELDS)} words, {', '.join(FIELDS)}; got {len(words)}")
-    function = library.fk_backward if backward else library.fk_forward
-    code = int(function(ctypes.byref(_Words(*words))))
+    fields = _FIELDS[kernel]
+    if len(words) != len(fields):
+        raise RuntimeError(f"a kernel wants {len(fields)} words, {', '.join(fields)}; got {len(words)}")
+    function = getattr(
+        library, f"fk_{kernel}_backward" if backward else f"fk_{kernel}"
+    )  # the library keeps it
+    code = int(function(_WORDS[kernel].pack(*words)))  # ctypes hands over the address of the bytes
     if code == 3:
-        raise MemoryError("the recurrent kernel is out of memory")
+        raise MemoryError(f"the {kernel} kernel is out of memory")
     return code
 
 
@@ -134,8 +161,7 @@ def peak() -> float:
     loaded = load()
     if loaded.library is None:
         raise RuntimeError("the native kernels are not in use")
-    words = [0, 0, 1, loaded.level, *[0] * (len(FIELDS) - 4)]
-    return float(loaded.library.fk_peak(ctypes.byref(_Words(*words))))
+    return float(loaded.library.fk_peak(loaded.level))
 
 
 def address(tensor: Tensor | None) -> int:

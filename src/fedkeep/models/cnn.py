@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.nn import ConvPool
 
 KERNEL = 5
 
@@ -48,8 +49,8 @@ class CNN(nn.Module):
         if side % 4 or last < 1:
             raise ConfigError(f"side must be a multiple of 4, at least 16; got {side}.")
         self.shape = (channels, side, side)
-        self.conv1 = nn.Conv2d(channels, widths[0], KERNEL)
-        self.conv2 = nn.Conv2d(widths[0], widths[1], KERNEL)
+        self.conv1 = ConvPool(channels, widths[0], KERNEL)
+        self.conv2 = ConvPool(widths[0], widths[1], KERNEL, flat=True)
         self.fc1 = nn.Linear(widths[1] * last * last, hidden[0])
         self.drop = nn.Dropout(dropout)
         self.fc2 = nn.Linear(*hidden)
@@ -66,11 +67,9 @@ class CNN(nn.Module):
                 f"{type(self).__name__} takes images of shape {self.shape}; got {tuple(image.shape[1:])}. Make it with "
                 f"the channels and the side of the data."
             )
-        x = F.max_pool2d(
-            F.relu(self.conv1(scaled(image, self.conv1.weight.dtype))), 2
-        )  # (B, W1, (side − 4) / 2, ·)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # (B, W2, last, last)
-        x = self.drop(F.relu(self.fc1(x.flatten(1))))
+        x = self.conv1(scaled(image, self.conv1.weight.dtype))  # (B, W1, (side − 4) / 2, ·)
+        x = self.conv2(x)  # (B, W2 · last · last)
+        x = self.drop(F.relu(self.fc1(x)))
         return F.relu(self.fc2(x))
 
     def head(self, features: Tensor) -> Tensor:
@@ -129,6 +128,5 @@ class Gate(nn.Module):
 
 
 def scaled(image: Tensor, kind: torch.dtype) -> Tensor:
-    """Return images from −1 to 1: from bytes 0…255, or from floats 0…1."""
-    half = 127.5 if image.dtype == torch.uint8 else 0.5
-    return image.to(kind) / half - 1
+    """Return images from −1 to 1: from floats 0…1; bytes stay, as the layer scales them itself."""
+    return image if image.dtype == torch.uint8 else image.to(kind) / 0.5 - 1

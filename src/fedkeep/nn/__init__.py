@@ -1,6 +1,8 @@
-"""Layers: recurrent layers on the native kernels, and pooling over time."""
+"""Layers: recurrent and convolutional ones on the native kernels, and pooling over time."""
 
+from fedkeep.nn.convolution import ConvPool
+from fedkeep.nn.linear import Linear
 from fedkeep.nn.pooling import masked_max, masked_mean
 from fedkeep.nn.recurrent import GRU, LSTM
 
-__all__ = ["GRU", "LSTM", "masked_max", "masked_mean"]
+__all__ = ["GRU", "LSTM", "ConvPool", "Linear", "masked_max", "masked_mean"]

@@ -19,7 +19,7 @@ from fedkeep.kernels import native
 OUTPUT, LAST, MEAN, MAX = -1, 0, 1, 2  # what is wanted: all outputs and the last, or one vector per sequence
 
 
-def _per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
+def per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
     """The tensor with each client's values contiguous, and the distance from client to client in elements."""
     if not cohort:
         return tensor.contiguous(), 0
@@ -58,9 +58,9 @@ class _Call:
         self.directions = len(weights) // 4
         self.inputs, self.hidden = inputs.shape[-1], weights[1].shape[-1]
         self.rows = inputs.shape[-2] if ids is not None else 0
-        self.keep = [_per_client(t, cohort) for t in (lengths, inputs, *weights)]
+        self.keep = [per_client(t, cohort) for t in (lengths, inputs, *weights)]
         if ids is not None:
-            self.keep.append(_per_client(ids, cohort))
+            self.keep.append(per_client(ids, cohort))
         (lengths, lengths_stride), (inputs, stride) = self.keep[:2]
         source = (inputs.data_ptr(), stride)
         pairs = self.keep[2 : 2 + len(weights)]
@@ -92,7 +92,7 @@ class _Call:
         ]
 
     def run(self, backward: bool, pointers: list[int]) -> None:
-        code = native.call(backward, self.words + pointers)
+        code = native.call("recurrent", backward, self.words + pointers)
         if code == native.BAD_LENGTH:
             raise DataError(
                 f"lengths must lie between 1 and {self.length}, the longest that the inputs have room for"
@@ -248,7 +248,7 @@ def _(
     return [w.new_empty(w.shape) for w in weights] + [inputs.new_empty(inputs.shape)] * input_grad
 
 
-def _stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
+def stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
     """An argument under vmap as one with a client axis in front; an axis that is there already is merged."""
     if tensor is None:
         return None
@@ -256,7 +256,8 @@ def _stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
     return tensor.flatten(0, 1) if cohort else tensor
 
 
-def _unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
+def unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
+    """Results under vmap with the axis of vmap in front again."""
     return [t.reshape(clients, t.shape[0] // clients, *t.shape[1:]) if cohort else t for t in tensors]
 
 
@@ -274,11 +275,11 @@ def _(
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     n = info.batch_size
     inputs, ids, lengths = (
-        _stacked(t, d, n, cohort) for t, d in zip((inputs, ids, lengths), dims[:3], strict=True)
+        stacked(t, d, n, cohort) for t, d in zip((inputs, ids, lengths), dims[:3], strict=True)
     )
-    weights = [_stacked(w, d, n, cohort) for w, d in zip(weights, dims[3], strict=True)]
+    weights = [stacked(w, d, n, cohort) for w, d in zip(weights, dims[3], strict=True)]
     found = recurrent(inputs, ids, lengths, weights, gru, pool, True)
-    return tuple(_unstacked(found, n, cohort)), (0, 0, 0)
+    return tuple(unstacked(found, n, cohort)), (0, 0, 0)
 
 
 @recurrent_backward.register_vmap
@@ -299,10 +300,10 @@ def _(
 ) -> tuple[list[Tensor], list[int]]:
     n = info.batch_size
     single = (grad_output, grad_pooled, work, inputs, ids, lengths)
-    stacked = [_stacked(t, d, n, cohort) for t, d in zip(single, dims[:6], strict=True)]
-    weights = [_stacked(w, d, n, cohort) for w, d in zip(weights, dims[6], strict=True)]
-    found = recurrent_backward(*stacked, weights, gru, pool, True, input_grad)
-    return _unstacked(found, n, cohort), [0] * len(found)
+    tensors = [stacked(t, d, n, cohort) for t, d in zip(single, dims[:6], strict=True)]
+    weights = [stacked(w, d, n, cohort) for w, d in zip(weights, dims[6], strict=True)]
+    found = recurrent_backward(*tensors, weights, gru, pool, True, input_grad)
+    return unstacked(found, n, cohort), [0] * len(found)
 
 
 def _keep(ctx: Any, work: Tensor, arguments: tuple[Any, ...]) -> None:
