@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
@@ -52,7 +52,8 @@ class Proximal(Term):
             raise MethodError(
                 "The proximal term has no federated parameter to pull towards the received one."
             )
-        return 0.5 * self.mu * torch.stack([((params[n] - received[n]) ** 2).sum() for n in pulled]).sum()
+        squares = [nn.functional.mse_loss(params[n], received[n], reduction="sum") for n in pulled]
+        return 0.5 * self.mu * torch.stack(squares).sum()
 
 
 def fedprox(

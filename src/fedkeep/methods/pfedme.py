@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
@@ -40,7 +40,8 @@ class Apart(Term):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar."""
         theta = {n: v for n, v in copy_of(params).items() if n in net.trainable()}
-        return 0.5 * self.lam * torch.stack([((v - params[n]) ** 2).sum() for n, v in theta.items()]).sum()
+        squares = [nn.functional.mse_loss(v, params[n], reduction="sum") for n, v in theta.items()]
+        return 0.5 * self.lam * torch.stack(squares).sum()
 
 
 def pfedme(
