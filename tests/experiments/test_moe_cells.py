@@ -139,12 +139,25 @@ def test_a_cell_is_computed_once_and_goes_on_where_it_stopped(
     results = [read_result(c, v, tmp_path / "results") for c, variants in cells for v in variants]
     assert all(r is not None and len(r.valid) == len(r.test) == 5 for r in results)
     assert results[1] == results[5]  # local training knows nothing of who opts out
-    assert results[0] != results[4]
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == [
         "fashion_mnist-n5-N10-p0.8-q0-s0-r2-e1-a3x1x2.json",
         "fashion_mnist-n5-N10-p0.8-q0.5-s0-r2-e1-a3x1x2.json",
         "fashion_mnist-n5-N10-p0.8-s0-a3x1x2-local.json",
     ]
+
+
+def test_federated_values_outlive_the_runs_folder(images: Path, tmp_path: Path) -> None:
+    """A later version may describe its settings otherwise, so that the run could not be resumed."""
+    first = Work(CELL, images, tmp_path / "results", tmp_path / "runs")
+    run = first.federated()
+    (folder,) = (tmp_path / "runs").iterdir()
+    (folder / "run.json").write_text("{}", encoding="utf-8")
+    again = Work(CELL, images, tmp_path / "results", tmp_path / "runs")
+    assert same_bits(again.federated().server, run.server)
+    assert again.federated().round == 2
+    one, two = first.compute(FEDAVG), again.compute(FEDAVG)
+    assert (one.valid, one.test, one.balanced) == (two.valid, two.test, two.balanced)
+    assert again.compute(TUNED).valid == first.compute(TUNED).valid
 
 
 def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

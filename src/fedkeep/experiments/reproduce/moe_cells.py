@@ -25,7 +25,13 @@ from fedkeep.core.params import Params
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData, ImageSet
 from fedkeep.experiments.adapt import AdaptedClients, adapt_clients, rooted
-from fedkeep.experiments.build import build_data, read_source, run_config
+from fedkeep.experiments.build import (
+    build_data,
+    build_method,
+    build_model,
+    read_source,
+    run_config,
+)
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.personalize import own_store
 from fedkeep.experiments.reproduce.moe_results import Cell, Result, read_result, write_result
@@ -120,17 +126,29 @@ class Work:
         return data
 
     def federated(self) -> Run:
-        """Return the run of FedAvg, finished; an interrupted one goes on."""
+        """Return the run of FedAvg, finished; an interrupted one goes on.
+
+        Its federated values are kept beside it: they serve further ways of adapting, also by a later version whose
+        settings no longer fit the run's folder.
+        """
         if "run" not in self._known:
             cell = self.cell
             config = cell.federation.config(cell.scene)
             out = self.runs / f"{cell.scene.slug}-{cell.federation.slug}"
-            self._known["run"] = run_config(
-                config, data=self.data(), out=out, resume=(out / "run.json").exists(), progress=False,
-                workers=self.workers,
-            )  # fmt: skip
-        run: Run = self._known["run"]
-        return run
+            final = out / "final.safetensors"
+            if final.exists():
+                model, method = build_model(config, self.data()), build_method(config.method)
+                start = simulate(model, method, self.data(), rounds=0, seed=cell.scene.seed)
+                run = replace(start, server=read_tensors(final), round=cell.federation.rounds)
+            else:
+                run = run_config(
+                    config, data=self.data(), out=out, resume=(out / "run.json").exists(), progress=False,
+                    workers=self.workers,
+                )  # fmt: skip
+                write_tensors(final, run.server)
+            self._known["run"] = run
+        found: Run = self._known["run"]
+        return found
 
     def balanced(self, found: AdaptedClients) -> tuple[float, ...]:
         """Return each client's accuracy on official test images of all classes alike that nobody drew."""
