@@ -22,6 +22,8 @@ for step in range(8):
     del made
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc is tuned"
 )
