@@ -62,14 +62,14 @@ class Clock:
         """Return the function, with its time added to a part."""
 
         def call(*arguments: Any, **options: Any) -> Any:
-            now = time.perf_counter()
+            now = time.thread_time()
             if self._running:
                 self._pause(now)
             self._running.append((part, now))
             try:
                 return function(*arguments, **options)
             finally:
-                now = time.perf_counter()
+                now = time.thread_time()
                 self._pause(now)
                 self._running.pop()
                 if self._running:
@@ -114,9 +114,9 @@ def measure(of: Workload, turns: int, peak: float, memory: float) -> list[dict[s
     for turn in range(1, turns + 1):
         clock, clients = Clock(), of.cohort_of(turn)
         with clock.watching():
-            began = time.perf_counter()
+            began = time.thread_time()
             ours.round(turn, clients)
-            total = time.perf_counter() - began
+            total = time.thread_time() - began
         rounds.append({**clock.seconds, "the rest": total - sum(clock.seconds.values()), "the round": total})
     counted = operations(of, data, of.cohort_of(1), 1)
     moved = bytes_moved(of, data, of.cohort_of(1), 1)
@@ -165,8 +165,9 @@ def page(rows: list[dict[str, Any]], peak: float, memory: float) -> str:
     lines = [
         "# Where a round's time goes",
         "",
-        "Made by `python -m benchmarks.profile`: the engine `sequential` on one thread, medians. The roofline of one",
-        f"core here: {peak / 1e9:.0f} GFLOP/s of multiply-adds, {memory / 1e9:.1f} GB/s of copying in memory.",
+        "Made by `python -m benchmarks.profile`: the engine `sequential` on one thread, processor",
+        f"time, medians. The roofline of one core here: {peak / 1e9:.0f} GFLOP/s of multiply-adds,",
+        f"{memory / 1e9:.1f} GB/s of copying in memory.",
         "[benchmarks/operations.py](../benchmarks/operations.py) counts operations and bytes. *Of roofline* is the",
         "time in which they could be done at best, as a fraction of the time taken (above 100 %: in a cache).",
     ]

@@ -192,7 +192,7 @@ class Race:
 
     def compare_double(self) -> None:
         """Compare the results of our engines with the plain loop's in double precision, in processes of their own."""
-        few = self.of.compared(double=True)
+        few = self.of.compared()
         for entry in self.entries.values():
             if entry.name != "plain" and (entry.reason or not entry.name.startswith(OURS)):
                 continue

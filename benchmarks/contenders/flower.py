@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.contenders import Options, Serve
 from benchmarks.contenders.plain import train
-from benchmarks.workloads import Columns, Workload, tensors, workload
+from benchmarks.workloads import Columns, Workload, padded, tensors, workload
 
 client = ClientApp()
 
@@ -30,7 +30,7 @@ client = ClientApp()
 def _prepared(name: str, quick: bool) -> tuple[Workload, list[Columns], torch.nn.Module]:
     """Return the workload, its data and a model, once per actor."""
     torch.set_num_threads(1)  # an actor has one core
-    of = workload(name, None, quick)
+    of = padded(workload(name, None, quick))
     return of, of.data(), of.initial()
 
 

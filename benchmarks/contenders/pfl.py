@@ -53,7 +53,7 @@ class WithLoss(nn.Module):
     def __init__(self, of: Workload) -> None:
         super().__init__()
         self.plain = of.initial()
-        self.total, self.steps = 0.0, 0
+        self.total, self.steps, self.counting = 0.0, 0, True
 
     def loss(self, *columns: Tensor) -> Tensor:
         """Return the mean loss of a mini-batch, its texts cut to the longest."""
@@ -61,19 +61,23 @@ class WithLoss(nn.Module):
         if len(inputs) == 2:
             inputs[0] = inputs[0][:, : int(inputs[1].max())]
         loss = nn.functional.cross_entropy(self.plain(*inputs), label)
-        self.total, self.steps = self.total + float(loss), self.steps + 1
+        if self.counting:
+            self.total, self.steps = self.total + float(loss), self.steps + 1
         return loss
 
     def metrics(self, *columns: Tensor) -> dict[str, Any]:
-        """Return a metric; only an evaluation asks, and none runs."""
-        return {"loss": Weighted(float(self.loss(*columns)), 1)}
+        """Return a metric, which pfl asks for in its first round."""
+        self.counting = False
+        loss = float(self.loss(*columns))
+        self.counting = True
+        return {"loss": Weighted(loss, 1)}
 
 
 class Pfl:
     """Rounds of pfl's ``FederatedAlgorithm.run``."""
 
     def __init__(self, options: Options) -> None:
-        self.of = options.work
+        self.of = options.padded_work
         self.data = self.of.data()
         self.cohort: list[int] = []
         self.turn = self.iterations = 0

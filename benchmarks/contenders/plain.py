@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.contenders import Options, Serve
-from benchmarks.workloads import Workload, padded, pick, tensors
+from benchmarks.workloads import Workload, pick, tensors
 
 
 class Plain:
@@ -71,5 +71,5 @@ def train(of: Workload, model: nn.Module, columns: dict[str, Tensor], client: in
 
 def run(options: Options, serve: Serve) -> None:
     """Serve rounds of the plain loop."""
-    of = padded(options.work) if options.contender == "plain_padded" else options.work
+    of = options.padded_work if options.contender == "plain_padded" else options.work
     serve(Plain(of, options.dtype, options.device))

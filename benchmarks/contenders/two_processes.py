@@ -50,7 +50,7 @@ class TwoProcesses:
 def work(options: Options, start: Tensors, sums: Tensors, end: Connection) -> None:
     """Train clients as told, until the pipe is closed."""
     torch.set_num_threads(1)
-    loop = Plain(options.work, options.dtype)
+    loop = Plain(options.padded_work, options.dtype)
     end.send("ready")
     while True:
         try:

@@ -167,16 +167,13 @@ def test_the_page_shows_what_was_reached_and_what_was_not_measured(tmp_path: Pat
     assert json.loads((tmp_path / "speed.json").read_text()) == kept
 
 
-def test_a_clock_gives_inner_parts_their_own_time() -> None:
+def test_a_clock_gives_inner_parts_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``forward`` runs from 1 to 2, and from 5 to 9; inside it ``backward`` from 2 to 5."""
+    times = iter([1.0, 2.0, 5.0, 9.0])
+    monkeypatch.setattr(time, "thread_time", lambda: next(times))
     clock = profile.Clock()
-    inner = clock.timed("backward", lambda: time.sleep(0.02))
-
-    def outer() -> None:
-        time.sleep(0.01)
-        inner()
-
-    clock.timed("forward", outer)()
-    assert 0.01 <= clock.seconds["forward"] < clock.seconds["backward"]
+    clock.timed("forward", clock.timed("backward", lambda: None))()
+    assert (clock.seconds["forward"], clock.seconds["backward"], clock.seconds["store"]) == (5.0, 3.0, 0.0)
 
 
 def test_the_command_lines_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
