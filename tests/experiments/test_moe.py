@@ -297,5 +297,6 @@ def test_the_best_mixture_is_chosen_on_validation_images(
         encoding="utf-8"
     )
     assert f"The best mixture by the validation images, over these p together: {OTHERS[0].name}." in text
-    line = X
+    clean = [line for line in text.splitlines() if "clean protocol" in line]
+    (line,) = [line for line in clean if f"{OTHERS[0].name} − Mixture" in line]
     assert line.count("−5.00") == 3  # and so it says where that one is behind
