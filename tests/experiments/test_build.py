@@ -30,6 +30,7 @@ from fedkeep.experiments.builtin import builtin_config
 from fedkeep.experiments.config import AdaptConfig, Config, LossConfig, MethodConfig, parse_config
 from fedkeep.experiments.load import load_run
 from fedkeep.methods import EarlyStopping, terms
+from fedkeep.methods.augment import Augmented
 
 
 class Mine(nn.Module):
@@ -523,6 +524,13 @@ def test_adaptation_of_several_phases() -> None:
     assert tuned.early_stopping == EarlyStopping(1, 3)
     (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt
     assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
+
+
+def test_augmented_images() -> None:
+    table = {"augment": {"shift": 2, "mirror": False}, "smoothing": 0.1}
+    loss = build_loss(LossConfig.model_validate(table))
+    assert loss == Augmented(terms.cross_entropy(smoothing=0.1), 2, False)
+    assert build_loss(LossConfig.model_validate({"augment": {}})) == Augmented(terms.cross_entropy())
 
 
 def test_the_built_in_mixture_is_the_papers() -> None:

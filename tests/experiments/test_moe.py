@@ -76,15 +76,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "OTHERS", OTHERS[3:4])
-    monkeypatch.setattr(moe, "AUGMENTED", AUGMENTED[2:3])
+def test_table2(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_cifar(images / "cifar10")
     path = reproduce("moe-table2", request(images, tmp_path / "results", seeds=[0, 1]))
     assert path == tmp_path / "results" / "moe-table2-quick.md"
     rows = rows_of(path)
-    variants = [v.name for v in (*PAPER, OTHERS[3], AUGMENTED[2])]
+    variants = [v.name for v in (*PAPER, AUTHORS)]
     assert len(rows) == 2 * 3 * len(variants)
     assert [r["method"] for r in rows[: len(variants)]] == variants
     assert all(r["seeds"] == [0, 1] and r["std"] is not None for r in rows)
@@ -173,13 +171,12 @@ def test_figure_4_is_fashion(tmp_path: Path) -> None:
 def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_methods, "Scene", moe.Scene)
     monkeypatch.setattr(moe_methods.moe_published, "TABLE2", {0.8: TABLE2[0.8]})
-    monkeypatch.setattr(moe_methods, "AUGMENTED", ())
     monkeypatch.setitem(moe_methods.ROUNDS, "quick", 2)
     images, out = tmp_path / "images", tmp_path / "results"
     write_cifar(images / "cifar10")
     path = reproduce("moe-methods", request(images, out))
     rows = rows_of(path)
-    names = [v.name for v in (*PAPER, OTHERS[2])] + list(moe_methods.METHODS)
+    names = [v.name for v in PAPER] + list(moe_methods.METHODS)
     assert [r["method"] for r in rows] == names * 2
     assert all(r["value"] is not None for r in rows)
     text = path.read_text(encoding="utf-8")
@@ -255,26 +252,51 @@ def test_what_cannot_be_divided_says_what_is_missing(tmp_path: Path) -> None:
         reproduce("moe-tabel2", request(images, tmp_path))
 
 
+def test_variants_and_other_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe.moe_published, "TABLE2", {0.8: TABLE2[0.8]})
+    more = replace(
+        TINY,
+        variants=(OTHERS[3], AUGMENTED[1]),
+        federations=(({"augment": True}, "augmented", (FEDAVG, AUGMENTED[2])),),
+    )
+    monkeypatch.setitem(moe_sheet.SIZES, "quick", more)
+    images = tmp_path / "images"
+    write_cifar(images / "cifar10")
+    path = reproduce("moe-variants", request(images, tmp_path / "results", seeds=[0, 1]))
+    names = [v.name for v in (*PAPER, OTHERS[3], AUGMENTED[1])] + [
+        "FedAvg; augmented",
+        "Mixture, augmented; augmented",
+    ]
+    rows = rows_of(path)
+    assert [r["method"] for r in rows] == names * 2
+    assert all(r["seeds"] == [0, 1] for r in rows)
+    files = {p.name for p in (tmp_path / "results" / "moe").iterdir()}
+    assert "cifar10-n5-N6-p0.8-q0-s0-r1-e1-aug-a1x1x1.json" in files
+    text = path.read_text(encoding="utf-8")
+    assert "The best mixture by the validation images, over these p together: " in text
+    assert "− Fine-tuned, augmented" in text
+
+
 def test_the_best_mixture_is_chosen_on_validation_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = moe_sheet.SIZES["quick"]
-    scene = Scene("cifar10", 0.8)
-    own = moe_sheet.Sheet(
-        request(tmp_path, tmp_path, seeds=[0]),
-        size,
-        ((moe_cells.Cell(scene, size.federation, size.adapting), (MIXTURE, OTHERS[0], OTHERS[1])),),
-    )
     table = {
         ("valid", MIXTURE): 0.5, ("valid", OTHERS[0]): 0.6, ("valid", OTHERS[1]): 0.4, ("test", MIXTURE): 0.5,
         ("test", OTHERS[0]): 0.45, ("test", OTHERS[1]): 0.9,
     }  # fmt: skip
+    monkeypatch.setitem(moe_sheet.SIZES, "quick", replace(TINY, variants=(OTHERS[0], OTHERS[1])))
+    monkeypatch.setattr(moe_sheet.Sheet, "run", lambda self: None)
     monkeypatch.setattr(
         moe_sheet.Sheet,
         "values",
-        lambda self, scene, variant, split: {0: table[split, variant]} if (split, variant) in table else {},
+        lambda self, scene, way, split: (
+            {0: table[split, way.variant]} if (split, way.variant) in table else {}
+        ),
     )
-    text = moe._paired(own, [scene])
+    text = reproduce("moe-variants", request(tmp_path, tmp_path / "results", seeds=[0])).read_text(
+        encoding="utf-8"
+    )
     assert f"The best mixture by the validation images, over these p together: {OTHERS[0].name}." in text
-    assert "−5.00" in text  # and so it says where that one is behind
-    assert FEDAVG.name not in text
+    clean = [line for line in text.splitlines() if "clean protocol" in line]
+    (line,) = [line for line in clean if f"{OTHERS[0].name} − Mixture" in line]
+    assert line.count("−5.00") == 3  # and so it says where that one is behind

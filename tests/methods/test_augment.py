@@ -70,6 +70,12 @@ def test_what_the_term_reads_is_what_its_own_reads() -> None:
     assert not Augmented(cross_entropy()).reads_parameters
     assert Augmented(cross_entropy() + l2_penalty("*")).reads_parameters
     assert Augmented(cross_entropy() + Proximal(1.0)).reads_received
+    with pytest.raises(MethodError) as missing:
+        Augmented(cross_entropy(), column="picture")(Net(Sees()), {}, {"image": NUMBERS}, {})
+    assert str(missing.value) == (
+        "Augmented images are wanted from the column 'picture'; the data have ['image']. Name the column of the images, "
+        "or leave augmentation out."
+    )
     with pytest.raises(MethodError) as error:
         Augmented(cross_entropy(), -1)
     assert str(error.value) == "shift must be at least 0 pixels; got -1."

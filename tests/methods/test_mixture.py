@@ -21,6 +21,7 @@ from fedkeep.engines.local import batches
 from fedkeep.experiments.adapt import adapt_clients, rooted
 from fedkeep.experiments.personalize import first_examples
 from fedkeep.methods import EarlyStopping, Method, Phase, mixture, terms
+from fedkeep.methods.augment import Augmented
 from fedkeep.methods.outputs import NegativeLogLikelihood, OnOutput, PredictOutput, as_likelihood
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.tiny import bits, classes, same_bits
@@ -320,6 +321,9 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
     assert mixture(loss=loss).phases[0].loss == OnOutput("global_logits", loss)
     assert OnOutput("log_mixture", nll).reads_parameters
     assert not OnOutput("log_mixture", NegativeLogLikelihood()).reads_parameters
+    assert as_likelihood(2.0 * Augmented(terms.cross_entropy(), 1)) == 2.0 * Augmented(
+        NegativeLogLikelihood(), 1
+    )
     with pytest.raises(MethodError) as error:
         as_likelihood(terms.cross_entropy(task="topic"))
     assert str(error.value) == (

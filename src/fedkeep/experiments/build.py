@@ -23,6 +23,7 @@ from fedkeep.experiments.options import check_options
 from fedkeep.experiments.personalization import Protocol, add_curve
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.methods import METHODS, Method, Phase, terms
+from fedkeep.methods.augment import Augmented
 
 T = TypeVar("T")
 
@@ -301,7 +302,7 @@ def build_loss(config: LossConfig) -> terms.Term:
     )
     for pattern, factor in config.l2.items():
         loss = loss + factor * terms.l2_penalty(pattern)
-    return loss
+    return loss if config.augment is None else Augmented(loss, **config.augment.model_dump())
 
 
 def run_config(

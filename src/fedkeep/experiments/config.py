@@ -90,6 +90,14 @@ class ModelConfig(_Open):
     word_vectors: str | None = None
 
 
+class AugmentConfig(_Strict):
+    """Training images shifted by up to ``shift`` pixels and mirrored at random; ``fedkeep.methods.augment``."""
+
+    shift: int = Field(4, ge=0)
+    mirror: bool = True
+    column: str = "image"
+
+
 class LossConfig(_Strict):
     """The loss: ``kind``, and penalties on the client's own parameters by name pattern."""
 
@@ -97,6 +105,7 @@ class LossConfig(_Strict):
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     l2: dict[str, Rate] = {}
+    augment: AugmentConfig | None = None
 
 
 class EarlyStoppingConfig(_Strict):

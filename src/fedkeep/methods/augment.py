@@ -48,6 +48,11 @@ class Augmented(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         """Return the term's value, a scalar."""
+        if self.column not in batch:
+            raise MethodError(
+                f"Augmented images are wanted from the column {self.column!r}; the data have {sorted(batch)}. Name the "
+                f"column of the images, or leave augmentation out."
+            )
         if torch.is_grad_enabled():
             batch = {**batch, self.column: moved(batch[self.column], self.shift, self.mirror)}
         return self.term(net, params, batch, received)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.terms import CrossEntropy, Scaled, Sum, Term, example_mean
+from fedkeep.methods.terms import CrossEntropy, Sum, Term, example_mean
 
 
 class _Output(Net):
@@ -94,7 +94,11 @@ class PredictOutput:
 
 
 def as_likelihood(term: Term) -> Term:
-    """Return a loss whose cross-entropies take log-probabilities as they are."""
+    """Return a loss whose cross-entropies take log-probabilities as they are.
+
+    Raises:
+        MethodError: one of them is of several outputs, or of smoothed labels.
+    """
     if isinstance(term, CrossEntropy):
         if term.task is not None:
             raise MethodError("mix='logprob' mixes one output; the loss names a task. Use mix='probability'.")
@@ -103,6 +107,5 @@ def as_likelihood(term: Term) -> Term:
         return NegativeLogLikelihood(term.label)
     if isinstance(term, Sum):
         return Sum(tuple(map(as_likelihood, term.terms)))
-    if isinstance(term, Scaled):
-        return Scaled(term.factor, as_likelihood(term.term))
-    return term
+    inner = getattr(term, "term", None)  # a term around another one: scaled, of augmented images
+    return replace(term, term=as_likelihood(inner)) if isinstance(inner, Term) else term  # type: ignore[call-arg]

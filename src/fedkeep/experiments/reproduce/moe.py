@@ -19,7 +19,9 @@ from fedkeep.experiments.reproduce.moe_sheet import (
     PROTOCOLS,
     SIZES,
     Sheet,
+    Way,
     differences,
+    paired,
     partitions,
     preamble,
     result_name,
@@ -28,38 +30,33 @@ from fedkeep.experiments.reproduce.moe_sheet import (
     sheet,
 )
 from fedkeep.experiments.reproduce.moe_variants import (
-    AUGMENTED,
     AUTHORS,
     LOCAL,
     MIXTURE,
-    OTHERS,
     PAPER,
     TUNED,
-    Variant,
 )
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
 
-Part = tuple[
-    str, Sequence[Scene], Mapping[str, float]
-]  # a panel: its title, its scenes, what changes in FedAvg
+Part = tuple[str, Sequence[Scene], Sequence[Way]]  # a panel
 
 
 def table2(request: Request) -> Path:
-    """Table 2: CIFAR-10, 5 clients of 500 images, p = 0.8, 0.9, 1.0; the variants of the mixture besides."""
+    """Table 2: CIFAR-10, 5 clients of 500 images, p = 0.8, 0.9, 1.0."""
     from fedkeep.report import plots
     from fedkeep.report.results import write_results
 
     scenes = [Scene(p=p) for p in moe_published.TABLE2]
-    variants = (*PAPER, *OTHERS, *AUGMENTED)
-    own = sheet(request, scenes, variants)
+    ways = [Way(v) for v in (*PAPER, AUTHORS)]
+    own = sheet(request, scenes, ways)
     own.run()
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:
             published = moe_published.TABLE2[scene.p] if split == "valid" else {}
-            rows += [row(own, scene, v, split, published.get(v.name, (None, None))[0]) for v in variants]
+            rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
     name = result_name("moe-table2", request.scale)
     figures = []
     for scene in scenes:
@@ -72,9 +69,41 @@ def table2(request: Request) -> Path:
         )  # fmt: skip
         figures.append(path)
     figures += partitions(own, request.out / name)
-    text = "\n\n".join([preamble(own), _published_deviations(), _paired(own, scenes)])
+    gaps = paired(own, scenes, [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))])
+    text = "\n\n".join([preamble(own), _published_deviations(), gaps])
     title = "Federated mixture of experts, Table 2"
     return write_results(request.out, name, rows, title=title, preamble=text, figures=figures)[1]
+
+
+def variants(request: Request) -> Path:
+    """Variants of the mixture on Table 2's scenes: other ways of adapting, augmented images, other FedAvg settings."""
+    from fedkeep.report.results import write_results
+
+    scenes = [Scene(p=p) for p in moe_published.TABLE2]
+    usual, size = SIZES[request.scale].federation, SIZES[request.scale]
+    ways = [Way(v) for v in (*PAPER, *size.variants)]
+    for changes, label, more in size.federations:
+        ways += [Way(v, replace(usual, **changes), label) for v in more]
+    own = sheet(request, scenes, ways)
+    own.run()
+    rows = [row(own, scene, way, split) for split in PROTOCOLS for scene in scenes for way in ways]
+
+    def overall(way: Way) -> float:
+        values = [v for scene in scenes for v in own.values(scene, way, "valid").values()]
+        return sum(values) / len(values) if values else -math.inf
+
+    best = max((w for w in ways if w.variant.kind == "mixture"), key=overall)
+    pairs = [(best, Way(v)) for v in (MIXTURE, TUNED, LOCAL)] + [(Way(MIXTURE), Way(TUNED))]
+    pairs += [(best, w) for w in ways if w.variant.kind == "fine_tuned" and w.variant.augment]
+    note = f"The best mixture by the validation images, over these p together: {best.name}."
+    extra = (
+        "Augmented images are shifted by up to 4 pixels each way and mirrored at random: on the devices alone, or in "
+        "FedAvg too. Differences on the clean protocol are of the variant chosen on validation images."
+    )
+    name = result_name("moe-variants", request.scale)
+    text = "\n\n".join([preamble(own), extra, paired(own, scenes, pairs, note)])
+    title = "Variants of the federated mixture of experts"
+    return write_results(request.out, name, rows, title=title, preamble=text)[1]
 
 
 def figure2(request: Request) -> Path:
@@ -85,9 +114,9 @@ def figure2(request: Request) -> Path:
     published = {
         name: list(zip(moe_published.FIGURE2_P, values, strict=True)) for name, values in moe_published.FIGURE2.items()
     }  # fmt: skip
-    own = sheet(request, scenes, PAPER, federations)
+    own = sheet(request, scenes, [Way(v, f) for f in federations for v in PAPER])
     parts: list[Part] = [
-        (f"fraction of clients {f.fraction:g}", scenes, {"fraction": f.fraction}) for f in federations
+        (f"fraction of clients {f.fraction:g}", scenes, [Way(v, f) for v in PAPER]) for f in federations
     ]
     extra = (
         "The published numbers are a plot in the authors' repository, read by eye to about a point, not certain to be "
@@ -109,8 +138,9 @@ def figure4(request: Request) -> Path:
 def _against_p(request: Request, name: str, dataset: str, train: int, qs: Sequence[float]) -> Path:
     size = SIZES[request.scale]
     scenes = {q: [Scene(dataset, p, q, train=train) for p in size.p] for q in qs}
-    own = sheet(request, [s for group in scenes.values() for s in group], (*PAPER, AUTHORS))
-    parts: list[Part] = [(f"opt-out factor q = {q:g}", group, {}) for q, group in scenes.items()]
+    ways = [Way(v) for v in (*PAPER, AUTHORS)]
+    own = sheet(request, [s for group in scenes.values() for s in group], ways)
+    parts: list[Part] = [(f"opt-out factor q = {q:g}", group, ways) for q, group in scenes.items()]
     return _sweep(own, name, parts, {}, "The paper prints curves without numbers.")
 
 
@@ -127,19 +157,16 @@ def _sweep(
     from fedkeep.report.tables import mean_std
 
     own.run()
-    variants = own.cells[0][1]
     result, rows, figures = result_name(name, own.request.scale), [], []
     for split in PROTOCOLS:
         panels: dict[str, dict[str, list[tuple[float, float, float | None]]]] = {}
-        for title, scenes, changes in parts:
+        for title, scenes, ways in parts:
             for scene in scenes:
-                for variant in variants:
-                    values = own.values(scene, variant, split, **changes)
-                    known = (
-                        dict((published.get(title) or {}).get(variant.name, ())) if split == "valid" else {}
-                    )
-                    rows.append(row(own, scene, variant, split, known.get(scene.p), title=title, **changes))
-                    curve = panels.setdefault(title, {}).setdefault(variant.name, [])
+                for way in ways:
+                    values = own.values(scene, way, split)
+                    known = dict((published.get(title) or {}).get(way.name, ())) if split == "valid" else {}
+                    rows.append(row(own, scene, way, split, known.get(scene.p), title=title))
+                    curve = panels.setdefault(title, {}).setdefault(way.name, [])
                     if values:
                         curve.append((scene.p, *mean_std(values.values())))
         path = own.request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
@@ -160,14 +187,15 @@ def figure5(request: Request) -> Path:
 
     size = SIZES[request.scale]
     scenes = [Scene(d, p, train=n) for d in ("cifar10", "fashion_mnist") for n in size.train for p in size.p5]
-    own = sheet(request, scenes, PAPER)
+    ways = [Way(v) for v in PAPER]
+    own = sheet(request, scenes, ways)
     own.run()
     rows, figures, result = [], [], result_name("moe-figure5", request.scale)
     for split in PROTOCOLS:
         maps: dict[str, dict[tuple[str, str], float]] = {}
         for scene in scenes:
-            rows += [row(own, scene, v, split) for v in PAPER]
-            gaps = differences(own, scene, MIXTURE, TUNED, split)
+            rows += [row(own, scene, w, split) for w in ways]
+            gaps = differences(own, scene, Way(MIXTURE), Way(TUNED), split)
             if gaps:
                 cell = (f"{scene.train}", f"{scene.p:g}")
                 maps.setdefault(NAMES[scene.dataset], {})[cell] = mean_std(gaps)[0]
@@ -185,33 +213,6 @@ def figure5(request: Request) -> Path:
     title = "Federated mixture of experts, Figure 5"
     text = f"{preamble(own)}\n\n{extra}"
     return write_results(request.out, result, rows, title=title, preamble=text, figures=figures)[1]
-
-
-def _paired(own: Sheet, scenes: Sequence[Scene]) -> str:
-    """Return a table of differences between variants, paired by seed; the best variant is chosen on ``valid``."""
-    from fedkeep.report.tables import Table, mean_std, to_markdown
-    from fedkeep.report.wording import MISSING
-
-    def overall(variant: Variant) -> float:
-        values = [v for scene in scenes for v in own.values(scene, variant, "valid").values()]
-        return sum(values) / len(values) if values else -math.inf
-
-    best = max((v for v in own.cells[0][1] if v.kind == "mixture"), key=overall)
-    lines = []
-    for split, protocol in PROTOCOLS.items():
-        for one, other in ((MIXTURE, TUNED), (MIXTURE, LOCAL), (best, MIXTURE), (best, TUNED), (best, LOCAL)):
-            cells = []
-            for scene in scenes:
-                mean, std = mean_std(100 * d for d in differences(own, scene, one, other, split))
-                text = (
-                    MISSING if math.isnan(mean) else f"{mean:+.2f}" + ("" if std is None else f" ± {std:.2f}")
-                )
-                cells.append(text.replace("-", "−"))
-            if one != other:
-                lines.append((protocol, f"{one.name} − {other.name}", *cells))
-    columns = ("protocol", "difference in points, paired by seed", *(f"p = {s.p:g}" for s in scenes))
-    note = f"The best mixture by the validation images, over these p together: {best.name}."
-    return to_markdown(Table(columns, tuple(dict.fromkeys(lines)), left=2, note=note))
 
 
 def _published_deviations() -> str:

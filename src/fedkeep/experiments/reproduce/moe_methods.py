@@ -28,13 +28,14 @@ from fedkeep.experiments.reproduce.moe_scene import Federation, Scene
 from fedkeep.experiments.reproduce.moe_sheet import (
     METRIC,
     PROTOCOLS,
+    Way,
     preamble,
     result_name,
     row,
     scene_name,
     sheet,
 )
-from fedkeep.experiments.reproduce.moe_variants import AUGMENTED, OTHERS, PAPER
+from fedkeep.experiments.reproduce.moe_variants import PAPER
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.methods import (
     Method,
@@ -219,8 +220,8 @@ def table(request: Request) -> Path:
     from fedkeep.report.results import over_seeds, write_results
 
     scenes = [Scene(p=p) for p in moe_published.TABLE2]
-    variants = (*PAPER, OTHERS[2], *AUGMENTED[:3])
-    own = sheet(request, scenes, variants)
+    ways = [Way(v) for v in PAPER]
+    own = sheet(request, scenes, ways)
     own.run()
     rounds = ROUNDS[request.scale]
     cells = {
@@ -236,7 +237,7 @@ def table(request: Request) -> Path:
     for split in PROTOCOLS:
         for scene in scenes:
             published = moe_published.TABLE2[scene.p] if split == "valid" else {}
-            rows += [row(own, scene, v, split, published.get(v.name, (None, None))[0]) for v in variants]
+            rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
             for name in METHODS:
                 values = _values(cells, name, scene, own.seeds, split, own.folder)
                 rows.append(

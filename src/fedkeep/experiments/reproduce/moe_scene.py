@@ -74,6 +74,7 @@ class Federation:
         fraction: of all clients that a round draws, among those who opted in.
         mu: FedProx's pull; 0: FedAvg.
         server_momentum: of the server's optimiser, with rate 1 − momentum so that steps keep their length.
+        augment: training images are shifted and mirrored at random.
     """
 
     rounds: int = 1500
@@ -83,6 +84,7 @@ class Federation:
     fraction: float = 1.0
     mu: float = 0.0
     server_momentum: float = 0.0
+    augment: bool = False
 
     @property
     def slug(self) -> str:
@@ -94,7 +96,7 @@ class Federation:
         ):  # fmt: skip
             if getattr(self, name) != getattr(Federation, name):
                 parts.append(f"{letter}{getattr(self, name):g}")
-        return "-".join(parts)
+        return "-".join([*parts, *(["aug"] if self.augment else [])])
 
     def config(self, scene: Scene) -> Config:
         """Return the configuration of the federated run."""
@@ -104,6 +106,8 @@ class Federation:
         }  # fmt: skip
         if self.mu:
             method["mu"] = float(self.mu)
+        if self.augment:
+            method["loss"] = {"augment": {}}
         if self.server_momentum:
             method["server_optimizer"] = {
                 "learning_rate": 1 - self.server_momentum, "momentum": self.server_momentum

@@ -6,13 +6,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.experiments.reproduce.moe_cells import run_cells
 from fedkeep.experiments.reproduce.moe_results import Cell, Result, read_result
 from fedkeep.experiments.reproduce.moe_scene import NAMES, Adapting, Federation, Scene
-from fedkeep.experiments.reproduce.moe_variants import Variant
+from fedkeep.experiments.reproduce.moe_variants import (
+    AUGMENTED,
+    FEDAVG,
+    MIXTURE,
+    OTHERS,
+    TUNED,
+    Variant,
+)
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
@@ -31,6 +38,8 @@ class Size:
         seeds: by default.
         p: the fractions of majority classes of Figures 2-4.
         train: the training sizes of Figure 5, and ``p5`` its fractions.
+        variants: beside the paper's ways, of ``moe-variants``.
+        federations: other settings of FedAvg there: (what changes, label, ways of adapting).
     """
 
     federation: Federation
@@ -39,15 +48,48 @@ class Size:
     p: tuple[float, ...]
     train: tuple[int, ...]
     p5: tuple[float, ...]
+    variants: tuple[Variant, ...]
+    federations: tuple[tuple[dict[str, Any], str, tuple[Variant, ...]], ...] = ()
 
 
 EVERY_P = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 COARSE_P = (0.2, 0.4, 0.6, 0.8, 1.0)
+AUGMENT = ({"augment": True}, "FedAvg augmented", (FEDAVG, TUNED, MIXTURE, *AUGMENTED[1:]))
+PULLED = ({"mu": 0.01}, "FedProx", (FEDAVG, TUNED, MIXTURE))
+MOMENTUM = ({"server_momentum": 0.9}, "server momentum", (FEDAVG, TUNED, MIXTURE))
 SIZES = {
-    "quick": Size(Federation(30), Adapting(16, 5, 2), (0,), (0.2, 0.6, 1.0), (10, 100), (0.2, 0.6, 1.0)),
-    "medium": Size(Federation(300), Adapting(), (0, 1), COARSE_P, (10, 50, 100), (0.2, 0.6, 1.0)),
-    "full": Size(Federation(), Adapting(), (0, 1, 2, 3), EVERY_P, (10, 50, 100, 500), COARSE_P),
-}
+    "quick": Size(
+        Federation(30), Adapting(16, 5, 2), (0,), (0.2, 0.6, 1.0), (10, 100), (0.2, 0.6, 1.0), (OTHERS[3], AUGMENTED[2])
+    ),
+    "medium": Size(
+        Federation(300), Adapting(), (0, 1), COARSE_P, (10, 50, 100), (0.2, 0.6, 1.0), (*OTHERS, *AUGMENTED),
+        (AUGMENT, PULLED, MOMENTUM),
+    ),
+    "full": Size(
+        Federation(), Adapting(), (0, 1, 2, 3), EVERY_P, (10, 50, 100, 500), COARSE_P, (*OTHERS, *AUGMENTED),
+        (AUGMENT,),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to clients' models: what FedAvg does, and how clients adapt from it.
+
+    Attributes:
+        variant: how clients adapt.
+        federation: settings of FedAvg; None: the scale's.
+        label: tells the way from others of the variant.
+    """
+
+    variant: Variant
+    federation: Federation | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return self.variant.name + (f"; {self.label}" if self.label else "")
 
 
 @dataclass(frozen=True)
@@ -89,19 +131,17 @@ class Sheet:
             self.cells, self.request.data, self.folder, self.request.out / "runs" / "moe", self.request.workers
         )  # fmt: skip
 
-    def values(self, scene: Scene, variant: Variant, split: str, **changes: float) -> dict[int, float]:
-        """Return a variant's mean accuracy over clients by seed."""
-        found = {}
-        for seed in self.seeds:
-            federation = replace(self.size.federation, **changes)  # type: ignore[arg-type]
-            result = self.result(Cell(replace(scene, seed=seed), federation, self.size.adapting), variant)
-            if result is not None and not math.isnan(result.mean(split)):
-                found[seed] = result.mean(split)
-        return found
+    def values(self, scene: Scene, way: Way, split: str) -> dict[int, float]:
+        """Return a way's mean accuracy over clients by seed."""
+        found = {seed: self.result(scene, way, seed) for seed in self.seeds}
+        means = {seed: result.mean(split) for seed, result in found.items() if result is not None}
+        return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
-    def result(self, cell: Cell, variant: Variant) -> Result | None:
+    def result(self, scene: Scene, way: Way, seed: int) -> Result | None:
         """Return a result that was computed."""
-        return read_result(cell, variant, self.folder)
+        federation = way.federation or self.size.federation
+        cell = Cell(replace(scene, seed=seed), federation, self.size.adapting)
+        return read_result(cell, way.variant, self.folder)
 
 
 def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
@@ -109,47 +149,34 @@ def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
     return tuple(request.seeds) if request.seeds is not None else size.seeds
 
 
-def sheet(
-    request: Request, scenes: Iterable[Scene], variants: Sequence[Variant], federations: Sequence[Federation] = ()
-) -> Sheet:  # fmt: skip
-    """Return the cells of these scenes for all seeds of a scale; by default with the scale's FedAvg."""
+def sheet(request: Request, scenes: Iterable[Scene], ways: Sequence[Way]) -> Sheet:
+    """Return the cells of these scenes for all seeds of a scale."""
     size = SIZES[request.scale]
+    by_federation: dict[Federation, list[Variant]] = {}
+    for way in ways:
+        by_federation.setdefault(way.federation or size.federation, []).append(way.variant)
     cells = tuple(
         (Cell(replace(scene, seed=seed), federation, size.adapting), tuple(variants))
         for scene in scenes
-        for federation in (federations or (size.federation,))
+        for federation, variants in by_federation.items()
         for seed in seeds_of(request, size)
     )
     return Sheet(request, size, cells)
 
 
 def row(
-    own: Sheet,
-    scene: Scene,
-    variant: Variant,
-    split: str,
-    published: float | None = None,
-    *,
-    title: str = "",
-    **changes: float,
-) -> Row:
-    """Return the row of a variant in a scene; ``title`` tells it from others of other settings of FedAvg."""
+    own: Sheet, scene: Scene, way: Way, split: str, published: float | None = None, *, title: str = ""
+) -> Row:  # fmt: skip
+    """Return the row of a way in a scene; ``title`` tells the scene from others."""
     from fedkeep.report.results import over_seeds
 
     name = scene_name(scene, split) + (f", {title}" if title and f"q = {scene.q:g}" not in title else "")
+    found = [own.result(scene, way, seed) for seed in own.seeds]
+    commits = dict.fromkeys(r.commit for r in found if r is not None and r.commit)
     return over_seeds(
-        name, variant.name, METRIC, own.values(scene, variant, split, **changes), published=published,
-        scale=own.request.scale, commit=commit_of(own, scene, variant, **changes),
+        name, way.name, METRIC, own.values(scene, way, split), published=published, scale=own.request.scale,
+        commit=", ".join(commits),
     )  # fmt: skip
-
-
-def commit_of(own: Sheet, scene: Scene, variant: Variant, **changes: float) -> str:
-    """Return the commits that computed a row's cells."""
-    federation = replace(own.size.federation, **changes)  # type: ignore[arg-type]
-    found = [
-        own.result(Cell(replace(scene, seed=s), federation, own.size.adapting), variant) for s in own.seeds
-    ]
-    return ", ".join(dict.fromkeys(r.commit for r in found if r is not None and r.commit))
 
 
 def scene_name(scene: Scene, split: str) -> str:
@@ -160,10 +187,29 @@ def scene_name(scene: Scene, split: str) -> str:
     )
 
 
-def differences(own: Sheet, scene: Scene, one: Variant, other: Variant, split: str) -> list[float]:
+def differences(own: Sheet, scene: Scene, one: Way, other: Way, split: str) -> list[float]:
     """Return one minus the other for each seed that both have."""
     a, b = own.values(scene, one, split), own.values(scene, other, split)
     return [a[seed] - b[seed] for seed in a if seed in b]
+
+
+def paired(own: Sheet, scenes: Sequence[Scene], pairs: Sequence[tuple[Way, Way]], note: str = "") -> str:
+    """Return Markdown: a table of differences between ways, paired by seed, in both protocols."""
+    from fedkeep.report.tables import Table, mean_std, to_markdown
+    from fedkeep.report.wording import MISSING
+
+    lines = []
+    for split, protocol in PROTOCOLS.items():
+        for one, other in pairs:
+            cells = []
+            for scene in scenes:
+                mean, std = mean_std(100 * d for d in differences(own, scene, one, other, split))
+                spread = "" if std is None else f" ± {std:.2f}"
+                cells.append(MISSING if math.isnan(mean) else f"{mean:+.2f}{spread}".replace("-", "−"))
+            if one != other:
+                lines.append((protocol, f"{one.name} − {other.name}", *cells))
+    columns = ("protocol", "difference in points, paired by seed", *(f"p = {s.p:g}" for s in scenes))
+    return to_markdown(Table(columns, tuple(dict.fromkeys(lines)), left=2, note=note))
 
 
 def partitions(own: Sheet, folder: Path) -> list[Path]:
