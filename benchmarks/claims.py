@@ -80,13 +80,23 @@ def missed(rows: list[Row], measured: Iterable[tuple[str, int]]) -> list[str]:
     return out + _missed_of_rows([r for r in rows if (r["workload"], r["cohort"]) in cases])
 
 
+def as_exact(row: Row, rows: Iterable[Row]) -> bool:
+    """Tell whether a result is as near to the one in double precision as the plain loop's, within a factor of two.
+
+    Where training amplifies the last bit, two right results in single precision are apart by more than their error.
+    """
+    key = "state_error_to_double"
+    plain = [r.get(key) for r in rows if r["contender"] == "plain" and r["workload"] == row["workload"]]
+    return key in row and any(own is not None and row[key] <= 2 * own for own in plain)
+
+
 def _missed_of_rows(rows: list[Row]) -> list[str]:
     out = []
     for row in rows:
         if not row["contender"].startswith("fedkeep_"):
             continue
         for key, bound in (("state_error", STATE_ERROR), ("state_error_double", STATE_ERROR_DOUBLE)):
-            if not row.get(key, 0.0) <= bound:
+            if not row.get(key, 0.0) <= bound and not (key == "state_error" and as_exact(row, rows)):
                 out.append(
                     f"{row['workload']}, {row['contender']}: {key} {row[key]:.1e}; claimed {bound:.0e}"
                 )

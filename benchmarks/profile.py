@@ -26,6 +26,7 @@ from benchmarks.measure import write
 from benchmarks.operations import bytes_moved, operations
 from benchmarks.processes import ROOT
 from benchmarks.workloads import WORKLOADS, Workload, workload
+from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.optim import Optimizer
 from fedkeep.engines import RunningMean, Sequential, client, local
 from fedkeep.engines import round as whole_round
@@ -147,6 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where to write")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    tune_allocator()  # as ``fedkeep.simulate`` does
     peak = max(native.peak() for _ in range(20)) if native.available() else 0.0
     memory = bandwidth()
     rows = []

@@ -132,7 +132,7 @@ class Race:
         """Start the plain loop with one thread and with as many as there are cores; keep the faster."""
         counts = sorted({1, os.cpu_count() or 1}) if self.setting.device == "cpu" else [os.cpu_count() or 1]
         started = {n: self.launch("plain", n) for n in counts}
-        few = self.of.compared()[: max(1, self.of.few // 2)]
+        few = self.of.cohort_of(0)[: max(1, self.of.few // 2)]
         best = dict.fromkeys(counts, math.inf)
         for process in started.values():
             process.ask(turn=0, clients=few[:1])  # loads modules
@@ -163,6 +163,7 @@ class Race:
         if entry.name != "plain":
             whole, worst = state_error(path, base)
             entry.errors |= {f"state_error{kind}": whole, f"state_error_worst_tensor{kind}": worst}
+        if entry.name in PACKAGES:
             path.unlink()
 
     def turn(self, turn: int) -> None:
@@ -200,6 +201,8 @@ class Race:
             try:
                 process.ask(turn=0, clients=few)
                 self.compare(entry, process, "_double")
+                single, double = self.folder / f"{entry.name}.npz", self.folder / "plain_double.npz"
+                entry.errors["state_error_to_double"] = state_error(single, double)[0]
             finally:
                 process.close()
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fedkeep
 from benchmarks.contenders import Options, Serve
-from benchmarks.models import CNN
 from benchmarks.workloads import SEED, Columns, Workload
+from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import offsets_of
@@ -19,6 +19,7 @@ from fedkeep.engines import Engine, Job, Server, run_round
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods import Method
 from fedkeep.models import DocumentModel, TextClassifier
+from fedkeep.nn import ConvPool, Linear
 from fedkeep.store import Default, MemoryStore
 
 PREFIX = "fedkeep_"
@@ -29,6 +30,22 @@ RENAMED = {  # our names: the plain model's; DocumentModel's MLP begins with a d
     "encoder.": "gru.",
     "classifier.": "mlp.",
 }
+
+
+class FusedCNN(nn.Module):
+    """W3's model with fedkeep's layers: convolution, ReLU and max-pool in one; a linear layer with its ReLU."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = ConvPool(3, 32, 5, 2)
+        self.conv2 = ConvPool(32, 64, 5, 2, flat=True)
+        self.fc1 = Linear(64 * 8 * 8, 512, relu=True)
+        self.out = Linear(512, classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits (B, classes) for images (B, 3, 32, 32)."""
+        logits: Tensor = self.out(self.fc1(self.conv2(self.conv1(image))))
+        return logits
 
 
 class Ours:
@@ -65,7 +82,7 @@ def model_of(of: Workload, plain: nn.Module) -> nn.Module:
     if of.name == "W2":
         module: nn.Module = TextClassifier(len(start["embedding.weight"]), 2, mlp=64)
     elif of.name == "W3":
-        module = CNN()
+        module = FusedCNN()
     else:
         module = DocumentModel(100, 64, 32, embedding_dim=32, hidden=64, mlp=64)
     module.to(next(iter(start.values())).dtype)
@@ -103,6 +120,7 @@ def federated(clients: list[Columns]) -> FederatedData:
 
 def run(options: Options, serve: Serve) -> None:
     """Serve rounds of fedkeep."""
+    tune_allocator()  # as ``fedkeep.simulate`` does
     of = options.work
     engine, _ = make_engine(options.contender.removeprefix(PREFIX), None, options.device, of.cohort, ROUNDS)
     serve(Ours(of, model_of(of, of.initial(options.dtype)), engine, options.device))

@@ -131,6 +131,9 @@ def test_claims_and_what_misses_them() -> None:
         "W1, fedkeep_auto: state_error 2.0e-06; claimed 1e-06"
     ]
     assert claims.missed(rows(3.1, state_error=math.inf), case) != []
+    near = rows(3.1, state_error=2e-6, state_error_to_double=1.9e-6)
+    assert claims.missed([{**ROW, "state_error_to_double": 1e-6}, *near[1:]], case) == []
+    assert claims.missed([{**ROW, "state_error_to_double": 0.9e-6}, *near[1:]], case) != []
     assert claims.missed(rows(3.1, fraction_of_peak=0.4), case) == [
         "W1, cohort 10: 40% of the multiply-add peak; claimed 50 %"
     ]
