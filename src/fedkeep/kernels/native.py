@@ -42,6 +42,7 @@ LINEAR = (
 )
 _FIELDS = {"recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR}
 _WORDS = {kernel: struct.Struct(f"={len(fields)}q") for kernel, fields in _FIELDS.items()}
+_FUNCTIONS = {kernel: (f"fk_{kernel}", f"fk_{kernel}_backward") for kernel in _FIELDS}
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{path.name} was built for another machine or is not whole ({error}); {again}"
     if abi != _abi():
         return None, f"{path.name} belongs to another version of fedkeep; {again}"
-    for kernel in _FIELDS:
-        for name in (f"fk_{kernel}", f"fk_{kernel}_backward"):
+    for names in _FUNCTIONS.values():
+        for name in names:
             function = getattr(library, name)
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     library.fk_level.restype = ctypes.c_int64
@@ -141,9 +142,7 @@ def call(kernel: Literal["recurrent", "convolution", "linear"], backward: bool, 
     fields = _FIELDS[kernel]
     if len(words) != len(fields):
         raise RuntimeError(f"a kernel wants {len(fields)} words, {', '.join(fields)}; got {len(words)}")
-    function = getattr(
-        library, f"fk_{kernel}_backward" if backward else f"fk_{kernel}"
-    )  # the library keeps it
+    function = getattr(library, _FUNCTIONS[kernel][backward])  # the library keeps it
     code = int(function(_WORDS[kernel].pack(*words)))  # ctypes hands over the address of the bytes
     if code == 3:
         raise MemoryError(f"the {kernel} kernel is out of memory")
