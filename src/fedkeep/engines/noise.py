@@ -71,7 +71,7 @@ class _Mask(torch.autograd.Function):
     @staticmethod
     def forward(*_: Any) -> Tensor:
         """Never called: masks are drawn for clients side by side."""
-        raise NotImplementedError
+        raise RuntimeError("Masks are drawn for clients side by side, never for one.")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
