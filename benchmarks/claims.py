@@ -42,6 +42,7 @@ def _claims() -> list[Claim]:
         ("W1 ragged", 6): {"plain": 20.0, "plain_padded": 4.0},
         ("W2", 16): {"plain": 14.0, "pfl": 14.0, "flower": 8.0},
         ("W3", 5): {"plain": 2.3, "pfl": 2.3, "flower": 2.0},
+        ("W4", 5): {"plain": 2.0},
     }
     return [Claim(*case, over, n, n) for case, ratios in wanted.items() for over, n in ratios.items()]
 

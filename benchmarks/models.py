@@ -98,3 +98,19 @@ class CNN(nn.Module):
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # (B, 64, 8, 8)
         logits: Tensor = self.out(F.relu(self.fc1(x.flatten(1))))
         return logits
+
+
+class SmallCNN(nn.Module):
+    """W4: two convolutions 5 × 5 (6 and 16 channels, ReLU, max-pool 2) → FC 120 → FC 84 → FC 10."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.out = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return logits (B, classes) for images (B, 3, 32, 32), whose pixels 0…1 become −1…1."""
+        x = F.max_pool2d(F.relu(self.conv1(image / 0.5 - 1)), 2)  # (B, 6, 14, 14)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)  # (B, 16, 5, 5)
+        logits: Tensor = self.out(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
+        return logits

@@ -30,9 +30,10 @@ import numpy as np
 from benchmarks.workloads import Columns, Workload
 
 HIDDEN, DIRECTIONS = 64, 2
-IMAGE_NUMBERS = 3 * 32 * 32 + 2 * (
-    32 * 32 * 32 + 32 * 16 * 16 + 64 * 16 * 16 + 64 * 8 * 8 + 512
-)  # of an image
+IMAGE_NUMBERS = {  # of an image, by workload
+    "W3": 3 * 32 * 32 + 2 * (32 * 32 * 32 + 32 * 16 * 16 + 64 * 16 * 16 + 64 * 8 * 8 + 512),
+    "W4": 3 * 32 * 32 + 2 * (6 * 28 * 28 + 6 * 14 * 14 + 16 * 10 * 10 + 16 * 5 * 5 + 120 + 84),
+}
 
 
 class Operations(NamedTuple):
@@ -52,7 +53,7 @@ def operations(of: Workload, data: list[Columns], clients: list[int], turn: int)
         columns = data[client]
         for chosen in of.batches(client, turn, len(columns["label"])):
             if "image" in columns:
-                total += (images(len(chosen)),) * 2
+                total += (images(of, len(chosen)),) * 2
             else:
                 total += documents(of, columns, chosen.numpy())
     return total
@@ -70,7 +71,7 @@ def bytes_moved(of: Workload, data: list[Columns], clients: list[int], turn: int
         own = len(np.unique(columns["text"])) if table else 0  # rows of the table that the client uses
         for chosen in of.batches(client, turn, len(columns["label"])):
             if "image" in columns:
-                activity, rows = len(chosen) * IMAGE_NUMBERS, 0
+                activity, rows = len(chosen) * IMAGE_NUMBERS[of.name], 0
             else:
                 steps, rows = used(columns, chosen.numpy())
                 gates = 3 if of.name == "W2" else 4
@@ -103,9 +104,12 @@ def documents(of: Workload, columns: Columns, chosen: np.ndarray) -> Operations:
     )
 
 
-def images(count: int) -> float:
-    """Return the operations of W3's network on a mini-batch of images."""
-    first = 2 * 32 * 32 * 32 * (3 * 25)  # outputs × inputs of one
-    second = 2 * 64 * 16 * 16 * (32 * 25)
-    linear = 2 * (64 * 8 * 8 * 512 + 512 * 10)
+def images(of: Workload, count: int) -> float:
+    """Return the operations of a step of W3 or W4 on a mini-batch of images."""
+    if of.name == "W3":
+        first, second = 2 * 32 * 32 * 32 * (3 * 25), 2 * 64 * 16 * 16 * (32 * 25)  # outputs × inputs of one
+        linear = 2 * (64 * 8 * 8 * 512 + 512 * 10)
+    else:
+        first, second = 2 * 6 * 28 * 28 * (3 * 25), 2 * 16 * 10 * 10 * (6 * 25)
+        linear = 2 * (400 * 120 + 120 * 84 + 84 * 10)
     return float(count * (2 * first + 3 * second + 3 * linear))

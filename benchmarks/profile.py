@@ -1,6 +1,6 @@
 """Where a round's time goes, against the roofline: ``python -m benchmarks.profile [--turns N] [--quick]``.
 
-Runs W1, W1 ragged, W2 and W3 with the engine ``sequential`` on one thread, and measures how long each part of a
+Runs W1, W1 ragged, W2, W3 and W4 with the engine ``sequential`` on one thread, and measures how long each part of a
 round takes by wrapping the functions that do it. Operations and bytes are counted by hand (``operations.py``); the
 roofline is the time in which they could be done at best: operations at the peak of multiply-adds, bytes at the
 bandwidth of copying in memory, whichever takes longer. Writes ``results/profile.json`` and ``results/profile.md``.

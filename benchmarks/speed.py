@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed [--install-peers] [--only W1,W2] [--turns N] [--device cuda] [--quick]
 
-Runs every contender on W1 (cohorts of 10, 40 and 160, and ragged), W2 and W3, each in a process of its own, one
+Runs every contender on W1 (cohorts of 10, 40 and 160, and ragged), W2, W3 and W4, each in a process of its own, one
 computing at a time, on the same cohorts and mini-batches and from the same initial values; writes ``speed.json``
 and, made from it, ``speed.md`` into ``results/``; then fails if a claim of ``claims.py`` fails. ``--quick`` runs
 tiny sizes and writes into ``runs/benchmarks``.
@@ -44,8 +44,9 @@ CASES = {  # (workload, cohort): turns
     ("W1 ragged", 6): 3,
     ("W2", 16): 3,
     ("W3", 5): 3,
+    ("W4", 5): 9,
 }
-QUICK = (("W1", 3), ("W1 ragged", 3), ("W2", 3), ("W3", 2))
+QUICK = (("W1", 3), ("W1 ragged", 3), ("W2", 3), ("W3", 2), ("W4", 2))
 
 
 def main(arguments: list[str] | None = None) -> int:

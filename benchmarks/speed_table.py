@@ -14,7 +14,7 @@ Made by `python -m benchmarks.speed` from [speed.json](speed.json). A ratio says
 plain PyTorch loop a contender is: the median over turns of (seconds of the plain loop / seconds of the contender,
 same turn, same cohort), with the least and the greatest beside it. Every contender runs in a process of its own,
 one at a time, from the same initial values, on the same mini-batches.
-[benchmarks/workloads.py](../benchmarks/workloads.py) says what W1, W2 and W3 are.
+[benchmarks/workloads.py](../benchmarks/workloads.py) says what W1 to W4 are.
 
 - *Peak memory*: each process of the contender at its own peak during measured rounds, pages shared between its
   processes once.

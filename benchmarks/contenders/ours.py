@@ -18,7 +18,7 @@ from fedkeep.data.columns import offsets_of
 from fedkeep.engines import Engine, Job, Server, run_round
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods import Method
-from fedkeep.models import DocumentModel, TextClassifier
+from fedkeep.models import CifarCNN, DocumentModel, TextClassifier
 from fedkeep.nn import ConvPool, Linear
 from fedkeep.store import Default, MemoryStore
 
@@ -83,6 +83,8 @@ def model_of(of: Workload, plain: nn.Module) -> nn.Module:
         module: nn.Module = TextClassifier(len(start["embedding.weight"]), 2, mlp=64)
     elif of.name == "W3":
         module = FusedCNN()
+    elif of.name == "W4":
+        module = CifarCNN(10, dropout=0.0)
     else:
         module = DocumentModel(100, 64, 32, embedding_dim=32, hidden=64, mlp=64)
     module.to(next(iter(start.values())).dtype)

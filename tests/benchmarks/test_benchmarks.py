@@ -99,10 +99,14 @@ def test_a_step_of_two_short_texts_counted_by_hand() -> None:
     assert only_second.needed == unit * (2 * 64 + 2 * 32) + behind / 2
 
 
-def test_a_round_adds_up_its_steps() -> None:
-    of = workload("W3", quick=True)  # 2 clients × 20 images × 2 passes
+W3_IMAGE = 2 * 2 * 32 * 32**2 * 75 + 3 * 2 * 64 * 16**2 * 800 + 3 * 2 * (4096 * 512 + 5120)
+W4_IMAGE = 2 * 2 * 6 * 28**2 * 75 + 3 * 2 * 16 * 10**2 * 150 + 3 * 2 * (400 * 120 + 120 * 84 + 840)
+
+
+@pytest.mark.parametrize(("name", "one"), [("W3", W3_IMAGE), ("W4", W4_IMAGE)])
+def test_a_round_adds_up_its_steps(name: str, one: int) -> None:
+    of = workload(name, quick=True)  # 2 clients × 20 images × 2 passes
     images = 2 * 20 * 2
-    one = 2 * 2 * 32 * 32**2 * 75 + 3 * 2 * 64 * 16**2 * 800 + 3 * 2 * (4096 * 512 + 5120)
     found = operations.operations(of, of.data(), [0, 1], 1)
     assert found.needed == found.dense == images * one
     moved = operations.bytes_moved(of, of.data(), [0, 1], 1)
