@@ -53,6 +53,16 @@ def wanted(rows: list[Row]) -> str:
             missed = "" if reached is None or reached >= claim.wanted else " (missed)"
             found = "not measured" if reached is None else f"{reached:.2f}{missed}"
             lines.append(f"| {claim.workload} | {claim.cohort} | {claim.over} | {claim.wanted:g} | {found} |")
+    for name, cohort in claims.OF_PEAK:
+        row = claims.best(rows, name, cohort)
+        if row is not None and row.get("fraction_of_peak"):
+            reached, wanted = row["fraction_of_peak"], claims.OF_PEAK_WANTED
+            missed = (
+                ""
+                if reached >= wanted
+                else f" (missed; {row['fraction_of_peak_dense']:.0%} in brackets below)"
+            )
+            lines.append(f"| {name} | {cohort} | of the peak | {wanted:.0%} | {reached:.0%}{missed} |")
     return "\n".join(lines) + "\n" if len(lines) > 4 else ""
 
 
