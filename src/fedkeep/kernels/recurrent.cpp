@@ -9,6 +9,9 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------ matrix products
 
+// As many sums as there are registers for; on fewer registers narrower tiles, whose part of B stays in the cache.
+constexpr int PRODUCT_ROWS = 6;
+
 // C (MR, NV*W) = or += A (MR, K) B (K, NV*W); A is read by row, or (transposed) by column.
 template <class T, int MR, int NV, bool TRANSPOSED>
 FK_INLINE void product_tile(i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
@@ -30,7 +33,7 @@ FK_INLINE void product_tile(i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* 
 
 template <class T, int NV, bool TRANSPOSED>
 void product_rows(i64 rows, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
-    i64 blocks = (rows + FK_MR - 1) / FK_MR;
+    i64 blocks = (rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
     for (i64 done = 0; blocks > 0; blocks--) {
         i64 n = (rows - done + blocks - 1) / blocks;  // even blocks: 16 rows are 6 + 5 + 5
         const T* a = TRANSPOSED ? A + done : A + done * lda;
@@ -39,11 +42,9 @@ void product_rows(i64 rows, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* 
             case 1: product_tile<T, 1, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
             case 2: product_tile<T, 2, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
             case 3: product_tile<T, 3, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-#if FK_MR == 6
             case 4: product_tile<T, 4, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
             case 5: product_tile<T, 5, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
             case 6: product_tile<T, 6, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-#endif
         }
         done += n;
     }
@@ -53,12 +54,14 @@ void product_rows(i64 rows, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* 
 template <class T, bool TRANSPOSED>
 void product(i64 rows, i64 columns, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
     constexpr int W = Lanes<T>::W;
-    for (i64 j = 0; j < columns; j += 4 * W) {
-        switch (least(4, (columns - j) / W)) {
+    for (i64 j = 0; j < columns; j += FK_NV * W) {
+        switch (least(FK_NV, (columns - j) / W)) {
             case 1: product_rows<T, 1, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
             case 2: product_rows<T, 2, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+#if FK_NV == 4
             case 3: product_rows<T, 3, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
-            default: product_rows<T, 4, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add);
+            case 4: product_rows<T, 4, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+#endif
         }
     }
 }
@@ -212,7 +215,7 @@ template <class T, bool GRU, int MR> FK_INLINE void sum_x(Vec<T> (&acc)[MR][4], 
     }
 }
 
-// One tile (MR sequences, W hidden units) of one step: sums in registers, then the cell.
+// One tile (MR sequences, W hidden units) of one step: its sums.
 template <class T, bool GRU, int MR> FK_INLINE void step_tile(const Step<T>& s, i64 j, i64 u) {
     constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES;
     const i64 HP = s.HP;
@@ -238,29 +241,42 @@ template <class T, bool GRU, int MR> FK_INLINE void step_tile(const Step<T>& s, 
             }
         }
     }
-    for (int r = 0; r < MR; r++) {
-        const i64 at = (j + r) * HP + u;
-        T* gates = s.gates + (j + r) * 4 * HP + u;
+    for (int r = 0; r < MR; r++)
+        for (int v = 0; v < 4; v++) store(s.gates + (j + r) * 4 * HP + v * HP + u, acc[r][v]);
+}
+
+// The cells of one tile of hidden units, from the sums that stand where the gates will: in two passes over the
+// sequences, so that what is waited for in one is computed beside others.
+template <class T, bool GRU> FK_INLINE void step_cells(const Step<T>& s, i64 rows, i64 u) {
+    const i64 HP = s.HP;
+    for (i64 j = 0; j < rows; j++) {
+        T* gates = s.gates + j * 4 * HP + u;
         if (GRU) {
-            Vec<T> reset = sigmoid<T>(acc[r][0]), update = sigmoid<T>(acc[r][1]);
-            Vec<T> fresh = tanh<T>(acc[r][2] + reset * acc[r][3]);
-            Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
-            store(gates, reset);
-            store(gates + HP, update);
-            store(gates + 2 * HP, fresh);
-            store(gates + 3 * HP, acc[r][3]);
-            store(s.h + at, fresh + update * (before - fresh));
+            store(gates, sigmoid<T>(load(gates)));
+            store(gates + HP, sigmoid<T>(load(gates + HP)));
         } else {
-            Vec<T> in = sigmoid<T>(acc[r][0]), forget = sigmoid<T>(acc[r][1]);
-            Vec<T> fresh = tanh<T>(acc[r][2]), out = sigmoid<T>(acc[r][3]);
+            Vec<T> in = sigmoid<T>(load(gates)), forget = sigmoid<T>(load(gates + HP));
+            Vec<T> fresh = tanh<T>(load(gates + 2 * HP)), out = sigmoid<T>(load(gates + 3 * HP));
             Vec<T> cell = in * fresh;
-            if (s.c_before) cell += forget * load(s.c_before + at);
+            if (s.c_before) cell += forget * load(s.c_before + j * HP + u);
             store(gates, in);
             store(gates + HP, forget);
             store(gates + 2 * HP, fresh);
             store(gates + 3 * HP, out);
-            store(s.c + at, cell);
-            store(s.h + at, out * tanh<T>(cell));
+            store(s.c + j * HP + u, cell);
+        }
+    }
+    for (i64 j = 0; j < rows; j++) {
+        const i64 at = j * HP + u;
+        T* gates = s.gates + j * 4 * HP + u;
+        if (GRU) {
+            Vec<T> reset = load(gates), update = load(gates + HP);
+            Vec<T> fresh = tanh<T>(load(gates + 2 * HP) + reset * load(gates + 3 * HP));
+            Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
+            store(gates + 2 * HP, fresh);
+            store(s.h + at, fresh + update * (before - fresh));
+        } else {
+            store(s.h + at, load(gates + 3 * HP) * tanh<T>(load(s.c + at)));
         }
     }
 }
@@ -281,6 +297,7 @@ template <class T, bool GRU> void step_rows(const Step<T>& s, i64 rows, i64 u) {
         }
         j += n;
     }
+    step_cells<T, GRU>(s, rows, u);
 }
 
 // out (rows, GATES*HP) = bias + table rows times input weights; one row at a time in pairs of tiles.
@@ -439,12 +456,13 @@ template <class T> void unpad_weight(const T* from, const int* gate_at, int gate
 
 template <class T> struct Back {
     i64 n, H, HP;
+    i64 row;  // from one row of gate gradients to the next
     const T *gates, *h_before, *c, *c_before;  // *_before null at the first step
     const T* const* grad_out;  // (n,) rows of H, null where the outputs' gradient is not given
     const T *grad_greatest, *where;  // (n, HP), null where the greatest values' gradient is not given
     T step;
     T *grad_h, *grad_c;  // (n, HP): in: what step t + 1 sent; out: what goes to step t - 1 beside the product
-    T* grad_gates;  // (n, 4*HP)
+    T* grad_gates;  // (n, 4*HP), rows apart
     T* grad_bias;  // (4, HP)
 };
 
@@ -481,13 +499,16 @@ template <class T, bool GRU> void back_cells(const Back<T>& s) {
                 store(s.grad_c + at, dc * forget);
             }
             for (int v = 0; v < 4; v++) {
-                store(s.grad_gates + j * 4 * HP + v * HP + u, grad[v]);
+                store(s.grad_gates + j * s.row + v * HP + u, grad[v]);
                 sum[v] += grad[v];
             }
         }
         for (int v = 0; v < 4; v++) store(s.grad_bias + v * HP + u, sum[v]);
     }
 }
+
+// A distance between rows that are read one below the other: by a power of two they would share few cache lines.
+template <class T> constexpr i64 apart(i64 n) { return n + 64 / (i64)sizeof(T); }
 
 constexpr i64 BLOCK = 128;  // rows of gate gradients: enough for a good matrix product, few enough for the cache
 
@@ -511,7 +532,7 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
     const T* x = (const T*)c.x + g * c.x_stride;
     const T* table = (const T*)c.table + g * c.table_stride;
 
-    T* w_hh = pad_weight(weight_of<T>(c, task, 1), C::h_gate, N, c.H, HP, c.H, HP, arena);
+    T* w_hh = pad_weight(weight_of<T>(c, task, 1), C::h_gate, N, c.H, HP, c.H, apart<T>(HP), arena);
     T* w_ih = pad_weight(weight_of<T>(c, task, 0), C::x_gate, N, c.H, HP, c.I, IP, arena);
     T* grad_w_hh = take_zeros<T>(arena, N * HP * HP);
     T* grad_w_ih = take_zeros<T>(arena, N * HP * IP);
@@ -534,9 +555,10 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
         grad_projected = take_zeros<T>(arena, used.count * N * HP);
     }
 
+    const i64 LG = apart<T>(4 * HP), LH = apart<T>(HP);
     const i64 room = BLOCK > CHUNK ? BLOCK : CHUNK;  // gate gradients wait in a block until it is full
-    T* block = take<T>(arena, room * 4 * HP);
-    T* block_h = take<T>(arena, room * HP);
+    T* block = take<T>(arena, room * LG);
+    T* block_h = take<T>(arena, room * LH);
     T* block_x = take_zeros<T>(arena, c.ids ? 0 : room * IP);
     T* block_grad_x = take<T>(arena, c.ids ? 0 : room * IP);
     i64* block_cell = take<i64>(arena, room);
@@ -547,15 +569,15 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
     for (i64 t = p.steps - 1; t >= -1; t--) {
         const i64 n = t >= 0 ? p.active[t] : 0;
         if (t < 0 || filled + n > room) {  // empty the block
-            product<T, true>(N * HP, HP, filled, block + C::h_first * HP, 4 * HP, block_h, HP, grad_w_hh, HP, true);
+            product<T, true>(N * HP, HP, filled, block + C::h_first * HP, LG, block_h, LH, grad_w_hh, HP, true);
             if (grad_projected) {
                 for (i64 r = 0; r < filled; r++) {
                     T* to = grad_projected + used.slot[ids[block_cell[r]]] * N * HP;
-                    const T* from = block + r * 4 * HP;
+                    const T* from = block + r * LG;
                     for (i64 k = 0; k < N * HP; k += Lanes<T>::W) store(to + k, load(to + k) + load(from + k));
                 }
             } else {
-                back_inputs<T, GRU>(filled, block, 4 * HP, block_x, HP, IP, w_ih, grad_w_ih, grad_input ? block_grad_x : nullptr);
+                back_inputs<T, GRU>(filled, block, LG, block_x, HP, IP, w_ih, grad_w_ih, grad_input ? block_grad_x : nullptr);
                 if (grad_input)
                     for (i64 r = 0; r < filled; r++)
                         __builtin_memcpy(grad_input + block_cell[r] * c.I, block_grad_x + r * IP, (size_t)c.I * sizeof(T));
@@ -582,17 +604,19 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
         s.grad_greatest = grad_pooled;
         s.step = (T)t;
         s.grad_h = grad_h, s.grad_c = grad_c;
-        s.grad_gates = block + filled * 4 * HP;
+        s.row = LG, s.grad_gates = block + filled * LG;
         s.grad_bias = grad_bias;
         back_cells<T, GRU>(s);
         if (t) {
             prefetch(kept.gates_at(t - 1), p.active[t - 1] * 4 * HP);
             prefetch(kept.h_at(t - 1), p.active[t - 1] * HP);
             if (!GRU && t > 1) prefetch(kept.c_at(t - 2), p.active[t - 2] * HP);
-            product<T, false>(n, HP, N * HP, s.grad_gates + C::h_first * HP, 4 * HP, w_hh, HP, grad_h, HP, GRU);
-            __builtin_memcpy(block_h + filled * HP, s.h_before, (size_t)(n * HP) * sizeof(T));
-        } else {
-            __builtin_memset(block_h + filled * HP, 0, (size_t)(n * HP) * sizeof(T));
+            product<T, false>(n, HP, N * HP, s.grad_gates + C::h_first * HP, LG, w_hh, LH, grad_h, HP, GRU);
+        }
+        for (i64 j = 0; j < n; j++) {
+            T* to = block_h + (filled + j) * LH;
+            t ? __builtin_memcpy(to, s.h_before + j * HP, (size_t)HP * sizeof(T))
+              : __builtin_memset(to, 0, (size_t)HP * sizeof(T));
         }
         filled += n;
     }

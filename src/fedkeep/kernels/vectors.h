@@ -8,14 +8,17 @@
 #include <immintrin.h>
 #define FK_BYTES 64
 #define FK_MR 6
+#define FK_NV 4
 #define FK_RUN run_avx512
 #elif defined(FK_LEVEL_AVX2)
 #define FK_BYTES 32
 #define FK_MR 3
+#define FK_NV 2
 #define FK_RUN run_avx2
 #else
 #define FK_BYTES 16
 #define FK_MR 3
+#define FK_NV 2
 #define FK_RUN run_portable
 #endif
 
