@@ -291,6 +291,14 @@ def test_a_projection_that_does_not_fit_the_table_is_refused() -> None:
         methods.kteps_star(5, 4)
 
 
+def test_a_projection_on_too_many_components_is_refused_before_any_training() -> None:
+    model = TextClassifier(20, 2, embedding_dim=6, hidden=3)
+    with pytest.raises(
+        ConfigError, match=r"wants a table of shape \(n, d\) with d at least 150; got \(20, 6\)"
+    ):
+        simulate(model, methods.kteps_star(), TEXTS, rounds=0, cohort=3)
+
+
 # --- plain PyTorch
 
 

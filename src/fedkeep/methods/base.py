@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from fedkeep.core.errors import MethodError
@@ -223,6 +224,12 @@ class Method:
                 f"them, would influence what leaves the client. Use examples='opted_in' and no early stopping."
             )
         federated = [n for n in names if not self.split.is_private(n)]
+        received = {n: p.detach() for n, p in module.named_parameters() if n in federated}
+        tensors = {n: torch.zeros_like(v) for n, v in received.items()}
+        for link in (
+            self.upload
+        ):  # a link that cannot take these parameters says so now, not after a round's training
+            tensors = link.encode(tensors, received, torch.Generator())
         self.server_optimizer.check_patterns(federated)
         for phase in self.adapt:
             phase.trained_names(self.split, names)
