@@ -7,9 +7,7 @@ of its training examples. Nothing is uploaded.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +25,7 @@ from fedkeep.experiments.personalize import (
     numpy_seed,
     own_store,
 )
+from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.simulate import Run
 from fedkeep.methods import Method
@@ -154,8 +153,7 @@ def _each(run: Run, starts: Mapping[int, Params], workers: int) -> Iterator[Adap
     # The stores' files stay with this process: clients' values travel with the task.
     bare = replace(run, private=MemoryStore(run.private.default), history=[])
     threads = max(1, torch.get_num_threads() // workers)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_receive, initargs=(bare, threads)) as pool:
+    with processes(workers, threads, begin=_receive, given=(bare,)) as pool:
         for values, stopped in pool.map(_adapt, starts, map(_arrays, starts.values())):
             yield Adapted(_tensors(values), stopped)
 
@@ -164,8 +162,7 @@ _RUN: list[Run] = []  # of a worker process
 _Arrays = dict[str, np.ndarray]  # tensors would travel as open files
 
 
-def _receive(run: Run, threads: int) -> None:
-    torch.set_num_threads(threads)
+def _receive(run: Run) -> None:
     _RUN[:] = [run]
 
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedkeep.core.errors import NonFiniteError, RunError
 from fedkeep.core.files import write_whole
@@ -29,6 +26,7 @@ from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
+from fedkeep.experiments.processes import processes
 from fedkeep.experiments.reproduce.neighbours import word_neighbours
 from fedkeep.experiments.simulate import SHARED, Run
 from fedkeep.methods.base import Predict
@@ -186,10 +184,7 @@ def run_cells(
             if finished is not None:
                 finished()
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, context, initializer=torch.set_num_threads, initargs=(1,), max_tasks_per_child=1
-    ) as pool:
+    with processes(workers, fresh=True) as pool:
         try:
             running = [pool.submit(compute, replace(task, alone=False), False) for task in todo]
             for number, done in enumerate(as_completed(running), 1):

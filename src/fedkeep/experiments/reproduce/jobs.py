@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.processes import processes
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.simulate import Run
 
@@ -73,11 +72,7 @@ def run_jobs(jobs: Sequence[JobSpec], workers: int = 1, progress: bool | None = 
             _say(f"run {number} of {len(todo)}: {job.folder.name}")
             run_job(job, progress)
         return
-    threads = max(1, torch.get_num_threads() // workers)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, context, initializer=torch.set_num_threads, initargs=(threads,)
-    ) as pool:
+    with processes(workers, max(1, torch.get_num_threads() // workers)) as pool:
         for number, name in enumerate(pool.map(_quiet, todo), start=1):
             _say(f"{number} of {len(todo)} runs finished: {name}")
 

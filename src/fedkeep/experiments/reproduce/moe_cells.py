@@ -7,12 +7,11 @@ several ways start from are kept beside it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from fedkeep.experiments.build import (
 )
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.personalize import own_store
+from fedkeep.experiments.processes import processes
 from fedkeep.experiments.reproduce.moe_results import Cell, Result, read_result, write_result
 from fedkeep.experiments.reproduce.moe_variants import (
     Variant,
@@ -265,8 +265,7 @@ def spread(tasks: Sequence[Callable[[], str]], workers: int) -> None:
         for number, task in enumerate(tasks, 1):
             _tell(number, len(tasks), task())
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with processes(workers) as pool:
         try:
             for number, done in enumerate(as_completed([pool.submit(task) for task in tasks]), 1):
                 _tell(number, len(tasks), done.result())
