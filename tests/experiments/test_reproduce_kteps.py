@@ -14,7 +14,14 @@ import pytest
 
 from fedkeep.core.errors import DataError, RunError
 from fedkeep.data.readers.fdu_mtl import DOMAINS
-from fedkeep.experiments.reproduce import Request, cells, kteps_book, kteps_published, reproduce
+from fedkeep.experiments.reproduce import (
+    Request,
+    cells,
+    kteps_book,
+    kteps_published,
+    kteps_variants,
+    reproduce,
+)
 from fedkeep.experiments.reproduce.cells import Numbers, Task, compute, read_numbers
 from fedkeep.report.results import Row, read_results
 
@@ -326,3 +333,37 @@ def test_the_published_averages_are_means_over_clients() -> None:
         for scene, clients in (("FDU", DOMAINS), ("IYY", ("IYY-imdb", "IYY-yelp-2013", "IYY-yelp-2014"))):
             for method, value in table[scene].items():
                 assert np.mean([table[c][method] for c in clients]) == pytest.approx(value, abs=7e-4)
+
+
+def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
+    finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
+    tried = ("KTEPS", "linear schedule", "word dropout and dropout")
+    monkeypatch.setattr(kteps_variants, "VARIANTS", {n: kteps_variants.VARIANTS[n] for n in tried})
+    shutil.copytree(finished / "kteps", tmp_path / "kteps")
+    reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
+    slugs = [n.replace(" ", "-").lower() for n in tried]
+    assert computed[:3] == [f"fdu-variant-{slug}-held-out-medium-0" for slug in slugs]
+    choosing = [read_numbers(next((tmp_path / "kteps").glob(f"{name}-*"))) for name in computed[:3]]
+    curves = [np.array(list(n.curves["0.01"]["own"].values())) for n in choosing]
+    assert all(
+        np.allclose(c * 3, (c * 3).round(), atol=1e-5) for c in curves
+    )  # 3 reviews each, not the 5 of test
+    chosen = max((1, 2), key=lambda i: curves[i].mean())
+    assert computed[3:] == [f"fdu-variant-{slugs[chosen]}-full-{seed}" for seed in (0, 1)]  # KTEPS was there
+    found = rows(tmp_path, "kteps-variants")
+    assert {m for m, _ in found} == {"KTEPS", tried[chosen]}
+    assert found["KTEPS", "accuracy_ap"].value == rows(finished, "kteps-table3")["KTEPS", "accuracy_ap"].value
+    text = (tmp_path / "kteps-variants.md").read_text(encoding="utf-8")
+    assert f"| {tried[chosen]} | {100 * curves[chosen].mean():.2f} |" in text
+    gaps = found[tried[chosen], "accuracy_ap"].value - found["KTEPS", "accuracy_ap"].value  # type: ignore[operator]
+    assert f"paired by seed: {100 * gaps:+.2f}" in text
+    sent = {
+        read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("*-full-*") if "kteps-full" in p.name
+    }
+    own = {read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("fdu-variant-*-full-*")}
+    assert sent == own  # the same bytes
+    computed.clear()
+    reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
+    assert computed == []

@@ -98,6 +98,7 @@ def personalization_curve(
     *,
     predicts: Mapping[str, Predict] | None = None,
     clients: Sequence[int] | None = None,
+    split: str = "test",
     progress: bool | None = None,
 ) -> Curves:
     """Fine-tune every client from the run's present state, and test it before, on the way and after.
@@ -106,16 +107,17 @@ def personalization_curve(
         run: a finished run; it is not changed.
         protocol: how.
         predicts: further ways to predict that are tested at the same steps, by name.
-        clients: indices; by default the clients of the federation that have test examples.
+        clients: indices; by default the clients of the federation that have such examples.
+        split: the examples that clients are tested on; ``"valid"`` to choose among methods.
         progress: as for ``simulate``.
 
     Raises:
-        ConfigError: no client has test examples, or the task is regression.
+        ConfigError: no client has examples to test on, or the task is regression.
         NonFiniteError: fine-tuning broke down to NaN; names the client.
     """
-    chosen = [int(c) for c in (run.clients if clients is None else clients) if run.data.count(int(c), "test")]
+    chosen = [int(c) for c in (run.clients if clients is None else clients) if run.data.count(int(c), split)]
     if not chosen:
-        raise ConfigError("No client has test examples, so there is no personalisation curve.")
+        raise ConfigError(f"No client has {split} examples, so there is no personalisation curve.")
     if tasks_of(run.data)[0].kind == "regression":
         raise ConfigError("The personalisation curve measures accuracy; this task is a regression.")
     ways = {OWN: run.method.predict, **(predicts or {})}
@@ -124,8 +126,8 @@ def personalization_curve(
     with make_progress(progress, "personalisation", len(chosen)) as bar:
         for number, client in enumerate(chosen):
             name = str(run.data.ids[client])
-            examples[name] = run.data.count(client, "test")
-            for way, curve in _curve(run, client, protocol, ways).items():
+            examples[name] = run.data.count(client, split)
+            for way, curve in _curve(run, client, protocol, ways, split).items():
                 found[way][name] = curve
             bar.update(number + 1, {})
     steps = tuple(range(0, protocol.steps + 1, protocol.every))
@@ -162,13 +164,13 @@ def scores_of(records: Iterable[Record]) -> Personalized | None:
 
 
 def _curve(
-    run: Run, client: int, protocol: Protocol, ways: Mapping[str, Predict]
+    run: Run, client: int, protocol: Protocol, ways: Mapping[str, Predict], split: str
 ) -> dict[str, tuple[float, ...]]:
     found: dict[str, list[float]] = {way: [] for way in ways}
 
     def test(params: Params) -> None:
         for way, predict in ways.items():
-            found[way].append(_accuracy(run, client, params, predict))
+            found[way].append(_accuracy(run, client, params, predict, split))
 
     start = {name: value.to(run.device) for name, value in run.parameters(str(run.data.ids[client])).items()}
     test(start)
@@ -218,10 +220,10 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
     )
 
 
-def _accuracy(run: Run, client: int, params: Params, predict: Predict) -> float:
+def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
     method = run.method.but(predict=predict)
     store = MemoryStore(Default(method.split.personal(params)))
     server = method.split.federated(params)
-    judged = judge(method, run.net, server, store, run.data, [client], "test", device=run.device)
+    judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
     ((accuracy, _),) = judged[0].per_client().values()
     return accuracy

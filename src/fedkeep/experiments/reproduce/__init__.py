@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.experiments.reproduce import furl, kteps_figures, kteps_tables, moe, moe_methods
+from fedkeep.experiments.reproduce import furl, kteps_figures, kteps_tables, kteps_variants, moe, moe_methods
 
 Scale = Literal["quick", "medium", "full"]
 
@@ -54,6 +54,7 @@ REPRODUCTIONS: dict[str, str] = {
     "kteps-table8": "KTEPS Table 8: what is private, without projections and diversity",
     "kteps-figure4": "KTEPS Figure 4: Ag by round, accuracy while clients fine-tune; the runs of kteps-table3",
     "kteps-figure5": "KTEPS Figure 5: neighbours of words under compression; two runs of kteps-table7",
+    "kteps-variants": "variants of KTEPS that send the same bytes: one is chosen on held-out reviews, then tested",
     "moe-table2": "mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0",
     "moe-variants": "mixture of experts: variants of the mixture on Table 2's scenes, paired differences",
     "moe-methods": "mixture of experts' scenes, p = 0.8 to 1.0: all personalised methods beside the paper's four",
@@ -74,6 +75,7 @@ _FUNCTIONS: dict[str, Reproduction] = {
     "kteps-table8": kteps_tables.table8,
     "kteps-figure4": kteps_figures.figure4,
     "kteps-figure5": kteps_figures.figure5,
+    "kteps-variants": kteps_variants.variants,
     "moe-table2": moe.table2,
     "moe-variants": moe.variants,
     "moe-methods": moe_methods.table,

@@ -47,6 +47,7 @@ class Cell:
         inferences: further values of the option ``method.predict``, tested on the curve at the configuration's own
             ratio.
         words: words whose neighbours are compared in one further round (Figure 5).
+        split: the examples that curves are measured on.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Cell:
     ratios: tuple[float, ...] = ()
     inferences: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    split: str = "test"
 
     def resolved(self, *further: tuple[str, str]) -> Config:
         """Return the configuration, overrides applied."""
@@ -72,6 +74,7 @@ class Cell:
             "ratios": list(self.ratios),
             "inferences": list(self.inferences),
             "words": list(self.words),
+            **({} if self.split == "test" else {"split": self.split}),
         }
 
     def file(self, folder: Path, source: Mapping[str, str]) -> Path:
@@ -298,6 +301,7 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
             run,
             Protocol(ratio, usual.steps, usual.every),
             predicts=predicts if ratio == usual.ratio else {},
+            split=cell.split,
             progress=progress,
         )
         steps = list(found.steps)
