@@ -264,7 +264,8 @@ def _bars(
     axes.bar(xs, heights, 0.38, yerr=yerr, color=face, edgecolor=COLOURS[0], label=who, capsize=2)
     for x, height, span in zip(xs, heights, spans, strict=True):
         place = (x, height + span)
-        axes.annotate(f"{height:.3g}", place, (0, 3), textcoords="offset points", ha="center", fontsize=8)
+        text = f"{height:.1f}" if scale == 100 else f"{height:.3g}"
+        axes.annotate(text, place, (0, 3), textcoords="offset points", ha="center", fontsize=8)
 
 
 def aggregation_time(analysis: Mapping[str, Any], path: Path) -> Path:
