@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,23 @@ def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
     assert (
         str(error.value) == "evaluate_shared: the shared part of 'local' cannot predict alone. Leave it out."
     )
+
+
+def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    module = sys.modules[simulate.__module__]
+    usual = module.judge
+    monkeypatch.setattr(module, "judge", lambda *a, **k: calls.append(a[6]) or usual(*a, **k))
+    run = simulate(Logits(), methods.fedavg(), DATA, rounds=1, cohort=6, evaluate_shared=True)
+    assert calls == ["valid", "test"]
+    found = {
+        s: [(r.metric, r.value) for r in run.history if r.split == s and r.client is None]
+        for s in ("test", "test/shared")
+    }
+    assert found["test/shared"] == found["test"] != []
+    calls.clear()
+    simulate(Logits(), FURL, DATA, rounds=1, cohort=6, evaluate_shared=True)
+    assert calls == ["valid", "test", "test"]
 
 
 def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:

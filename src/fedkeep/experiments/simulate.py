@@ -369,10 +369,12 @@ class _Simulation:
                 lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=True)
             records += lines
         if self.evaluate_shared:
-            judged = judge(
-                self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), "test",
-                device=self.device, shared=True,
-            )  # fmt: skip
+            if self.default.initial or self.method.predict is not self.method.predict_shared:
+                judged = judge(
+                    self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), "test",
+                    device=self.device, shared=True,
+                )  # fmt: skip
+            # else nothing is private, and the test above was the shared part's
             last = run.round == self.rounds
             records += to_records(judged, self.data, run.round, run.epoch, SHARED, per_client=last)
         return records
