@@ -18,7 +18,7 @@ class Claim:
     Attributes:
         over: the other contender.
         wanted: the number to reach.
-        claimed: the number that the README claims, and the benchmark fails below.
+        claimed: what the benchmark fails below: what was measured, and the README says, less its spread over turns.
     """
 
     workload: str

@@ -226,9 +226,8 @@ class Method:
         federated = [n for n in names if not self.split.is_private(n)]
         received = {n: p.detach() for n, p in module.named_parameters() if n in federated}
         tensors = {n: torch.zeros_like(v) for n, v in received.items()}
-        for link in (
-            self.upload
-        ):  # a link that cannot take these parameters says so now, not after a round's training
+        # A link that cannot take these parameters says so now, not after a round's training.
+        for link in self.upload:
             tensors = link.encode(tensors, received, torch.Generator())
         self.server_optimizer.check_patterns(federated)
         for phase in self.adapt:

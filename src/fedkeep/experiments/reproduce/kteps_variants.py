@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedkeep.core.errors import RunError
 from fedkeep.experiments.reproduce.cells import Cell, Numbers, run_cells
 from fedkeep.experiments.reproduce.kteps_book import (
     METHODS,
@@ -39,13 +40,22 @@ CHOSEN_AT = {"quick": "quick", "medium": "medium", "full": "medium"}  # the scal
 
 
 def variants(request: Request) -> Path:
-    """Choose the variant with the best Ap on held-out training reviews, one seed; test it and KTEPS on all seeds."""
+    """Choose the variant with the best Ap on held-out training reviews, one seed; test it and KTEPS on all seeds.
+
+    Raises:
+        RunError: the training of every variant broke down.
+    """
     book = Book(request, "kteps-variants")
     tries = {name: _cell(book, name, CHOSEN_AT[book.scale], 0, held_out=True) for name in VARIANTS}
     run_cells([book.task(cell) for cell in tries.values()], request.workers, request.progress)
     ap = personalized(METHODS["KTEPS"])
     found = {name: ap(n) for name, cell in tries.items() for n in book.numbers({0: cell}).values()}
-    best = max((n for n in found if n != "KTEPS"), key=lambda n: found[n])
+    others = [name for name in found if name != "KTEPS"]
+    if not others:
+        raise RunError(
+            f"Training broke down for every variant; {book.folder} says why. There is none to choose."
+        )
+    best = max(others, key=lambda name: found[name])
     cells = {
         "KTEPS": book.cells(book.fdu, "KTEPS"),
         best: {seed: _cell(book, best, book.scale, seed) for seed in book.seeds},
@@ -65,7 +75,7 @@ def variants(request: Request) -> Path:
         "Variants of KTEPS",
         f"Every variant sends what KTEPS sends. The one to be tested was chosen by Ap on {HELD_OUT} training reviews "
         f"of each domain that its training left out, at the scale `{CHOSEN_AT[book.scale]}`, seed 0; test reviews "
-        f"were not looked at. Word dropout leaves out a share of 0.2 of a text's words, dropout 0.3 of the features.",
+        f"had no part in it. Word dropout leaves out a share of 0.2 of a text's words, dropout 0.3 of the features.",
         further,
     )
 
