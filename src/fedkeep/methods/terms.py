@@ -140,16 +140,17 @@ class CrossEntropy(Term):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         logits = output_of(net(params, batch), self.task)
         label = batch[self.label]
+        weight, smoothing = batch.get("weight"), self.smoothing
         if self.task is None:
-            values = nn.functional.cross_entropy(
-                logits, label, reduction="none", label_smoothing=self.smoothing
-            )
-            return example_mean(values, batch.get("weight"))
+            if weight is None:
+                return nn.functional.cross_entropy(logits, label, label_smoothing=smoothing)
+            values = nn.functional.cross_entropy(logits, label, reduction="none", label_smoothing=smoothing)
+            return example_mean(values, weight)
         keep = label >= 0
         values = nn.functional.cross_entropy(
-            logits, label.clamp_min(0), reduction="none", label_smoothing=self.smoothing
+            logits, label.clamp_min(0), reduction="none", label_smoothing=smoothing
         )
-        return example_mean(values, batch.get("weight"), keep)
+        return example_mean(values, weight, keep)
 
 
 @dataclass(frozen=True)
