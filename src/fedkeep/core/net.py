@@ -90,15 +90,17 @@ class Net:
                 )
         if rest:
             arguments = dict(batch)
-        if params is self._bound:
+        held = self._bound or {}
+        other = {} if params is held else {n: v for n, v in params.items() if held.get(n) is not v}
+        if not other and held:
             return getattr(self.module, method)(**arguments)
-        prefixed = {f"module.{name}": value for name, value in params.items()}
+        prefixed = {f"module.{name}": value for name, value in other.items()}
         return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=self._tied)
 
     def bound(self, params: Mapping[str, Tensor]) -> Bound:
         """Hold ``params`` in the module for a while (a context), so that many calls with this dict cost no swapping.
 
-        What is changed in place inside is seen by the next call; other dicts still work, at the usual cost.
+        What is changed in place inside is seen by the next call; another dict costs what it has of other tensors.
         """
         return Bound(self, params)
 
