@@ -31,9 +31,6 @@ from fedkeep.experiments.reproduce.neighbours import word_neighbours
 from fedkeep.experiments.simulate import SHARED, Run
 from fedkeep.methods.base import Predict
 
-LARGE = 4_000_000
-"""Bytes of private parameters a client, above which a run is not saved every round: that would take too long."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -207,7 +204,7 @@ def _say(text: str) -> None:
 def compute(task: Task, progress: bool | None = None) -> str:
     """Train a cell, measure it, and leave its file; one whose training breaks down leaves a file with its fault.
 
-    It goes on with a run that was interrupted, unless its private parts are too large to save every round.
+    It goes on with a run that was interrupted.
     """
     cell = task.cell
     config = cell.resolved().model_copy(update={"personalization": None})  # the curves are measured below
@@ -221,12 +218,11 @@ def compute(task: Task, progress: bool | None = None) -> str:
         "private_bytes": _private_bytes(config, data, task.data),
     }
     scratch = task.scratch / task.file.stem
-    kept = None if about["private_bytes"] > LARGE else scratch
     began = time.perf_counter()
     try:
         run = run_config(
-            config if task.alone else _for_one_core(config), data=data, folder=task.data, out=kept,
-            resume=kept is not None and (kept / "run.json").exists(), progress=progress,
+            config if task.alone else _for_one_core(config), data=data, folder=task.data, out=scratch,
+            resume=(scratch / "run.json").exists(), progress=progress,
         )  # fmt: skip
         seconds = _seconds(run, time.perf_counter() - began)
         Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress)).save(task.file)
