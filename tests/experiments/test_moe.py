@@ -27,6 +27,7 @@ from fedkeep.experiments.reproduce.moe_variants import (
     AUGMENTED,
     AUTHORS,
     FEDAVG,
+    FROM_TUNED,
     LOCAL,
     MIXTURE,
     OTHERS,
@@ -256,14 +257,14 @@ def test_variants_and_other_federations(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(moe.moe_published, "TABLE2", {0.8: TABLE2[0.8]})
     more = replace(
         TINY,
-        variants=(OTHERS[3], AUGMENTED[1]),
+        variants=(FROM_TUNED, AUGMENTED[1]),
         federations=(({"augment": True}, "augmented", (FEDAVG, AUGMENTED[2])),),
     )
     monkeypatch.setitem(moe_sheet.SIZES, "quick", more)
     images = tmp_path / "images"
     write_cifar(images / "cifar10")
     path = reproduce("moe-variants", request(images, tmp_path / "results", seeds=[0, 1]))
-    names = [v.name for v in (*PAPER, OTHERS[3], AUGMENTED[1])] + [
+    names = [v.name for v in (*PAPER, FROM_TUNED, AUGMENTED[1])] + [
         "FedAvg; augmented",
         "Mixture, augmented; augmented",
     ]

@@ -14,7 +14,9 @@ from fedkeep.experiments.reproduce.moe_results import Cell, Result, read_result
 from fedkeep.experiments.reproduce.moe_scene import NAMES, Adapting, Federation, Scene
 from fedkeep.experiments.reproduce.moe_variants import (
     AUGMENTED,
+    AUTHORS,
     FEDAVG,
+    FROM_TUNED,
     MIXTURE,
     OTHERS,
     TUNED,
@@ -39,7 +41,8 @@ class Size:
         p: the fractions of majority classes of Figures 2-4.
         train: the training sizes of Figure 5, and ``p5`` its fractions.
         variants: beside the paper's ways, of ``moe-variants``.
-        federations: other settings of FedAvg there: (what changes, label, ways of adapting).
+        federations: other settings of FedAvg there: (what changes, label, ways of adapting); none at full length, where
+            each would be as long as Table 2.
     """
 
     federation: Federation
@@ -59,15 +62,16 @@ PULLED = ({"mu": 0.01}, "FedProx", (FEDAVG, TUNED, MIXTURE))
 MOMENTUM = ({"server_momentum": 0.9}, "server momentum", (FEDAVG, TUNED, MIXTURE))
 SIZES = {
     "quick": Size(
-        Federation(30), Adapting(16, 5, 2), (0,), (0.2, 0.6, 1.0), (10, 100), (0.2, 0.6, 1.0), (OTHERS[3], AUGMENTED[2])
+        Federation(30), Adapting(16, 5, 2), (0,), (0.2, 0.6, 1.0), (10, 100), (0.2, 0.6, 1.0),
+        (FROM_TUNED, AUGMENTED[2]),
     ),
     "medium": Size(
         Federation(300), Adapting(), (0, 1), COARSE_P, (10, 50, 100), (0.2, 0.6, 1.0), (*OTHERS, *AUGMENTED),
         (AUGMENT, PULLED, MOMENTUM),
     ),
     "full": Size(
-        Federation(), Adapting(), (0, 1, 2, 3), EVERY_P, (10, 50, 100, 500), COARSE_P, (*OTHERS, *AUGMENTED),
-        (AUGMENT,),
+        Federation(), Adapting(), (0, 1, 2, 3), EVERY_P, (10, 50, 100, 500), COARSE_P,
+        (AUTHORS, FROM_TUNED, *AUGMENTED),
     ),
 }  # fmt: skip
 

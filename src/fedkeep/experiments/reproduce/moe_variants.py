@@ -63,11 +63,12 @@ FEDAVG, LOCAL = Variant("FedAvg", "fedavg"), Variant("Local", "local")
 TUNED, MIXTURE = Variant("Fine-tuned", "fine_tuned"), Variant("Mixture")
 PAPER = (FEDAVG, LOCAL, TUNED, MIXTURE)
 AUTHORS = Variant("Mixture of log-probabilities (the authors' code)", mix="logprob")
+FROM_TUNED = Variant("Mixture, local expert from the fine-tuned model", local_init="finetuned")
 OTHERS = (
     AUTHORS,
     Variant("Mixture, global expert frozen", tune_global="frozen"),
     Variant("Mixture, gate alone", tune_global="gate_only"),
-    Variant("Mixture, local expert from the fine-tuned model", local_init="finetuned"),
+    FROM_TUNED,
     Variant("Mixture, gate on confidences", gate="confidence"),
     Variant(
         "Mixture, fine-tuned local expert, gate on confidences", local_init="finetuned", gate="confidence"
