@@ -367,3 +367,13 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []
+
+
+def test_variants_that_all_break_down_are_an_error(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
+    wild = {"KTEPS": (), "too fast": (("method.optimizer.learning_rate", "1e30"),)}
+    monkeypatch.setattr(kteps_variants, "VARIANTS", wild)
+    with pytest.raises(RunError, match="broke down for every variant"):
+        reproduce("kteps-variants", request(data, tmp_path))
