@@ -264,7 +264,7 @@ def _bars(
     axes.bar(xs, heights, 0.38, yerr=yerr, color=face, edgecolor=COLOURS[0], label=who, capsize=2)
     for x, height, span in zip(xs, heights, spans, strict=True):
         place = (x, height + span)
-        text = f"{height:.1f}" if scale == 100 else f"{height:.3g}"
+        text = f"{height + 1e-9:.1f}" if scale == 100 else f"{height:.3g}"  # 84.05 is 84.0499… in binary
         axes.annotate(text, place, (0, 3), textcoords="offset points", ha="center", fontsize=8)
 
 
