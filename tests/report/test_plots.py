@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import plots
@@ -34,6 +35,12 @@ def test_every_figure_is_drawn_and_repeats(tmp_path: Path) -> None:
     for first, second in zip(made["a"], made["b"], strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
         assert len(first.read_bytes()) > 5000
+
+
+def test_a_bar_is_labelled_by_its_decimal_number() -> None:
+    axes = Figure().subplots()
+    plots._bars(axes, 0.0, [0.8405, None, 0.1234], [0.0, 0.0, 0.0], 100, "published")
+    assert [text.get_text() for text in axes.texts] == ["84.1", "12.3"]
 
 
 def test_png_by_the_ending(tmp_path: Path) -> None:
