@@ -77,8 +77,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_table2(tmp_path: Path) -> None:
-    images = tmp_path / "images"
+def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, titles, draw = tmp_path / "images", [], plots.partition_plot
+
+    def titled(*arguments: Any, title: str, **options: Any) -> Path:
+        titles.append(title)
+        return draw(*arguments, title=title, **options)
+
+    monkeypatch.setattr(plots, "partition_plot", titled)
     write_cifar(images / "cifar10")
     path = reproduce("moe-table2", request(images, tmp_path / "results", seeds=[0, 1]))
     assert path == tmp_path / "results" / "moe-table2-quick.md"
@@ -98,6 +104,7 @@ def test_table2(tmp_path: Path) -> None:
         assert word in text
     for figure in ("p0.8", "p0.9", "p1", "partition-p0.8-q0", "partition-p1-q0"):
         assert (tmp_path / "results" / "moe-table2-quick" / f"{figure}.png").stat().st_size > 5_000
+    assert titles == [f"CIFAR-10, training images, p = {p}, seed 0" for p in ("0.8", "1")]
     files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
     assert len(files) == 2 * 3 * 2  # seeds × p × (local, the rest)
     assert files[0] == "cifar10-n5-N6-p0.8-q0-s0-r1-e1-a1x1x1.json"

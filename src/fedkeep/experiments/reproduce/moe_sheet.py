@@ -222,9 +222,10 @@ def partitions(own: Sheet, folder: Path) -> list[Path]:
     from fedkeep.experiments.build import build_data
     from fedkeep.report import plots
 
-    ordered = sorted(own.cells, key=lambda pair: (pair[0].scene.p, pair[0].scene.q))
+    first = (cell.scene for cell, _ in own.cells if cell.scene.seed == own.seeds[0])
+    ordered = sorted(first, key=lambda scene: (scene.p, scene.q))
     made = []
-    for cell in dict.fromkeys((ordered[0][0].scene, ordered[-1][0].scene)):
+    for cell in dict.fromkeys((ordered[0], ordered[-1])):
         data = build_data(own.size.federation.config(cell), own.request.data)
         opted = data.columns.get("opted_in")
         out = [] if opted is None else [c for c in range(len(data)) if not opted[data.rows(c).start]]
