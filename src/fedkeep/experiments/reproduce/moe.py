@@ -94,11 +94,11 @@ def variants(request: Request) -> Path:
 
     best = max((w for w in ways if w.variant.kind == "mixture"), key=overall)
     pairs = [(best, Way(v)) for v in (MIXTURE, TUNED, LOCAL)] + [(Way(MIXTURE), Way(TUNED))]
-    pairs += [(best, w) for w in ways if w.variant.kind == "fine_tuned" and w.variant.augment]
+    pairs += [(best, w) for w in ways if w.variant.kind in ("local", "fine_tuned") and w.variant.augment]
     note = f"The best mixture by the validation images, over these p together: {best.name}."
     extra = (
-        "Augmented images are shifted by up to 4 pixels each way and mirrored at random: on the devices alone, or in "
-        "FedAvg too. Differences on the clean protocol are of the variant chosen on validation images."
+        "Augmented images are shifted by up to 4 pixels each way and mirrored at random, on the devices alone unless a "
+        "row says FedAvg. Differences on the clean protocol are of the variant chosen on validation images."
     )
     name = result_name("moe-variants", request.scale)
     text = "\n\n".join([preamble(own), extra, paired(own, scenes, pairs, note)])
