@@ -277,3 +277,13 @@ def test_padding_equals_leaving_examples_out(name: str) -> None:
 def test_a_batch_of_padding_alone_pulls_nothing() -> None:
     batch = {**example(), "weight": torch.zeros(5)}
     assert all(float(v.abs().max()) == 0 for v in slopes_of(terms.cross_entropy(), batch).values())
+
+
+@pytest.mark.parametrize("weight", [None, torch.ones(2)])
+def test_no_label_is_left_out_without_a_word(weight: Tensor | None) -> None:
+    batch = {"input": torch.ones(2, 3), "label": torch.tensor([0, -100])}
+    if weight is not None:
+        batch["weight"] = weight
+    net = Net(nn.Linear(3, 2))
+    with pytest.raises(IndexError, match="-100"):
+        terms.cross_entropy()(net, net.initial(), batch, {})

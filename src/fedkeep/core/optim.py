@@ -119,7 +119,8 @@ class Optimizer:
             groups.setdefault(self.rate(name) if self.rates else self.learning_rate, []).append(name)
         state.step += 1
         for rate, names in groups.items():
-            values, slopes = [params[n] for n in names], [grads[n].contiguous() for n in names]
+            values = [params[n] for n in names]
+            slopes = [grads[n].contiguous() for n in names]  # for the fused steps, which save more
             if self.kind == "sgd":
                 self._sgd(names, values, slopes, state, rate * scale)
             else:

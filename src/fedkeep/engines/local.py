@@ -337,7 +337,7 @@ class _Pass:
         draws = self.run.draws
         try:
             return self.phase.loss(self.run.net, self.seen, batch, received)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, IndexError, RuntimeError) as error:
             raise MethodError(
                 f"Client {draws.client!r}, round {draws.round}: the model failed on a batch of "
                 f"{len(next(iter(batch.values())))} examples: {error} Check its forward and the data's columns; "

@@ -98,7 +98,7 @@ class Pass:
             losses = self._losses(step, {**self.seen, **stacked, **leaves}, pick, batch)
         except torch.OutOfMemoryError:
             raise
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, IndexError, RuntimeError) as error:
             raise self._failed(step, error) from error
         return stacked, losses.detach(), gradients(losses.sum(), leaves)
 

@@ -114,6 +114,10 @@ def example_mean(values: Tensor, weight: Tensor | None, keep: Tensor | None = No
     return (w * values).sum() / w.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
+NO_LABEL = torch.iinfo(torch.int64).min
+"""A label that no example has: torch would leave out examples of label -100 without a word."""
+
+
 @dataclass(frozen=True)
 class CrossEntropy(Term):
     """−log softmax(net(batch))[label], the mean over examples (KTEPS eq. 5).
@@ -140,17 +144,19 @@ class CrossEntropy(Term):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
         logits = output_of(net(params, batch), self.task)
         label = batch[self.label]
-        weight, smoothing = batch.get("weight"), self.smoothing
+        weight = batch.get("weight")
         if self.task is None:
             if weight is None:
-                return nn.functional.cross_entropy(logits, label, label_smoothing=smoothing)
-            values = nn.functional.cross_entropy(logits, label, reduction="none", label_smoothing=smoothing)
-            return example_mean(values, weight)
+                return self._of(logits, label, "mean")
+            return example_mean(self._of(logits, label, "none"), weight)
         keep = label >= 0
-        values = nn.functional.cross_entropy(
-            logits, label.clamp_min(0), reduction="none", label_smoothing=smoothing
-        )
+        values = self._of(logits, label.clamp_min(0), "none")
         return example_mean(values, weight, keep)
+
+    def _of(self, logits: Tensor, label: Tensor, reduction: str) -> Tensor:
+        return nn.functional.cross_entropy(
+            logits, label, ignore_index=NO_LABEL, reduction=reduction, label_smoothing=self.smoothing
+        )
 
 
 @dataclass(frozen=True)
