@@ -190,7 +190,7 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = path.read_text(encoding="utf-8")
     assert "- FedPer: a private last layer" in text
     assert "train 2 rounds of their own" in text
-    monkeypatch.setattr(moe_methods.MethodWork, "run", lambda self: pytest.fail("computed twice"))
+    monkeypatch.setattr(moe_methods.MethodTask, "run", lambda *_: pytest.fail("computed twice"))
     before = rows
     assert rows_of(reproduce("moe-methods", request(images, out))) == before
     cell = moe_methods.MethodCell("FedPer", moe.Scene("cifar10", 0.8), 2, 1)

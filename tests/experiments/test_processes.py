@@ -52,17 +52,24 @@ def wait(folder: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asks a POSIX system who is alive")
-def test_none_outlives_the_one_that_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["killed", "interrupted", "interrupted with all"])
+def test_none_outlives_the_one_that_started_it(how: str, tmp_path: Path) -> None:
     script, seen = tmp_path / "main.py", tmp_path / "seen"
     script.write_text(MAIN)
     seen.mkdir()
     root = Path(__file__).parents[2]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    main = subprocess.Popen([sys.executable, str(script), str(seen)], env=paths)
+    main = subprocess.Popen(
+        [sys.executable, str(script), str(seen)], env=paths, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         assert _becomes(lambda: len(list(seen.iterdir())) == 2, 60)
-        main.send_signal(signal.SIGKILL)
-        main.wait(30)
+        if how == "interrupted with all":  # as a terminal does
+            os.killpg(main.pid, signal.SIGINT)
+        else:
+            main.send_signal(signal.SIGKILL if how == "killed" else signal.SIGINT)
+        said = main.communicate(timeout=30)[1].decode()
+        assert said.count("Traceback") == (how != "killed")  # its own alone
         assert _becomes(lambda: not any(_alive(int(file.name)) for file in seen.iterdir()), 30)
     finally:
         main.kill()

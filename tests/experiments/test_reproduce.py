@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,19 +72,19 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
 def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(furl, "SCENES", (scene(),))
     ran: list[str] = []
-    whole = jobs.run_job
+    whole = jobs.JobSpec.__call__
 
-    def stopped(job: jobs.JobSpec, progress: bool | None = None) -> object:
+    def stopped(job: jobs.JobSpec, **how: Any) -> object:
         if len(ran) == 2:
             raise KeyboardInterrupt
-        ran.append(job.folder.name)
-        return whole(job, progress)
+        ran.append(job.name)
+        return whole(job, **how)
 
-    monkeypatch.setattr(jobs, "run_job", stopped)
+    monkeypatch.setattr(jobs.JobSpec, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         reproduce("furl-table3", request(tmp_path))
     monkeypatch.setattr(
-        jobs, "run_job", lambda job, progress=None: (ran.append(job.folder.name), whole(job))[1]
+        jobs.JobSpec, "__call__", lambda job, **how: (ran.append(job.name), whole(job, **how))[1]
     )
     reproduce("furl-table3", request(tmp_path))
     assert len(ran) == len(set(ran))

@@ -22,7 +22,7 @@ from fedkeep.experiments.reproduce import (
     kteps_variants,
     reproduce,
 )
-from fedkeep.experiments.reproduce.cells import Numbers, Task, compute, read_numbers
+from fedkeep.experiments.reproduce.cells import Numbers, Task, read_numbers
 from fedkeep.report.results import Row, read_results
 
 WORDS = ("man", "good", "bad", "book", "film", *(f"w{n}" for n in range(300)))
@@ -64,11 +64,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the cells that are computed, in order."""
     names: list[str] = []
 
-    def counted(task: Task, progress: bool | None = None) -> str:
-        names.append(task.cell.name)
-        return compute(task, progress)
+    whole = Task.__call__
 
-    monkeypatch.setattr(cells, "compute", counted)
+    def counted(task: Task, **how: Any) -> None:
+        names.append(task.cell.name)
+        whole(task, **how)
+
+    monkeypatch.setattr(Task, "__call__", counted)
     return names
 
 
@@ -164,21 +166,23 @@ def test_bytes_and_settings_are_kept(finished: Path) -> None:
 def test_an_interrupted_table_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 
-    def stopped(task: Task, progress: bool | None = None) -> str:
+    whole = Task.__call__
+
+    def stopped(task: Task, **how: Any) -> None:
         if len(started) == 1:
             raise KeyboardInterrupt
         started.append(task.cell.name)
-        return compute(task, progress)
+        whole(task, **how)
 
     monkeypatch.setattr(kteps_book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedprox"])
-    monkeypatch.setattr(cells, "compute", stopped)
+    monkeypatch.setattr(Task, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         reproduce("kteps-table2", request(data, tmp_path))
     partly = rows(tmp_path, "kteps-table2")
     assert partly["FedAvg", "accuracy_ag"].value is not None
     assert partly["FedProx", "accuracy_ag"].value is None
     monkeypatch.setattr(
-        cells, "compute", lambda task, progress=None: (started.append(task.cell.name), compute(task))[1]
+        Task, "__call__", lambda task, **how: (started.append(task.cell.name), whole(task, **how))[1]
     )
     reproduce("kteps-table2", request(data, tmp_path))
     assert started == ["fdu-fedavg-full-0", "fdu-fedprox-full-0"]
@@ -268,7 +272,7 @@ def test_the_cells_of_the_other_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     asked: list[Task] = []
-    monkeypatch.setattr(kteps_book, "run_cells", lambda tasks, *_, **__: asked.extend(tasks))
+    monkeypatch.setattr(kteps_book, "run_tasks", lambda tasks, *_, **__: asked.extend(tasks))
     reproduce(table, request(data, tmp_path))
     assert len({task.file for task in asked}) == settings
     assert len({json.dumps(task.cell.settings(), sort_keys=True) for task in asked}) == settings
@@ -282,7 +286,7 @@ def test_the_cells_of_the_other_tables(
 def test_a_scene_without_its_folder_is_left_out(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kteps_book, "run_cells", lambda *_, **__: None)
+    monkeypatch.setattr(kteps_book, "run_tasks", lambda *_, **__: None)
     monkeypatch.setattr(kteps_book.Book, "source", lambda *_: {})
     reproduce("kteps-table3", request(data, tmp_path / "a"))
     assert {r.scene for r in read_results(tmp_path / "a" / "kteps-table3.json")} == {"FDU"}

@@ -1,10 +1,14 @@
-"""Progress of long work: a bar with rate, time left and current metrics on a terminal, nothing elsewhere."""
+"""Progress of long work: a bar with rate, time left and current metrics on a terminal, nothing elsewhere.
+
+A process that computes for another one tells it instead how far it has come.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -34,6 +38,47 @@ class Silent:
 
     def update(self, done: float, metrics: Mapping[str, float]) -> None:
         """Show nothing."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How far something has come.
+
+    Attributes:
+        title: what runs.
+        done, total: e.g. rounds.
+    """
+
+    title: str
+    done: float
+    total: int
+
+
+class Told(Silent):
+    """Tells another process how far a run has come, at most twice a second.
+
+    Args:
+        tell: tells it.
+        stand: where the run begins.
+    """
+
+    def __init__(self, tell: Callable[[Stand], None], stand: Stand) -> None:
+        self._tell, self._stand, self._last = tell, stand, time.monotonic()
+        tell(stand)
+
+    def update(self, done: float, metrics: Mapping[str, float]) -> None:
+        """Tell it, unless that has just been done."""
+        if time.monotonic() - self._last >= 0.5:
+            self._last = time.monotonic()
+            self._tell(Stand(self._stand.title, done, self._stand.total))
+
+
+_ELSEWHERE: list[Callable[[Stand], None]] = []  # who is told, in a process that computes for another
+
+
+def tell_elsewhere(tell: Callable[[Stand], None]) -> None:
+    """Let this process show no bars of its own from now on, but tell how far it has come."""
+    _ELSEWHERE[:] = [tell]
 
 
 class Bar:
@@ -78,6 +123,11 @@ class Bar:
 
 
 def make_progress(show: bool | None, title: str, total: int, done: float = 0) -> Progress:
-    """Return a bar if ``show``, or if it is None and standard error is a terminal; else nothing is shown."""
+    """Return a bar if ``show``, or if it is None and standard error is a terminal; else nothing is shown.
+
+    A process that computes for another tells that one instead.
+    """
+    if _ELSEWHERE and show is not False:
+        return Told(_ELSEWHERE[0], Stand(title, done, total))
     wanted = sys.stderr.isatty() if show is None else show
     return Bar(title, total, done) if wanted else Silent()

@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
-from fedkeep.experiments.processes import processes
 from fedkeep.experiments.reproduce.neighbours import word_neighbours
 from fedkeep.experiments.simulate import SHARED, Run
 from fedkeep.methods.base import Predict
@@ -149,88 +146,59 @@ def read_numbers(path: Path) -> Numbers:
 
 @dataclass(frozen=True)
 class Task:
-    """A cell to compute: where its data are, where its numbers go, and where it may keep its run meanwhile.
-
-    With ``alone`` it may use all cores, otherwise one.
-    """
+    """A cell to compute: where its data are, where its numbers go, and where it may keep its run meanwhile."""
 
     cell: Cell
     data: Path | None
     source: dict[str, str]
     file: Path
     scratch: Path
-    alone: bool = True
 
+    @property
+    def name(self) -> str:
+        """The cell's name, with the digest of its settings."""
+        return self.file.stem
 
-def run_cells(
-    tasks: Sequence[Task],
-    workers: int = 1,
-    progress: bool | None = None,
-    finished: Callable[[], None] | None = None,
-) -> None:
-    """Compute the cells that have no file yet, ``workers`` at a time, each in a process of its own with one thread.
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Train the cell, measure it, and leave its file; one whose training breaks down leaves its fault.
 
-    Args:
-        tasks: the cells; the same one may come several times.
-        workers: how many at a time; with 1, they run here.
-        progress: as for ``simulate``, where they run here.
-        finished: called after every cell that was computed.
-    """
-    todo = list({task.file: task for task in tasks if not task.file.exists()}.values())
-    if workers <= 1 or len(todo) <= 1:
-        for number, task in enumerate(todo, 1):
-            _say(f"cell {number} of {len(todo)}: {task.file.stem}")
-            compute(task, progress)
-            if finished is not None:
-                finished()
-        return
-    with processes(workers, fresh=True) as pool:
+        It goes on with a run that was interrupted.
+
+        Args:
+            alone: it may use all cores, otherwise one.
+            progress: as for ``simulate``.
+        """
+        cell = self.cell
+        config = cell.resolved().model_copy(update={"personalization": None})  # the curves are measured below
+        data = build_data(config, self.data)
+        about: dict[str, Any] = {
+            "cell": cell.name,
+            "settings": cell.settings(),
+            "source": self.source,
+            "commit": environment()["commit"] or "",
+            "environment": environment(),
+            "private_bytes": _private_bytes(config, data, self.data),
+        }
+        scratch = self.scratch / self.name
+        began = time.perf_counter()
         try:
-            running = [pool.submit(compute, replace(task, alone=False), False) for task in todo]
-            for number, done in enumerate(as_completed(running), 1):
-                _say(f"{number} of {len(todo)} cells finished: {done.result()}")
-                if finished is not None:
-                    finished()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            run = run_config(
+                config if alone else _for_one_core(config), data=data, folder=self.data, out=scratch,
+                resume=(scratch / "run.json").exists(), progress=progress,
+            )  # fmt: skip
+            seconds = _seconds(run, time.perf_counter() - began)
+            Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress)).save(
+                self.file
+            )
+        except NonFiniteError as error:
+            Numbers(**about, fault=str(error)).save(self.file)
+        if scratch.exists():
+            shutil.rmtree(scratch)
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def compute(task: Task, progress: bool | None = None) -> str:
-    """Train a cell, measure it, and leave its file; one whose training breaks down leaves a file with its fault.
-
-    It goes on with a run that was interrupted.
-    """
-    cell = task.cell
-    config = cell.resolved().model_copy(update={"personalization": None})  # the curves are measured below
-    data = build_data(config, task.data)
-    about: dict[str, Any] = {
-        "cell": cell.name,
-        "settings": cell.settings(),
-        "source": task.source,
-        "commit": environment()["commit"] or "",
-        "environment": environment(),
-        "private_bytes": _private_bytes(config, data, task.data),
-    }
-    scratch = task.scratch / task.file.stem
-    began = time.perf_counter()
-    try:
-        run = run_config(
-            config if task.alone else _for_one_core(config), data=data, folder=task.data, out=scratch,
-            resume=(scratch / "run.json").exists(), progress=progress,
-        )  # fmt: skip
-        seconds = _seconds(run, time.perf_counter() - began)
-        Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress)).save(task.file)
-    except NonFiniteError as error:
-        Numbers(**about, fault=str(error)).save(task.file)
-    if scratch.exists():
-        shutil.rmtree(scratch)
-    return task.file.stem
+def missing(tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that have no file yet, each once."""
+    return list({task.file: task for task in tasks if not task.file.exists()}.values())
 
 
 def _for_one_core(config: Config) -> Config:

@@ -263,7 +263,7 @@ def _cold(spec: JobSpec, folder: Path, tag: str, plots: Any) -> list[Path]:
         spec.data,
     )
     if not jobs.is_finished(held.folder):
-        jobs.run_job(held)
+        held()
     analysis = cold_start_analysis(jobs.load_job(held))
     write_analyses(held.folder, {"cold_start": analysis})
     path = folder / f"{tag}-cold-start.png"

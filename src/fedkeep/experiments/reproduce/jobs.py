@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from fedkeep.core.errors import FedkeepError, RunError
+from fedkeep.core.errors import FedkeepError, NonFiniteError, RunError
 from fedkeep.core.records import Record, read_records
 from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.processes import processes
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.tasks import run_tasks
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,29 @@ class JobSpec:
     overrides: tuple[tuple[str, str], ...]
     folder: Path
     data: Path | None
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
+        """Run it, or go on with it; None if it diverged.
+
+        Args:
+            alone: it may use all cores.
+            progress: as for ``simulate``.
+        """
+        config = parse_config(builtin_text(self.config), self.config, dict(self.overrides))
+        resume = (self.folder / "run.json").exists()
+        try:
+            return run_config(
+                config, folder=self.data, out=self.folder, resume=resume, progress=progress,
+                workers=None if alone or config.run.engine == "pooled" else 1,
+            )  # fmt: skip
+        except NonFiniteError as error:
+            (self.folder / "fault.txt").write_text(f"{error}\n", encoding="utf-8")
+            return None
 
 
 @dataclass(frozen=True)
@@ -66,46 +86,7 @@ def run_jobs(jobs: Sequence[JobSpec], workers: int = 1, progress: bool | None = 
     Raises:
         FedkeepError: a job failed for another reason than a loss that became NaN.
     """
-    todo = [job for job in jobs if not is_finished(job.folder)]
-    if workers <= 1 or len(todo) <= 1:
-        for number, job in enumerate(todo, start=1):
-            _say(f"run {number} of {len(todo)}: {job.folder.name}")
-            run_job(job, progress)
-        return
-    with processes(workers, max(1, torch.get_num_threads() // workers)) as pool:
-        for number, name in enumerate(pool.map(_quiet, todo), start=1):
-            _say(f"{number} of {len(todo)} runs finished: {name}")
-
-
-def _quiet(job: JobSpec) -> str:
-    run_job(job, False, workers=1)  # the cores are shared out among the runs already
-    return job.folder.name
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def run_job(job: JobSpec, progress: bool | None = None, workers: int | None = None) -> Run | None:
-    """Run a job, or go on with it; None if it diverged.
-
-    Args:
-        job: the run.
-        progress, workers: as for ``simulate``; ``workers`` goes to federated runs alone.
-    """
-    from fedkeep.core.errors import NonFiniteError
-
-    config = parse_config(builtin_text(job.config), job.config, dict(job.overrides))
-    resume = (job.folder / "run.json").exists()
-    try:
-        return run_config(
-            config, folder=job.data, out=job.folder, resume=resume, progress=progress,
-            workers=None if config.run.engine == "pooled" else workers,
-        )  # fmt: skip
-    except NonFiniteError as error:
-        (job.folder / "fault.txt").write_text(f"{error}\n", encoding="utf-8")
-        return None
+    run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress)
 
 
 def load_job(job: JobSpec) -> Run:

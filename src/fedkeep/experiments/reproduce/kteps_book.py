@@ -13,7 +13,8 @@ from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_names
 from fedkeep.experiments.reproduce import kteps_published as published
-from fedkeep.experiments.reproduce.cells import Cell, Numbers, Task, read_numbers, run_cells
+from fedkeep.experiments.reproduce.cells import Cell, Numbers, Task, missing, read_numbers
+from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics import ag, ap
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ class Book:
         def write() -> None:
             self._write(lines, title, about, further(), [])
 
-        run_cells(tasks, self.request.workers, self.request.progress, finished=write)
+        run_tasks(missing(tasks), self.request.workers, self.request.progress, finished=write)
         return self._write(lines, title, about, further(), figures(self.request.out / self.result))
 
     def _write(

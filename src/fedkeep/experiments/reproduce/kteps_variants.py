@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedkeep.core.errors import RunError
-from fedkeep.experiments.reproduce.cells import Cell, Numbers, run_cells
+from fedkeep.experiments.reproduce.cells import Cell, Numbers, missing
 from fedkeep.experiments.reproduce.kteps_book import (
     METHODS,
     RATIO,
@@ -16,6 +16,7 @@ from fedkeep.experiments.reproduce.kteps_book import (
     global_accuracy,
     personalized,
 )
+from fedkeep.experiments.tasks import run_tasks
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
@@ -47,7 +48,7 @@ def variants(request: Request) -> Path:
     """
     book = Book(request, "kteps-variants")
     tries = {name: _cell(book, name, CHOSEN_AT[book.scale], 0, held_out=True) for name in VARIANTS}
-    run_cells([book.task(cell) for cell in tries.values()], request.workers, request.progress)
+    run_tasks(missing([book.task(cell) for cell in tries.values()]), request.workers, request.progress)
     ap = personalized(METHODS["KTEPS"])
     found = {name: ap(n) for name, cell in tries.items() for n in book.numbers({0: cell}).values()}
     others = [name for name in found if name != "KTEPS"]

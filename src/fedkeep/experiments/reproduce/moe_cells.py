@@ -8,10 +8,8 @@ several ways start from are kept beside it.
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,6 @@ from fedkeep.experiments.build import (
 )
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.personalize import own_store
-from fedkeep.experiments.processes import processes
 from fedkeep.experiments.reproduce.moe_results import Cell, Result, read_result, write_result
 from fedkeep.experiments.reproduce.moe_variants import (
     Variant,
@@ -42,6 +39,7 @@ from fedkeep.experiments.reproduce.moe_variants import (
     mixture_model,
 )
 from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
 
 SHOWN = 200  # images a class of the balanced test set, at most
@@ -57,6 +55,7 @@ class Work:
         results: the folder of JSON files.
         runs: the folder of federated runs and experts.
         workers: processes that one cell may use; None: as ``simulate`` sees fit.
+        progress: as for ``simulate``.
     """
 
     cell: Cell
@@ -64,6 +63,7 @@ class Work:
     results: Path
     runs: Path
     workers: int | None = None
+    progress: bool | None = None
     _known: dict[str, Any] = field(default_factory=dict)
 
     def run(self, variants: Iterable[Variant]) -> None:
@@ -94,7 +94,7 @@ class Work:
         whole = rooted(self.federated(), mixed, from_given_experts(method), "global_expert.")
         first = self.experts(variant.first, adapting_method(variant.first, self.cell.adapting))
         start = {c: {f"local_expert.{n}": v for n, v in first.own(c).items()} for c in first.clients}
-        found = adapt_clients(whole, start=start, progress=False)
+        found = adapt_clients(whole, start=start, progress=self.progress)
         stopped = {c: (*first.stopped[c], *found.stopped[c][1:]) for c in found.clients}
         return replace(found, stopped=stopped)
 
@@ -113,7 +113,7 @@ class Work:
             run = rooted(federated, federated.net.module, method)
         if file.exists():
             return _loaded(run, file)
-        found = adapt_clients(run, progress=False)
+        found = adapt_clients(run, progress=self.progress)
         _keep(found, file)
         return found
 
@@ -142,8 +142,8 @@ class Work:
                 run = replace(start, server=read_tensors(final), round=cell.federation.rounds)
             else:
                 run = run_config(
-                    config, data=self.data(), out=out, resume=(out / "run.json").exists(), progress=False,
-                    workers=self.workers,
+                    config, data=self.data(), out=out, resume=(out / "run.json").exists(),
+                    progress=self.progress, workers=self.workers,
                 )  # fmt: skip
                 write_tensors(final, run.server)
             self._known["run"] = run
@@ -209,14 +209,41 @@ def _loaded(run: Run, file: Path) -> AdaptedClients:
     return AdaptedClients(run, tuple(stopped), store, stopped)
 
 
+@dataclass(frozen=True)
+class Task:
+    """Computes some variants of a cell.
+
+    Attributes:
+        cell: the cell.
+        variants: of it.
+        data, results, runs: folders, as ``Work``'s.
+    """
+
+    cell: Cell
+    variants: Sequence[Variant]
+    data: Path | None
+    results: Path
+    runs: Path
+
+    @property
+    def name(self) -> str:
+        """The cell, and its variants."""
+        return f"{self.cell.scene.slug}: {', '.join(v.name for v in self.variants)}"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Compute what is missing; see ``tasks.Task``."""
+        Work(self.cell, self.data, self.results, self.runs, None if alone else 1, progress).run(self.variants)
+
+
 def run_cells(
     cells: Sequence[tuple[Cell, Sequence[Variant]]],
     data: Path | None,
     results: Path,
     runs: Path,
     workers: int = 1,
+    progress: bool | None = None,
 ) -> None:
-    """Compute what is missing of all cells; whole cells side by side, each in a process with one thread.
+    """Compute what is missing of all cells, as ``run_tasks`` does.
 
     Local training comes first, as cells share it.
 
@@ -234,46 +261,8 @@ def run_cells(
     rest = [(cell, [v for v in variants if v.needs_federation]) for cell, variants in cells]
     for wave in (list(alone.values()), rest):
         missing = [
-            (cell, todo)
+            Task(cell, todo, data, results, runs)
             for cell, variants in wave
             if (todo := [v for v in dict.fromkeys(variants) if read_result(cell, v, results) is None])
         ]
-        alone_here = None if workers <= 1 else 1  # the cores are shared out among the cells already
-        spread([Task(Work(cell, data, results, runs, alone_here), todo) for cell, todo in missing], workers)
-
-
-@dataclass(frozen=True)
-class Task:
-    """Computes some variants of a cell when called, in this process or another."""
-
-    work: Work
-    variants: Sequence[Variant]
-
-    def __call__(self) -> str:
-        """Compute them and return the cell's name."""
-        self.work.run(self.variants)
-        return f"{self.work.cell.scene.slug}: {', '.join(v.name for v in self.variants)}"
-
-
-def spread(tasks: Sequence[Callable[[], str]], workers: int) -> None:
-    """Call tasks, ``workers`` at a time, each in a process with one thread, and say what is finished.
-
-    Raises:
-        FedkeepError: of the first that failed; those that wait are not begun.
-    """
-    if workers <= 1 or len(tasks) <= 1:
-        for number, task in enumerate(tasks, 1):
-            _tell(number, len(tasks), task())
-        return
-    with processes(workers) as pool:
-        try:
-            for number, done in enumerate(as_completed([pool.submit(task) for task in tasks]), 1):
-                _tell(number, len(tasks), done.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _tell(number: int, count: int, name: str) -> None:
-    sys.stderr.write(f"{number} of {count} cells finished: {name}\n")
-    sys.stderr.flush()
+        run_tasks(missing, workers, progress)

@@ -22,7 +22,6 @@ from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.build import build_data, build_model
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproduce import moe_published
-from fedkeep.experiments.reproduce.moe_cells import spread
 from fedkeep.experiments.reproduce.moe_results import VERSION
 from fedkeep.experiments.reproduce.moe_scene import Federation, Scene
 from fedkeep.experiments.reproduce.moe_sheet import (
@@ -37,6 +36,7 @@ from fedkeep.experiments.reproduce.moe_sheet import (
 )
 from fedkeep.experiments.reproduce.moe_variants import PAPER
 from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import (
     Method,
     apfl,
@@ -162,28 +162,31 @@ def read_method(cell: MethodCell, folder: Path) -> dict[str, float] | None:
 
 
 @dataclass(frozen=True)
-class MethodWork:
-    """Computes a cell when called, in this process or another.
+class MethodTask:
+    """Computes a cell.
 
     Attributes:
         cell: the cell.
         data: the folder of real data.
         results, runs: folders.
-        workers: as for ``simulate``.
     """
 
     cell: MethodCell
     data: Path | None
     results: Path
     runs: Path
-    workers: int | None = None
 
-    def __call__(self) -> str:
-        """Compute the cell, leave its file, and return its name."""
-        run = self.run()
+    @property
+    def name(self) -> str:
+        """The scene and the method."""
+        return f"{self.cell.scene.slug}: {self.cell.name}"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Compute the cell and leave its file; see ``tasks.Task``."""
+        run = self.run(None if alone else 1, progress)
         valid, test = (_curve(run.history, split) for split in ("valid", "test"))
         if METHODS[self.cell.name].adapts:
-            found = adapt_clients(run, progress=False)
+            found = adapt_clients(run, progress=progress)
             valid, test = ({run.round: found.evaluate(split)[METRIC]} for split in ("valid", "test"))
         best = max(valid, key=lambda number: (valid[number], -number))
         content = {
@@ -195,18 +198,17 @@ class MethodWork:
         self.results.mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
         write_whole(self.cell.file(self.results), f"{text}\n".encode())
-        return f"{self.cell.scene.slug}: {self.cell.name}"
 
-    def run(self) -> Run:
-        """Train, or go on with a run that was stopped."""
+    def run(self, workers: int | None = None, progress: bool | None = None) -> Run:
+        """Train, or go on with a run that was stopped; the arguments are ``simulate``'s."""
         cell = self.cell
         config = Federation(cell.rounds).config(cell.scene)
         data = build_data(config, self.data)
         out = self.runs / cell.file(self.results).stem
         return simulate(
             build_model(config, data), cell.method(), data, rounds=cell.rounds, cohort=cell.scene.clients,
-            seed=cell.scene.seed, out=out, resume=(out / "run.json").exists(), name=cell.name, progress=False,
-            evaluate_every=max(1, cell.rounds // 50), workers=self.workers,
+            seed=cell.scene.seed, out=out, resume=(out / "run.json").exists(), name=cell.name, progress=progress,
+            evaluate_every=max(1, cell.rounds // 50), workers=workers,
         )  # fmt: skip
 
 
@@ -230,9 +232,10 @@ def table(request: Request) -> Path:
         for scene in scenes
         for seed in own.seeds
     }
-    runs, alone = request.out / "runs" / "moe", None if request.workers <= 1 else 1
+    runs = request.out / "runs" / "moe"
     missing = [c for c in cells.values() if read_method(c, own.folder) is None]
-    spread([MethodWork(c, request.data, own.folder, runs, alone) for c in missing], request.workers)
+    todo = [MethodTask(c, request.data, own.folder, runs) for c in missing]
+    run_tasks(todo, request.workers, request.progress)
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:

@@ -132,7 +132,8 @@ class Sheet:
                 "FEDKEEP_DATA."
             )
         run_cells(
-            self.cells, self.request.data, self.folder, self.request.out / "runs" / "moe", self.request.workers
+            self.cells, self.request.data, self.folder, self.request.out / "runs" / "moe", self.request.workers,
+            self.request.progress,
         )  # fmt: skip
 
     def values(self, scene: Scene, way: Way, split: str) -> dict[int, float]:

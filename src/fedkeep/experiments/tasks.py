@@ -1,0 +1,213 @@
+"""Long tasks, one after another or side by side, and what is seen of them meanwhile.
+
+Side by side, each has a process of its own with one thread, and its progress is shown here: a bar for each on a
+terminal, else a line for each that finishes and one now and then for those that run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import as_completed
+from multiprocessing.queues import SimpleQueue
+from typing import Any, Protocol
+
+from fedkeep.core.errors import FedkeepError
+from fedkeep.experiments.processes import processes
+from fedkeep.experiments.progress import Stand, tell_elsewhere
+
+EVERY = 300.0  # seconds between two lines about what runs
+
+
+class Task(Protocol):
+    """Something that takes long and keeps what it makes by itself; it can travel to another process."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def __call__(self, *, alone: bool, progress: bool | None) -> object:
+        """Compute; ``alone``: all cores may be used, else one; ``progress``: as for ``simulate``."""
+        ...
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    workers: int = 1,
+    progress: bool | None = None,
+    finished: Callable[[], None] | None = None,
+) -> None:
+    """Compute tasks, ``workers`` at a time.
+
+    Args:
+        tasks: in the order in which they begin.
+        workers: how many at a time; with 1, they run in this process.
+        progress: whether bars are shown; None: if standard error is a terminal.
+        finished: called after every task.
+
+    Raises:
+        FedkeepError: of the first that failed, after those that ran beside it; those that wait are not begun.
+        RunError: a process was killed.
+    """
+    if workers <= 1 or len(tasks) <= 1:
+        for number, task in enumerate(tasks, 1):
+            _say(f"{number} of {len(tasks)}: {task.name}")
+            task(alone=True, progress=progress)
+            if finished is not None:
+                finished()
+        return
+    queue: SimpleQueue[Any] = multiprocessing.get_context("spawn").SimpleQueue()
+    board = (
+        _Bars(len(tasks)) if (sys.stderr.isatty() if progress is None else progress) else _Lines(len(tasks))
+    )
+    listener = threading.Thread(target=_listen, args=(queue, board), name="progress of tasks", daemon=True)
+    listener.start()
+    try:
+        with processes(workers, begin=_know, given=(queue,), fresh=True) as pool:
+            running = {pool.submit(_work, task): task.name for task in tasks}
+            for done in as_completed(running):
+                if isinstance(done.exception(), FedkeepError):
+                    board.failed(running[done])
+                done.result()
+                board.finished(running[done])
+                if finished is not None:
+                    finished()
+    finally:
+        queue.put(None)
+        listener.join()
+        board.close()
+
+
+_QUEUE: list[SimpleQueue[Any]] = []  # of a worker process
+
+
+def _know(queue: SimpleQueue[Any]) -> None:
+    _QUEUE[:] = [queue]
+
+
+def _work(task: Task) -> None:
+    (queue,) = _QUEUE
+    tell_elsewhere(lambda stand: queue.put((task.name, stand)))
+    task(alone=False, progress=None)
+
+
+def _listen(queue: SimpleQueue[Any], board: _Board) -> None:
+    while (message := queue.get()) is not None:
+        board.told(*message)
+
+
+class _Board:
+    """Shows how far tasks have come; safe to call from several threads."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.number, self.began = count, 0, time.monotonic()
+        self.running: dict[str, Stand] = {}
+        self.over: set[str] = set()
+        self.lock = threading.Lock()
+
+    def told(self, name: str, stand: Stand) -> None:
+        """Take note of how far a task has come; what comes late is not shown."""
+        with self.lock:
+            if name not in self.over:
+                self.running[name] = stand
+                self.show(name)
+
+    def finished(self, name: str) -> None:
+        """Say that a task is finished."""
+        with self.lock:
+            self.number += 1
+            self.leave(name)
+            self.say(f"{self.number} of {self.count} finished after {self.after()}: {name}")
+
+    def failed(self, name: str) -> None:
+        """Say that a task failed, as others may run on for long before its error is shown."""
+        with self.lock:
+            self.leave(name)
+            others = ", ".join(self.running)
+            self.say(f"{name} failed." + (f" Still running: {others}." if others else ""))
+
+    def after(self) -> str:
+        """Return the time since the first task began."""
+        from fedkeep.report.wording import duration
+
+        return duration(time.monotonic() - self.began)
+
+    def leave(self, name: str) -> None:
+        """Forget a task."""
+        self.over.add(name)
+        self.running.pop(name, None)
+
+    def show(self, name: str) -> None:
+        """Show a running task's progress."""
+        raise NotImplementedError
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        _say(text)
+
+    def close(self) -> None:
+        """Stop showing."""
+
+
+class _Lines(_Board):
+    """Lines of text."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.last = self.began
+
+    def show(self, name: str) -> None:
+        if time.monotonic() - self.last < EVERY:
+            return
+        self.last = time.monotonic()
+        where = (f"{task}: {s.title}, {s.done:g} of {s.total}" for task, s in self.running.items())
+        self.say(f"after {self.after()}: {'; '.join(where)}")
+
+
+class _Bars(_Board):
+    """A bar for every running task and one for all."""
+
+    def __init__(self, count: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__(count)
+        self.rich = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )  # fmt: skip
+        self.bars: dict[tuple[str, str], Any] = {}
+        self.all = self.rich.add_task("all", total=count)
+        self.rich.start()
+
+    def show(self, name: str) -> None:
+        stand = self.running[name]
+        key = (name, stand.title)
+        if key not in self.bars:
+            self._drop(name)
+            self.bars[key] = self.rich.add_task(f"{name}: {stand.title}", total=stand.total)
+        self.rich.update(self.bars[key], completed=int(stand.done))
+
+    def leave(self, name: str) -> None:
+        super().leave(name)
+        self._drop(name)
+        self.rich.update(self.all, completed=self.number)
+
+    def _drop(self, name: str) -> None:
+        for key in [key for key in self.bars if key[0] == name]:
+            self.rich.remove_task(self.bars.pop(key))
+
+    def say(self, text: str) -> None:
+        self.rich.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self.rich.stop()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
