@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from fedkeep.experiments.reproduce.moe_variants import (
     MIXTURE,
     OTHERS,
     PAPER,
+    TUNED,
 )
 from fedkeep.report import plots, sweeps
 from tests.experiments.moe_images import write_cifar, write_fashion
@@ -173,7 +175,37 @@ def test_figure_4_is_fashion(tmp_path: Path) -> None:
         for q in ("", ", q = 0.9")
         for protocol in ("paper's protocol", "clean protocol")
     }
-    assert "JPEG" not in path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    assert "JPEG" not in text
+    assert "The paper: 1,500 rounds; 200 epochs, measured every 5, 10 without improvement. This scale" in text
+    assert text.count("Mixture − Fine-tuned") == text.count("Mixture − Local") == 2 * 2  # protocols × q
+    assert text.count("| q = 0.9 | Fine-tuned |") == text.count("| q = 0.9 | Mixture |") == 2
+    assert text.index("Opt-out factor q = 0.\n") < text.index("Opt-out factor q = 0.9.\n")
+
+
+def test_differences_by_hand() -> None:
+    found = {
+        ("Fine-tuned", 0.0): {0: 0.5, 1: 0.75}, ("Fine-tuned", 0.9): {0: 0.25, 1: 0.625}, ("Mixture", 0.0): {0: 0.625},
+        ("Mixture", 0.9): {0: 0.5, 1: 0.25},
+    }  # fmt: skip
+    own: Any = SimpleNamespace(
+        values=lambda scene, way, split: found[way.name, scene.q] if split == "test" else {}
+    )
+    scenes = {q: [moe_scene.Scene(p=0.6, q=q)] for q in (0.0, 0.9)}
+    tuned, mixed = moe_sheet.Way(TUNED), moe_sheet.Way(MIXTURE)
+    falls = moe_sheet.falls(own, scenes, [tuned, mixed]).splitlines()
+    assert "change in points from q = 0" in falls[0]
+    assert falls[2:] == [
+        "| paper's protocol | q = 0.9 | Fine-tuned | – |",
+        "| paper's protocol | q = 0.9 | Mixture | – |",
+        "| clean protocol | q = 0.9 | Fine-tuned | −18.75 ± 8.84 |",  # −25 and −12.5
+        "| clean protocol | q = 0.9 | Mixture | −12.50 |",  # of the one seed that both have
+    ]
+    gaps = moe_sheet.paired(own, scenes[0.9], [(mixed, tuned)]).splitlines()
+    assert gaps[2:] == [
+        "| paper's protocol | Mixture − Fine-tuned | – |",
+        "| clean protocol | Mixture − Fine-tuned | −6.25 ± 44.19 |",  # 25 and −37.5
+    ]
 
 
 def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

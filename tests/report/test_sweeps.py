@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.report.sweeps import difference_maps, sweep_panels
+from fedkeep.report.sweeps import _columns, difference_maps, sweep_panels
 
 PANELS = {
     "q = 0": {
@@ -84,3 +84,7 @@ def test_refusals(tmp_path: Path) -> None:
         difference_maps({"a": {}}, tmp_path / "a.png", metric="accuracy", across="p", down="n", label="d")
     with pytest.raises(ConfigError, match="saved as .png or .svg; got 'a.pdf'"):
         sweep_panels(PANELS, tmp_path / "a.pdf", metric="accuracy", setting="p")
+
+
+def test_a_legends_lines_are_alike_in_length() -> None:
+    assert [_columns(entries) for entries in (1, 2, 4, 5, 6, 7, 8, 9)] == [1, 2, 4, 3, 3, 4, 4, 3]

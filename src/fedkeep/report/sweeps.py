@@ -67,8 +67,13 @@ def sweep_panels(
         for axes in every:
             axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         handles, labels = every[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 4))
+        figure.legend(handles, labels, loc="outside lower center", ncols=_columns(len(names)))
         return _save(figure, path)
+
+
+def _columns(entries: int, most: int = 4) -> int:
+    """Return the columns of a legend whose lines are alike in length."""
+    return math.ceil(entries / math.ceil(entries / most))
 
 
 def difference_maps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,21 +200,55 @@ def differences(own: Sheet, scene: Scene, one: Way, other: Way, split: str) -> l
 
 def paired(own: Sheet, scenes: Sequence[Scene], pairs: Sequence[tuple[Way, Way]], note: str = "") -> str:
     """Return Markdown: a table of differences between ways, paired by seed, in both protocols."""
-    from fedkeep.report.tables import Table, mean_std, to_markdown
-    from fedkeep.report.wording import MISSING
+    from fedkeep.report.tables import Table, to_markdown
 
     lines = []
     for split, protocol in PROTOCOLS.items():
         for one, other in pairs:
-            cells = []
-            for scene in scenes:
-                mean, std = mean_std(100 * d for d in differences(own, scene, one, other, split))
-                spread = "" if std is None else f" ± {std:.2f}"
-                cells.append(MISSING if math.isnan(mean) else f"{mean:+.2f}{spread}".replace("-", "−"))
+            cells = [_points(differences(own, scene, one, other, split)) for scene in scenes]
             if one != other:
                 lines.append((protocol, f"{one.name} − {other.name}", *cells))
     columns = ("protocol", "difference in points, paired by seed", *(f"p = {s.p:g}" for s in scenes))
     return to_markdown(Table(columns, tuple(dict.fromkeys(lines)), left=2, note=note))
+
+
+def falls(own: Sheet, scenes: Mapping[float, Sequence[Scene]], ways: Sequence[Way]) -> str:
+    """Return Markdown: what ways lose where clients opt out, against the first factor's scenes, in both protocols.
+
+    Args:
+        own: the sheet.
+        scenes: by opt-out factor, at the same fractions p.
+        ways: whose losses.
+    """
+    from fedkeep.report.tables import Table, to_markdown
+
+    (first, usual), *others = scenes.items()
+    lines = []
+    for split, protocol in PROTOCOLS.items():
+        for q, group in others:
+            for way in ways:
+                cells = []
+                for before, after in zip(usual, group, strict=True):
+                    known, left = own.values(before, way, split), own.values(after, way, split)
+                    cells.append(_points(left[seed] - known[seed] for seed in left if seed in known))
+                lines.append((protocol, f"q = {q:g}", way.name, *cells))
+    columns = (
+        "protocol",
+        "opted out",
+        f"change in points from q = {first:g}",
+        *(f"p = {s.p:g}" for s in usual),
+    )
+    return to_markdown(Table(columns, tuple(lines), left=3))
+
+
+def _points(differences: Iterable[float]) -> str:
+    """Return the mean of differences of fractions, in points, and their deviation."""
+    from fedkeep.report.tables import mean_std
+    from fedkeep.report.wording import MISSING
+
+    mean, std = mean_std(100 * d for d in differences)
+    spread = "" if std is None else f" ± {std:.2f}"
+    return MISSING if math.isnan(mean) else f"{mean:+.2f}{spread}".replace("-", "−")
 
 
 def partitions(own: Sheet, folder: Path) -> list[Path]:
@@ -244,12 +278,11 @@ def preamble(own: Sheet) -> str:
     """Return Markdown that says what was run."""
     f, a, scenes = own.size.federation, own.size.adapting, [cell.scene for cell, _ in own.cells]
     scene = scenes[0]
-    paper = (f.rounds, a) == (Federation().rounds, Adapting())
     text = f"""
 FedAvg: {f.rounds:,} rounds of {f.epochs} local epochs, batch {f.batch_size}, Adam {f.learning_rate:g}; on the devices
 at most {a.epochs} epochs, the loss on the client's validation images measured every {a.every} epochs, stopped after
 {a.patience} measurements without improvement, best weights kept.
-{"As in the paper." if paper else f"The paper: {Federation().rounds:,} rounds and {Adapting()}; this scale cuts them."}
+{_cuts(f, a)}
 Accuracy is the mean over clients, each on images drawn with its own majority classes: {scene.valid} validation images
 ("{PROTOCOLS["valid"]}": the same that stop training, so the numbers are optimistic) and {scene.test} others
 ("{PROTOCOLS["test"]}"). Opted-out clients are fine-tuned and counted like all.
@@ -264,6 +297,15 @@ the last); counts are rounded, not truncated; networks as in the authors' code o
             "accuracies are close to, but not comparable digit for digit with, those on the originals.\n"
         )
     return text
+
+
+def _cuts(federation: Federation, adapting: Adapting) -> str:
+    """Return a sentence: what a scale cuts."""
+    usual, full = Federation(), Adapting()
+    cut = [f"{usual.rounds:,} rounds"] if federation.rounds != usual.rounds else []
+    if adapting != full:
+        cut.append(f"{full.epochs} epochs, measured every {full.every}, {full.patience} without improvement")
+    return f"The paper: {'; '.join(cut)}. This scale cuts that." if cut else "As in the paper."
 
 
 def result_name(name: str, scale: str) -> str:
