@@ -180,7 +180,7 @@ def test_figure_4_is_fashion(tmp_path: Path) -> None:
     assert "The paper: 1,500 rounds; 200 epochs, measured every 5, 10 without improvement. This scale" in text
     assert text.count("Mixture − Fine-tuned") == text.count("Mixture − Local") == 2 * 2  # protocols × q
     assert text.count("| q = 0.9 | Fine-tuned |") == text.count("| q = 0.9 | Mixture |") == 2
-    assert text.index("Opt-out factor q = 0.\n") < text.index("Opt-out factor q = 0.9.\n")
+    assert text.index("Opt-out factor q = 0:\n") < text.index("Opt-out factor q = 0.9:\n")
 
 
 def test_differences_by_hand() -> None:

@@ -146,12 +146,9 @@ def _against_p(request: Request, name: str, dataset: str, train: int, qs: Sequen
     parts: list[Part] = [(f"opt-out factor q = {q:g}", group, ways) for q, group in scenes.items()]
     own.run()
     extra = ["The paper prints curves without numbers."]
-    extra += [
-        paired(
-            own, group, [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))], f"Opt-out factor q = {q:g}."
-        )
-        for q, group in scenes.items()
-    ]
+    pairs = [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))]
+    for q, group in scenes.items():
+        extra += [f"Opt-out factor q = {q:g}:", paired(own, group, pairs).rstrip()]
     extra.append(falls(own, scenes, [Way(v) for v in (FEDAVG, TUNED, MIXTURE)]))
     return _sweep(own, name, parts, {}, "\n\n".join(extra))
 
