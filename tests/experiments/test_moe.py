@@ -40,7 +40,7 @@ from tests.experiments.moe_images import write_cifar, write_fashion
 
 TINY = replace(
     moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1), p=(0.6,), train=(4, 6),
-    p5=(0.6,),
+    p5=(0.6,), small=Federation(1, 1),
 )  # fmt: skip
 
 

@@ -117,6 +117,7 @@ def difference_maps(
                 for j, value in enumerate(values):
                     if math.isfinite(value):
                         text = f"{value:+.1f}".replace("-", "−")
+                        text = text[1:] if text[1:] == "0.0" else text
                         colour = "white" if abs(value) > 0.65 * most else "#1d2328"
                         axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
             axes.set_facecolor(GREY)  # shows where a cell is missing

@@ -196,7 +196,7 @@ def figure5(request: Request) -> Path:
     size = SIZES[request.scale]
     scenes = [Scene(d, p, train=n) for d in ("cifar10", "fashion_mnist") for n in size.train for p in size.p5]
     ways = [Way(v) for v in PAPER]
-    own = sheet(request, scenes, ways)
+    own = sheet(request, scenes, ways, size.small)
     own.run()
     rows, figures, result = [], [], result_name("moe-figure5", request.scale)
     for split in PROTOCOLS:

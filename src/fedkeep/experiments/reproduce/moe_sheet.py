@@ -39,7 +39,7 @@ class Size:
         federation, adapting: settings.
         seeds: by default.
         p: the fractions of majority classes of Figures 2-4.
-        train: the training sizes of Figure 5, and ``p5`` its fractions.
+        train: the training sizes of Figure 5, ``p5`` its fractions, and ``small`` its FedAvg: small sets are quick.
         variants: beside the paper's ways, of ``moe-variants``.
         federations: other settings of FedAvg there: (what changes, label, ways of adapting); none at full length, where
             each would be as long as Table 2.
@@ -51,6 +51,7 @@ class Size:
     p: tuple[float, ...]
     train: tuple[int, ...]
     p5: tuple[float, ...]
+    small: Federation
     variants: tuple[Variant, ...]
     federations: tuple[tuple[dict[str, Any], str, tuple[Variant, ...]], ...] = ()
 
@@ -63,15 +64,15 @@ MOMENTUM = ({"server_momentum": 0.9}, "server momentum", (FEDAVG, TUNED, MIXTURE
 SIZES = {
     "quick": Size(
         Federation(30), Adapting(16, 5, 2), (0,), (0.2, 0.6, 1.0), (10, 100), (0.2, 0.6, 1.0),
-        (FROM_TUNED, AUGMENTED[2]),
+        Federation(30), (FROM_TUNED, AUGMENTED[2]),
     ),
     "medium": Size(
-        Federation(300), Adapting(), (0, 1), COARSE_P, (10, 50, 100), (0.2, 0.6, 1.0), (*OTHERS, *AUGMENTED),
-        (AUGMENT, PULLED, MOMENTUM),
+        Federation(300), Adapting(), (0, 1), COARSE_P, (10, 50, 100), (0.2, 0.6, 1.0), Federation(),
+        (*OTHERS, *AUGMENTED), (AUGMENT, PULLED, MOMENTUM),
     ),
     "full": Size(
         Federation(), Adapting(), (0, 1, 2, 3), EVERY_P, (10, 50, 100, 500), COARSE_P,
-        (AUTHORS, FROM_TUNED, *AUGMENTED),
+        Federation(), (AUTHORS, FROM_TUNED, *AUGMENTED),
     ),
 }  # fmt: skip
 
@@ -154,9 +155,12 @@ def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
     return tuple(request.seeds) if request.seeds is not None else size.seeds
 
 
-def sheet(request: Request, scenes: Iterable[Scene], ways: Sequence[Way]) -> Sheet:
-    """Return the cells of these scenes for all seeds of a scale."""
+def sheet(
+    request: Request, scenes: Iterable[Scene], ways: Sequence[Way], federation: Federation | None = None
+) -> Sheet:  # fmt: skip
+    """Return the cells of these scenes for all seeds of a scale; ``federation`` replaces the scale's FedAvg."""
     size = SIZES[request.scale]
+    size = replace(size, federation=federation or size.federation)
     by_federation: dict[Federation, list[Variant]] = {}
     for way in ways:
         by_federation.setdefault(way.federation or size.federation, []).append(way.variant)
