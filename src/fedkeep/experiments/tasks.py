@@ -10,6 +10,7 @@ import multiprocessing
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from multiprocessing.queues import SimpleQueue
@@ -100,7 +101,7 @@ def _listen(queue: SimpleQueue[Any], board: _Board) -> None:
         board.told(*message)
 
 
-class _Board:
+class _Board(ABC):
     """Shows how far tasks have come; safe to call from several threads."""
 
     def __init__(self, count: int) -> None:
@@ -141,14 +142,15 @@ class _Board:
         self.over.add(name)
         self.running.pop(name, None)
 
+    @abstractmethod
     def show(self, name: str) -> None:
         """Show a running task's progress."""
-        raise NotImplementedError
 
     def say(self, text: str) -> None:
         """Write a line."""
         _say(text)
 
+    @abstractmethod
     def close(self) -> None:
         """Stop showing."""
 
@@ -166,6 +168,9 @@ class _Lines(_Board):
         self.last = time.monotonic()
         where = (f"{task}: {s.title}, {s.done:g} of {s.total}" for task, s in self.running.items())
         self.say(f"after {self.after()}: {'; '.join(where)}")
+
+    def close(self) -> None:
+        """Lines stay as they are."""
 
 
 class _Bars(_Board):
