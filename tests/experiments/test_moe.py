@@ -225,14 +225,22 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(moe_methods.MethodTask, "run", lambda *_: pytest.fail("computed twice"))
     before = rows
     assert rows_of(reproduce("moe-methods", request(images, out))) == before
+    lines = text.splitlines()
+    (clean,) = [r["value"] for r in rows if r["method"] == "FedPer" and "clean" in r["scene"]]
+    assert f"| FedPer | {100 * clean:.1f} | {100 * clean:.1f} |" in lines  # one p: its mean too
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][
+        1 : 1 + len(names)
+    ] == names
     cell = moe_methods.MethodCell("FedPer", moe.Scene("cifar10", 0.8), 2, 1)
     file = json.loads(cell.file(out / "moe").read_text(encoding="utf-8"))
     best = max(file["curve"], key=lambda point: (point[1], -point[0]))
     assert [file["round"], file["valid"], file["test"]] == best
     assert file["curve"][-1][1:] == [file["last_valid"], file["last_test"]]
-    (found,) = [r["value"] for r in rows if r["method"] == "FedPer" and "clean" in r["scene"]]
-    assert found == file["test"]
+    assert clean == file["test"]
     assert moe_methods.read_method(replace(cell, learning_rate=1e-3), out / "moe") is None
+    cell.file(out / "moe").write_text(json.dumps({**file, "commit": "of then"}), encoding="utf-8")
+    again = rows_of(reproduce("moe-methods", request(images, out)))
+    assert {r["commit"] for r in again if r["method"] == "FedPer"} == {"of then"}
     cell.file(out / "moe").write_text("{}", encoding="utf-8")
     with pytest.raises(
         RunError, match=r"fedper-r2-e1\.json are damaged: 'valid'. Restore or delete the file"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ from fedkeep.methods.pfl_da import AddGate
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
+    from fedkeep.report.results import Row
 
 HEAD, ENCODER = "out.*", ("conv1.*", "conv2.*", "fc1.*")
 ROUNDS = {"quick": 10, "medium": 150, "full": 500}
@@ -143,8 +144,22 @@ class MethodCell:
         return METHODS[self.name].make(**options)
 
 
-def read_method(cell: MethodCell, folder: Path) -> dict[str, float] | None:
-    """Return a result that is there for the same settings: ``valid`` and ``test`` at the best and at the last round.
+@dataclass(frozen=True)
+class Found:
+    """A cell's result: mean accuracy over clients.
+
+    Attributes:
+        valid, test: at the round that is best on the validation images.
+        commit: of the code that computed it; empty where unknown.
+    """
+
+    valid: float
+    test: float
+    commit: str
+
+
+def read_method(cell: MethodCell, folder: Path) -> Found | None:
+    """Return a result that is there for the same settings.
 
     Raises:
         RunError: the file is damaged.
@@ -154,7 +169,7 @@ def read_method(cell: MethodCell, folder: Path) -> dict[str, float] | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = {n: float(content[n]) for n in ("valid", "test", "last_valid", "last_test")}
+        found = Found(float(content["valid"]), float(content["test"]), str(content["commit"]))
         settings = content["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"The results {path} are damaged: {error}. Restore or delete the file.") from error
@@ -242,25 +257,43 @@ def table(request: Request) -> Path:
             published = moe_published.TABLE2[scene.p] if split == "valid" else {}
             rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
             for name in METHODS:
-                values = _values(cells, name, scene, own.seeds, split, own.folder)
+                found = {n: read_method(cells[name, scene, n], own.folder) for n in own.seeds}
+                known = {seed: f for seed, f in found.items() if f is not None}
+                values = {seed: f.valid if split == "valid" else f.test for seed, f in known.items()}
+                commits = ", ".join(dict.fromkeys(f.commit for f in known.values() if f.commit))
                 rows.append(
                     over_seeds(
-                        scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commit() or ""
+                        scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commits
                     )
                 )  # fmt: skip
     text = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
     extra = (
         f"FedProx to PFL-DA train {rounds:,} rounds of their own, all clients in each, and are judged at the round "
-        f"that is best on the validation images; FedProx and FedMMD have one global model. Settings:\n\n{text}"
+        f"that is best on the validation images; FedProx and FedMMD have one global model. No method's settings were "
+        f"searched:\n\n{text}"
     )
     name = result_name("moe-methods", request.scale)
     title = "Personalised methods on the mixture of experts' scenes"
-    return write_results(request.out, name, rows, title=title, preamble=f"{preamble(own)}\n\n{extra}")[1]
+    return write_results(
+        request.out,
+        name,
+        rows,
+        title=title,
+        preamble=f"{preamble(own)}\n\n{extra}\n\n{_together(rows, scenes)}",
+    )[1]
 
 
-def _values(
-    cells: Mapping[tuple[str, Scene, int], MethodCell], name: str, scene: Scene, seeds: Sequence[int], split: str,
-    folder: Path,
-) -> dict[int, float]:  # fmt: skip
-    found = {seed: read_method(cells[name, scene, seed], folder) for seed in seeds}
-    return {seed: values[split] for seed, values in found.items() if values is not None}
+def _together(rows: Sequence[Row], scenes: Sequence[Scene]) -> str:
+    """Return Markdown: the clean protocol in one table, a method a row."""
+    from fedkeep.report.tables import Table, to_markdown
+    from fedkeep.report.wording import MISSING
+
+    known = {(r.method, r.scene): r.value for r in rows}
+    lines = []
+    for name in dict.fromkeys(r.method for r in rows):
+        values = [known[name, scene_name(scene, "test")] for scene in scenes]
+        whole = [v for v in values if v is not None]
+        mean = sum(whole) / len(values) if len(whole) == len(values) else None
+        lines.append((name, *(MISSING if v is None else f"{100 * v:.1f}" for v in (*values, mean))))
+    columns = ("accuracy (%), clean protocol", *(f"p = {s.p:g}" for s in scenes), "mean")
+    return to_markdown(Table(columns, tuple(lines)))
