@@ -266,21 +266,16 @@ def table(request: Request) -> Path:
                         scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commits
                     )
                 )  # fmt: skip
-    text = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
+    settings = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
     extra = (
         f"FedProx to PFL-DA train {rounds:,} rounds of their own, all clients in each, and are judged at the round "
         f"that is best on the validation images; FedProx and FedMMD have one global model. No method's settings were "
-        f"searched:\n\n{text}"
+        f"searched:\n\n{settings}"
     )
     name = result_name("moe-methods", request.scale)
     title = "Personalised methods on the mixture of experts' scenes"
-    return write_results(
-        request.out,
-        name,
-        rows,
-        title=title,
-        preamble=f"{preamble(own)}\n\n{extra}\n\n{_together(rows, scenes)}",
-    )[1]
+    text = f"{preamble(own)}\n\n{extra}\n\n{_together(rows, scenes)}"
+    return write_results(request.out, name, rows, title=title, preamble=text)[1]
 
 
 def _together(rows: Sequence[Row], scenes: Sequence[Scene]) -> str:
