@@ -343,13 +343,15 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
-    tried = ("KTEPS", "linear schedule", "word dropout and dropout")
+    monkeypatch.setattr(kteps_variants, "SHORTER", (("run.rounds", "1"),))
+    tried = ("KTEPS", "linear schedule", "dropout")
     monkeypatch.setattr(kteps_variants, "VARIANTS", {n: kteps_variants.VARIANTS[n] for n in tried})
     shutil.copytree(finished / "kteps", tmp_path / "kteps")
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     slugs = [n.replace(" ", "-").lower() for n in tried]
-    assert computed[:3] == [f"fdu-variant-{slug}-held-out-medium-0" for slug in slugs]
+    assert computed[:3] == [f"fdu-variant-{slug}-held-out-full-0" for slug in slugs]
     choosing = [read_numbers(next((tmp_path / "kteps").glob(f"{name}-*"))) for name in computed[:3]]
+    assert [n.rounds for n in choosing] == [1, 1, 1]
     curves = [np.array(list(n.curves["0.01"]["own"].values())) for n in choosing]
     assert all(
         np.allclose(c * 3, (c * 3).round(), atol=1e-5) for c in curves
@@ -366,7 +368,7 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     sent = {
         read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("*-full-*") if "kteps-full" in p.name
     }
-    own = {read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("fdu-variant-*-full-*")}
+    own = {read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob(f"{computed[3]}-*")}
     assert sent == own  # the same bytes
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
