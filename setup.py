@@ -12,7 +12,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("src", "fedkeep", "kernels")
-SOURCES = [str(KERNELS / name) for name in ("entry.cpp", "recurrent.cpp", "convolution.cpp", "linear.cpp")]
+SOURCES = sorted(str(source) for source in KERNELS.glob("*.cpp"))
 
 
 def _builder():

@@ -316,10 +316,10 @@ class _Pass:
                 self.run.after_step(result.steps)
 
     def _step(self, batch: Batch) -> None:
-        received, rows = self.run.received, Params()
+        received: Mapping[str, Tensor] = self.run.received
+        rows = Params()
         if self.lazy is not None:
-            rows, cut = self.lazy.look_up(batch)
-            received = {**received, **cut}
+            rows, received = self.lazy.look_up(batch)
             self.bound.put(rows)
         loss = self.loss(batch, received)
         trained = [] if self.lazy is None else self.lazy.trained
@@ -332,7 +332,7 @@ class _Pass:
         self.total = self.total + loss.detach()
         self.steps += 1
 
-    def loss(self, batch: Batch, received: Params) -> Tensor:
+    def loss(self, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the phase's loss on a batch."""
         draws = self.run.draws
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -69,7 +70,13 @@ class LocalTable:
 
     def local(self, ids: Tensor) -> Tensor:
         """Return ids as positions in ``rows``."""
-        return torch.searchsorted(self.rows, ids)
+        return self._place[ids]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        place = torch.zeros(int(self.rows[-1]) + 1, dtype=torch.int64)
+        place[self.rows] = torch.arange(len(self.rows))
+        return place
 
 
 def local_tables(

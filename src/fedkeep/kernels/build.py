@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ENTRY = Path(__file__).with_name("entry.cpp")
-KERNELS = tuple(Path(__file__).with_name(name) for name in ("recurrent.cpp", "convolution.cpp", "linear.cpp"))
+KERNELS = tuple(sorted(source for source in ENTRY.parent.glob("*.cpp") if source != ENTRY))
 LIBRARY = Path(__file__).with_name("_kernels.so")
 
 FLAGS = (

@@ -3,6 +3,7 @@
 #include "convolution.h"
 #include "linear.h"
 #include "recurrent.h"
+#include "rows.h"
 
 #include <atomic>
 #include <chrono>
@@ -244,6 +245,10 @@ i64 run_linear(const linear::Call& c, bool back) {
     return wrong ? wrong : run(&job, kernel, BACKWARD, c.G * blocks(c.I, INPUTS), c.threads);
 }
 
+i64 run_rows(const rows::Call& c, int phase) {
+    return run(&c, FK_RUNNER(c.level, rows), phase, (c.N + rows::BLOCK - 1) / rows::BLOCK, c.threads);
+}
+
 template <class Call> constexpr i64 words() { return (i64)sizeof(Call) / 8; }
 
 }  // namespace
@@ -252,7 +257,8 @@ template <class Call> constexpr i64 words() { return (i64)sizeof(Call) / 8; }
 // The version, and how many words the calls have: both sides must mean the same.
 FK_EXPORT int64_t fk_abi() {
     const int64_t calls[] = {
-        fk::words<fk::recurrent::Call>(), fk::words<fk::convolution::Call>(), fk::words<fk::linear::Call>()};
+        fk::words<fk::recurrent::Call>(), fk::words<fk::convolution::Call>(), fk::words<fk::linear::Call>(),
+        fk::words<fk::rows::Call>()};
     int64_t all = FK_ABI;
     for (int64_t words : calls) all = all * 1000 + words;
     return all;
@@ -299,3 +305,8 @@ FK_EXPORT int64_t fk_convolution_backward(const fk::convolution::Call* call) {
 FK_EXPORT int64_t fk_linear(const fk::linear::Call* call) { return fk::run_linear(*call, false); }
 
 FK_EXPORT int64_t fk_linear_backward(const fk::linear::Call* call) { return fk::run_linear(*call, true); }
+
+// 0, always.
+FK_EXPORT int64_t fk_rows(const fk::rows::Call* call) { return fk::run_rows(*call, fk::rows::LOOK_UP); }
+
+FK_EXPORT int64_t fk_rows_backward(const fk::rows::Call* call) { return fk::run_rows(*call, fk::rows::MOVE); }

@@ -19,7 +19,7 @@ ABI, CHUNK = 2, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
 LEVELS = ("portable", "avx2", "avx512")
 LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
 
-# The 64-bit words of `struct Call` in recurrent.h, convolution.h and linear.h, in their order.
+# The 64-bit words of `struct Call` in recurrent.h, convolution.h, linear.h and rows.h, in their order.
 RECURRENT = (
     *("gru", "is_double", "threads", "level", "pool", "G", "D", "B", "L", "I", "H", "V"),
     *("lengths", "lengths_stride", "x", "x_stride", "ids", "ids_stride", "table", "table_stride"),
@@ -40,7 +40,11 @@ LINEAR = (
     *("weight", "bias", "weight_stride", "bias_stride", "output"),
     *("grad_output", "grad_input", "grad_weight", "grad_bias"),
 )
-_FIELDS = {"recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR}
+ROWS = (
+    *("threads", "level", "is_double", "N", "D", "step", "used", "table", "velocity", "last"),
+    *("shrunk", "way", "rates", "rows", "grads"),
+)
+_FIELDS = {"recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR, "rows": ROWS}
 _WORDS = {kernel: struct.Struct(f"={len(fields)}q") for kernel, fields in _FIELDS.items()}
 _FUNCTIONS = {kernel: (f"fk_{kernel}", f"fk_{kernel}_backward") for kernel in _FIELDS}
 
@@ -126,7 +130,9 @@ def _abi() -> int:
 BAD_LENGTH, BAD_ID = 1, 2
 
 
-def call(kernel: Literal["recurrent", "convolution", "linear"], backward: bool, words: Sequence[int]) -> int:
+def call(
+    kernel: Literal["recurrent", "convolution", "linear", "rows"], backward: bool, words: Sequence[int]
+) -> int:
     """Runs a forward or backward pass of a kernel; ``words`` are the values of its fields above.
 
     Returns:

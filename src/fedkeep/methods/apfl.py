@@ -9,6 +9,7 @@ server averages. A client predicts with v̄.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -90,7 +91,7 @@ class OnMixture(Term):
         """True if the term does, or if it compares."""
         return self.term.reads_parameters or self.term.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         return self.term(net, mixed(net, params, self.alpha), batch, received)
 

@@ -12,6 +12,7 @@ Nothing is federated: a server sees all examples. It trains with ``engine="poole
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -149,7 +150,7 @@ class AdversarialLoss(Term):
         """True if L does."""
         return self.loss.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         s, p = shared_and_own(net, params, batch)
         weight = batch.get("weight")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ class Augmented(Term):
         """True if the term does."""
         return self.term.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         if self.column not in batch:
             raise MethodError(

@@ -66,7 +66,7 @@ class OnCopy(Term):
         """True if the term does."""
         return self.term.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         return self.term(net, copy_of(params), batch, received)
 

@@ -38,7 +38,7 @@ def linear(net: Net, params: Params, layer: str, inputs: Tensor) -> Tensor:
     return output
 
 
-def as_received(net: Net, params: Params, received: Params) -> Params:
+def as_received(net: Net, params: Params, received: Mapping[str, Tensor]) -> Params:
     """Return the parameters with the federated ones as the server sent them.
 
     Buffers are copies: batch normalisation changes them where it runs.

@@ -126,7 +126,7 @@ class FusionLoss(Term):
         """True if the loss does: E_g runs the model, and its output is compared with nothing."""
         return self.loss.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         if self.persistent:
             output = fused_with_own(net, params, batch)

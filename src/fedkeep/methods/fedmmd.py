@@ -8,6 +8,7 @@ examples, f the features and w^t frozen as a second stream; (3) it uploads its c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +51,7 @@ class TwoStreams(Term):
         """True if L does: the second stream runs the model, and compares outputs."""
         return self.loss.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         found = features(net, params, batch)
         value = self.loss(Known(net, head(net, params, found)), params, batch, received)

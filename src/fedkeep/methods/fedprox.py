@@ -7,6 +7,7 @@ uploads its change; (4) the server adds the mean change, weighted by the numbers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,7 +46,7 @@ class Proximal(Term):
         """True: it compares with it."""
         return True
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         pulled = [n for n in received if n in net.trainable()]
         if not pulled:

@@ -10,6 +10,7 @@ on L = L(C_s(a)) + L(C_p(b)) + λ1 HSIC(a, b) + λ2 L_kt; (4) it uploads the cha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -100,7 +101,7 @@ class BranchLoss(Term):
         """True if L does."""
         return self.loss.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         a, b, g_s, g_p = self.branches.both(net, params, batch)
         weight = batch.get("weight")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +53,7 @@ class OnOutput(Term):
         """True if the term does."""
         return self.term.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         return self.term(_Output(net, self.output), params, batch, received)
 
@@ -72,7 +73,7 @@ class NegativeLogLikelihood(Term):
         """False: it sees the model's output alone."""
         return False
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         chosen = net(params, batch).gather(1, batch[self.label].unsqueeze(1)).squeeze(1)
         return example_mean(-chosen, batch.get("weight"))

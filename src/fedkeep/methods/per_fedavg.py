@@ -10,7 +10,7 @@ server averages. Whoever predicts, takes the step on its own examples first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -64,7 +64,7 @@ class AfterOneStep(Term):
         """True if L does."""
         return self.loss.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         first, second = halves(batch)
         names = sorted(net.trainable() & params.keys())

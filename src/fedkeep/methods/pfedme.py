@@ -8,6 +8,7 @@ and keeps θ; (4) the server moves w ← (1 − β) w + β · mean w_k. A client
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,7 +38,7 @@ class Apart(Term):
         if not self.lam > 0:
             raise MethodError(f"lam must be positive; got {self.lam}.")
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         theta = {n: v for n, v in copy_of(params).items() if n in net.trainable()}
         squares = [nn.functional.mse_loss(v, params[n], reduction="sum") for n, v in theta.items()]

@@ -9,6 +9,7 @@ features of M_G; (4) it uploads the change of M_G; (5) the server averages, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -74,7 +75,7 @@ class MixtureLoss(Term):
         """True if the loss does."""
         return self.loss.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         return self.loss(Known(net, mixed_log_probabilities(net, params, batch)), params, batch, received)
 

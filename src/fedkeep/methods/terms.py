@@ -40,7 +40,7 @@ class Term:
         """
         return False
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar.
 
         Args:
@@ -74,7 +74,7 @@ class Sum(Term):
         """True if one of the terms does."""
         return any(term.reads_received for term in self.terms)
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         values = [term(net, params, batch, received) for term in self.terms]
         return torch.stack(values).sum()
 
@@ -96,7 +96,7 @@ class Scaled(Term):
         """True if the term does."""
         return self.term.reads_received
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         return self.factor * self.term(net, params, batch, received)
 
 
@@ -141,7 +141,7 @@ class CrossEntropy(Term):
         """False: it sees the model's output alone."""
         return False
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         logits = output_of(net(params, batch), self.task)
         label = batch[self.label]
         weight = batch.get("weight")
@@ -176,7 +176,7 @@ class SquaredError(Term):
         """False: it sees the model's output alone."""
         return False
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         out = output_of(net(params, batch), self.task)
         label = batch[self.label].to(out.dtype)
         check_regression(out, label)
@@ -198,7 +198,7 @@ class L2Penalty(Term):
 
     pattern: str = "*"
 
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         chosen = [
             v for name, v in params.items() if fnmatchcase(name, self.pattern) and v.is_floating_point()
         ]

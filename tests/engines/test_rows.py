@@ -1,0 +1,90 @@
+"""Rows that move under momentum only when they are looked up, against moving all of them at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.engines.rows import FEW, MovingRows
+from fedkeep.kernels import native
+
+LEVELS = ["0", "portable", "avx2", "avx512"]
+
+
+@pytest.fixture(params=LEVELS)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Pure PyTorch, or at most one of the instruction sets."""
+    if request.param != "0" and not native.available():
+        pytest.skip(f"no native kernels here: {native.status().reason}")
+    monkeypatch.setenv("FEDKEEP_NATIVE", request.param)
+    native.load.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    native.load.cache_clear()
+
+
+def drawn(rng: torch.Generator, size: int, at_most: int) -> Tensor:
+    """Some rows in rising order, now and then all."""
+    count = int(torch.randint(1, at_most + 1, (1,), generator=rng))
+    return torch.randperm(size, generator=rng)[:count].sort().values
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(3,), (5, 1), (9, 7), (40, 16), (600, 21), (12, 2, 3)])
+def test_equal_to_moving_every_row(path: str, shape: tuple[int, ...], threads: int) -> None:
+    rng = torch.Generator().manual_seed(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        weights = torch.randn(shape, dtype=torch.float64, generator=rng)
+        rows = MovingRows(weights.clone(), torch.zeros_like(weights), rate=0.3, momentum=0.9)
+        assert rows._native is (path != "0")
+        dense = weights.clone().requires_grad_()
+        optimizer = torch.optim.SGD([dense], 0.3, momentum=0.9)
+        for step in range(2 * FEW + 5):  # powers of the momentum are computed anew twice
+            used = drawn(rng, shape[0], shape[0] if step % 5 == 0 else max(1, shape[0] // 4))
+            seen = rows.look_up(used)
+            torch.testing.assert_close(seen, dense.detach()[used], rtol=1e-12, atol=1e-12)
+            grads = torch.randn(seen.shape, dtype=torch.float64, generator=rng)
+            dense.grad = torch.zeros_like(dense).index_copy_(0, used, grads)
+            optimizer.step()
+            rows.move(used, seen, grads)
+        rows.finish()
+        rows.finish()  # once is enough
+        torch.testing.assert_close(rows.table, dense.detach(), rtol=1e-12, atol=1e-12)
+        velocity = optimizer.state[dense]["momentum_buffer"]
+        torch.testing.assert_close(rows.velocity, velocity, rtol=1e-12, atol=1e-12)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_single_precision_by_hand(path: str) -> None:
+    """μ = 1/2, η = 1: a row with v = 8 that waits for two steps has moved by −8 (1/2 + 1/4) and goes on with v = 2."""
+    rows = MovingRows(torch.zeros(2, 17), torch.zeros(2, 17), rate=1.0, momentum=0.5)
+    first, second = torch.tensor([0]), torch.tensor([1])
+    rows.move(first, rows.look_up(first), torch.full((1, 17), 8.0))
+    for _ in range(2):
+        rows.move(second, rows.look_up(second), torch.zeros(1, 17))
+    assert rows.look_up(first).tolist() == [[-8.0 - 6.0] * 17]
+    assert rows.table[0].tolist() == [-8.0] * 17  # looking changes nothing
+    rows.move(first, rows.look_up(first), torch.full((1, 17), 4.0))
+    assert rows.velocity[0].tolist() == [0.5 * 2.0 + 4.0] * 17
+    assert rows.table[0].tolist() == [-14.0 - 5.0] * 17
+
+
+def test_gradients_need_not_be_contiguous(path: str) -> None:
+    rows = MovingRows(torch.zeros(2, 3), torch.zeros(2, 3), rate=1.0, momentum=0.5)
+    every = torch.arange(2)
+    rows.move(every, rows.look_up(every), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).T)
+    assert rows.table.tolist() == [[-1.0, -3.0, -5.0], [-2.0, -4.0, -6.0]]
+
+
+def test_a_table_that_is_not_contiguous_is_moved_by_pytorch(path: str) -> None:
+    table = torch.zeros(3, 2).T
+    rows = MovingRows(table, torch.zeros_like(table), rate=1.0, momentum=0.5)
+    assert not rows._native
+    rows.move(torch.tensor([1]), rows.look_up(torch.tensor([1])), torch.tensor([[1.0, 2.0, 3.0]]))
+    assert table.tolist() == [[0.0, 0.0, 0.0], [-1.0, -2.0, -3.0]]
