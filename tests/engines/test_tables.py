@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Phase, Split, adam, methods, sgd, simulate
+from fedkeep.core.errors import UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines import Job, Sequential, Server, Stream, local_run, run_round, vocabulary
-from fedkeep.engines.client import train_client
+from fedkeep.engines.client import decode, train_client
 from fedkeep.engines.combine import mean_of
 from fedkeep.methods import copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
+from fedkeep.privacy import GaussianNoise
 from tests.engines.reference import close, cohorts, federated, rows_of
 from tests.tiny import job, same_bits, texts
 
@@ -263,3 +265,17 @@ def test_the_proximal_term_says_what_it_reads() -> None:
     assert (cross_entropy() + Proximal()).reads_received
     assert copies.OnCopy(cross_entropy() + Proximal()).reads_parameters
     assert not copies.OnCopy(cross_entropy()).reads_parameters
+
+
+@pytest.mark.parametrize("wrong", [[0, 3], [-1, 1], [1, 1]])
+def test_rows_that_were_not_sent_are_refused_before_anything_is_decoded(wrong: list[int]) -> None:
+    received = {"table": torch.zeros(3, 2)}
+    upload = Split().upload(
+        {"table": torch.zeros(2, 2)}, {"table": torch.ones(2, 2)}, 1.0, {"table": torch.tensor([0, 1])}
+    )
+    of = job(Words(), method(upload=(GaussianNoise(0.1),)), DATA)
+    torch.testing.assert_close(decode(of, received, upload, "ann").deltas["table"], torch.ones(2, 2))
+    with pytest.raises(
+        UploadError, match="^The upload of client 'ann' was refused: the rows of 'table' should"
+    ):
+        decode(of, received, replace(upload, rows={"table": torch.tensor(wrong)}), "ann")

@@ -238,6 +238,7 @@ def test_a_good_upload_passes(weight: float) -> None:
     ("rows", "fault"),
     [
         ({"x": torch.tensor([0])}, "it names rows of 'x', which was not sent"),
+        ({"step": torch.tensor([0])}, "it names rows of 'step', which is a number"),
         (
             {"table": torch.tensor([[0]])},
             "the rows of 'table' should be a list of int64, are (1, 1) torch.int64",
@@ -254,12 +255,13 @@ def test_a_good_upload_passes(weight: float) -> None:
     ],
 )
 def test_the_rows_of_a_faulty_upload_are_refused(rows: Params, fault: str) -> None:
-    received = {"table": torch.zeros(4, 2)}
-    good = Split().upload(
-        {"table": torch.zeros(2, 2)}, {"table": torch.ones(2, 2)}, 1.0, {"table": torch.tensor([1, 3])}
-    )
+    received = {"table": torch.zeros(4, 2), "step": torch.tensor(3)}
+    start, trained = {"table": torch.zeros(2, 2)}, {"table": torch.ones(2, 2)}
+    step = {"step": torch.tensor(3)}
+    good = Split().upload(start | step, trained | step, 1.0, {"table": torch.tensor([1, 3])})
     check_upload(good, received, "ann")
     assert good.cut(received)["table"].shape == (2, 2)
+    assert good.cut_bytes(received) == 2 * 2 * 4 + 8
     with pytest.raises(UploadError) as error:
         check_upload(dataclasses.replace(good, rows=rows), received, "ann")
     assert str(error.value) == f"The upload of client 'ann' was refused: {fault}."

@@ -63,7 +63,7 @@ def l2_norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """Return the number of bytes that the tensors' values take."""
-    return sum(t.numel() * t.element_size() for t in tree.values())
+    return sum(t.nbytes for t in tree.values())
 
 
 def clone(tree: Mapping[str, Tensor]) -> Params:

@@ -18,7 +18,7 @@ from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.local import LocalResult, Stream, local_run, usable
 from fedkeep.engines.vocabulary import LocalTable, allowed, widen
 from fedkeep.methods import Phase
-from fedkeep.split import Upload, check_upload
+from fedkeep.split import Upload, check_rows, check_upload
 
 
 @dataclass
@@ -103,7 +103,7 @@ def decode(job: Job, received: Params, upload: Upload, client: str) -> Upload:
         UploadError: names the client and what is wrong.
     """
     if job.method.upload:
-        check_upload(upload.but(upload.cut(received)), received, client)  # the rows, before they are used
+        check_rows(upload, received, client)
         start, tensors = upload.cut(received), upload.deltas
         for link in reversed(job.method.upload):
             try:

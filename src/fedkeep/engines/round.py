@@ -138,7 +138,7 @@ def run_round(
         clients=len(result.clients),
         examples=float(sum(weights)),
         loss=sum(loss * w for loss, w in losses) / total if total else float("nan"),
-        download_bytes=round_mean([nbytes(u.cut(received)) for u in result.uploads], nbytes(received)),
+        download_bytes=round_mean([u.cut_bytes(received) for u in result.uploads], nbytes(received)),
         upload_bytes=round_mean(result.upload_bytes, 0),
         aggregate_seconds=result.mean.seconds + combined_at - trained,
         seconds=time.perf_counter() - began,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,11 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import SplitError, UploadError, did_you_mean
 from fedkeep.core.params import Params, difference_of_names, nbytes, nonfinite
+
+
+@lru_cache(maxsize=1 << 14)
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Split:
 
     def is_private(self, name: str) -> bool:
         """Tell whether a pattern matches ``name``."""
-        return any(fnmatchcase(name, pattern) for pattern in self.private)
+        return _matches(name, self.private)
 
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""
@@ -180,6 +186,11 @@ class Upload:
         """Return the received parameters, tables cut to the rows that this upload holds."""
         return {n: v[self.rows[n].to(v.device)] if n in self.rows else v for n, v in received.items()}
 
+    def cut_bytes(self, received: Mapping[str, Tensor]) -> int:
+        """Return the bytes of the received parameters, tables cut to the rows that this upload holds."""
+        others = ((received[n], len(rows)) for n, rows in self.rows.items())
+        return nbytes(received) - sum((len(table) - kept) * table[:1].nbytes for table, kept in others)
+
 
 def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:
     """Check a (decoded) upload's names, shapes, dtypes, rows and finiteness against what the server sent.
@@ -187,7 +198,8 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
     Raises:
         UploadError: names the client and the first fault.
     """
-    fault = _fault_of_rows(upload.rows, received) or difference_of_names(received, upload.deltas)
+    check_rows(upload, received, client)
+    fault = difference_of_names(received, upload.deltas)
     if not fault:
         for name, start in received.items():
             got = upload.deltas[name]
@@ -200,13 +212,30 @@ def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) ->
     if not fault and not 0 <= upload.weight < float("inf"):
         fault = f"its weight is {upload.weight}"
     if fault:
-        raise UploadError(f"The upload of client {client!r} was refused: {fault}.")
+        raise _refused(client, fault)
+
+
+def check_rows(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:
+    """Check that an upload's rows lie in tables that were sent, before they are used.
+
+    Raises:
+        UploadError: names the client and the first fault.
+    """
+    fault = _fault_of_rows(upload.rows, received)
+    if fault:
+        raise _refused(client, fault)
+
+
+def _refused(client: str, fault: str) -> UploadError:
+    return UploadError(f"The upload of client {client!r} was refused: {fault}.")
 
 
 def _fault_of_rows(rows: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> str:
     for name, numbers in rows.items():
         if name not in received:
             return f"it names rows of {name!r}, which was not sent"
+        if received[name].dim() == 0:
+            return f"it names rows of {name!r}, which is a number"
         if numbers.dim() != 1 or numbers.dtype != torch.int64:
             return (
                 f"the rows of {name!r} should be a list of int64, are {tuple(numbers.shape)} {numbers.dtype}"
