@@ -32,31 +32,50 @@ def drawn(rng: torch.Generator, size: int, at_most: int) -> Tensor:
     return torch.randperm(size, generator=rng)[:count].sort().values
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("pull", [0.0, 0.2])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(3,), (5, 1), (9, 7), (40, 16), (600, 21), (12, 2, 3)])
-def test_equal_to_moving_every_row(path: str, shape: tuple[int, ...], threads: int) -> None:
+def test_equal_to_moving_every_row(
+    path: str, shape: tuple[int, ...], threads: int, pull: float, momentum: float
+) -> None:
+    """Against torch.optim on the whole table, whose gradient everywhere holds the proximal term's."""
     rng = torch.Generator().manual_seed(1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         weights = torch.randn(shape, dtype=torch.float64, generator=rng)
-        rows = MovingRows(weights.clone(), torch.zeros_like(weights), rate=0.3, momentum=0.9)
+        anchor = torch.randn(shape, dtype=torch.float64, generator=rng) if pull else torch.zeros_like(weights)
+        rows = MovingRows(
+            weights.clone(), torch.zeros_like(weights), 0.3, momentum, anchor if pull else None, pull
+        )
         assert rows._native is (path != "0")
         dense = weights.clone().requires_grad_()
-        optimizer = torch.optim.SGD([dense], 0.3, momentum=0.9)
+        optimizer = torch.optim.SGD([dense], 0.3, momentum=momentum)
         for step in range(2 * FEW + 5):  # powers of the momentum are computed anew twice
             used = drawn(rng, shape[0], shape[0] if step % 5 == 0 else max(1, shape[0] // 4))
             seen = rows.look_up(used)
             torch.testing.assert_close(seen, dense.detach()[used], rtol=1e-12, atol=1e-12)
+            apart = dense.detach() - anchor
+            others = apart.index_fill(0, used, 0).square().sum()
+            assert float(rows.penalty(used)) == pytest.approx(
+                0.5 * pull * float(others), rel=1e-10, abs=1e-14
+            )
             grads = torch.randn(seen.shape, dtype=torch.float64, generator=rng)
-            dense.grad = torch.zeros_like(dense).index_copy_(0, used, grads)
+            dense.grad = (pull * apart).index_add_(0, used, grads)
             optimizer.step()
-            rows.move(used, seen, grads)
+            rows.move(used, seen, grads + pull * apart[used])
         rows.finish()
         rows.finish()  # once is enough
         torch.testing.assert_close(rows.table, dense.detach(), rtol=1e-12, atol=1e-12)
-        velocity = optimizer.state[dense]["momentum_buffer"]
-        torch.testing.assert_close(rows.velocity, velocity, rtol=1e-12, atol=1e-12)
+        assert float(rows.penalty(used)) == pytest.approx(
+            0.5 * pull * float((dense.detach() - anchor).index_fill(0, used, 0).square().sum()),
+            rel=1e-10,
+            abs=1e-14,
+        )
+        if momentum:
+            velocity = optimizer.state[dense]["momentum_buffer"]
+            torch.testing.assert_close(rows.velocity, velocity, rtol=1e-12, atol=1e-12)
     finally:
         torch.set_num_threads(before)
 
@@ -73,6 +92,27 @@ def test_single_precision_by_hand(path: str) -> None:
     rows.move(first, rows.look_up(first), torch.full((1, 17), 4.0))
     assert rows.velocity[0].tolist() == [0.5 * 2.0 + 4.0] * 17
     assert rows.table[0].tolist() == [-14.0 - 5.0] * 17
+
+
+def test_a_proximal_row_by_hand(path: str) -> None:
+    """μ = 1/2, η = 1, λ = 1/4, r = 0: from w = 8, v = 0 a step that forgets the row gives v = 2, w = 6; the next one
+    v = 1 + 3/2, w = 7/2. Beside a row that is looked up, ½ λ w² is 32 / 4, then 18 / 4, then 49/4 / 8."""
+    rows = MovingRows(
+        torch.tensor([[8.0], [0.0]]),
+        torch.zeros(2, 1),
+        rate=1.0,
+        momentum=0.5,
+        anchor=torch.zeros(2, 1),
+        pull=0.25,
+    )
+    other, found = torch.tensor([1]), []
+    for _ in range(2):
+        found.append(float(rows.penalty(other)))
+        rows.move(other, rows.look_up(other), torch.zeros(1, 1))
+    assert rows.look_up(torch.tensor([0])).tolist() == [[3.5]]
+    assert [*found, float(rows.penalty(other))] == [8.0, 4.5, 49 / 32]
+    rows.finish()
+    assert (rows.table.tolist(), rows.velocity.tolist()) == ([[3.5], [0.0]], [[2.5], [0.0]])
 
 
 def test_gradients_need_not_be_contiguous(path: str) -> None:

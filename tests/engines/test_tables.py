@@ -16,7 +16,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Sequential, Server, Stream, local_run, run_round, vocabulary
+from fedkeep.engines import Job, Sequential, Server, Stream, lazy, local, local_run, run_round, vocabulary
 from fedkeep.engines.client import decode, train_client
 from fedkeep.engines.combine import mean_of
 from fedkeep.methods import copies
@@ -279,3 +279,31 @@ def test_rows_that_were_not_sent_are_refused_before_anything_is_decoded(wrong: l
         UploadError, match="^The upload of client 'ann' was refused: the rows of 'table' should"
     ):
         decode(of, received, replace(upload, rows={"table": torch.tensor(wrong)}), "ann")
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_proximal_rows_wait_exactly(
+    momentum: float, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row and on all local rows at each step: the same server and the same reported loss; not under a bound."""
+    rule = methods.fedprox(0.7, optimizer=sgd(0.3, momentum=momentum), batch_size=2, epochs=3, clip_norm=clip)
+    anchored: list[float] = []
+    whole = lazy.MovingRows
+
+    def spy(*arguments: Any) -> Any:
+        anchored.append(arguments[-1])
+        return whole(*arguments)
+
+    monkeypatch.setattr(lazy, "MovingRows", spy)
+    ours = simulate(Words(), rule, DATA, rounds=3, cohort=3)
+    assert bool(anchored) is (clip is None)
+    assert set(anchored) <= {0.7}
+    monkeypatch.setattr(local, "lazy_tables", lambda *_: [])
+    dense = simulate(Words(), rule, DATA, rounds=3, cohort=3)
+    close(ours.server, dense.server, atol=1e-12)
+    losses = [
+        [r.value for r in run.history if (r.split, r.metric) == ("train", "loss")] for run in (ours, dense)
+    ]
+    assert len(losses[0]) == 3
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)

@@ -1,7 +1,8 @@
 """Exact lazy momentum: a mini-batch moves only the rows of a table that it looks up.
 
-A row without a gradient still moves under SGD with momentum; it catches up when it is next looked up, and at the end of
-the phase (``rows``). Equal to the dense computation but for rounding; without momentum equal to the bit.
+A row without a gradient still moves under SGD with momentum, or where a proximal term pulls it; it catches up when it
+is next looked up, and at the end of the phase (``rows``). Equal to the dense computation but for rounding; without
+momentum and proximal term equal to the bit.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from fedkeep.methods import Phase
 
 
 def lazy_tables(phase: Phase, tables: Sequence[LocalTable]) -> list[LocalTable]:
-    """Return the tables that a phase can train row by row: SGD, no weight decay, terms that read outputs alone."""
+    """Return the tables that a phase can train row by row: SGD, no weight decay, terms that read outputs alone.
+
+    And proximal terms, unless the gradient's norm is bounded: rows that no example looks up are part of it then.
+    """
     optimizer, loss = phase.optimizer, phase.loss
     exact = optimizer.kind == "sgd" and not optimizer.weight_decay
-    if not exact or loss.reads_parameters or loss.reads_received:
+    if not exact or loss.reads_parameters or loss.pull is None or (loss.pull and phase.clip_norm is not None):
         return []
     bounded = any(fnmatchcase(t.parameter, pattern) for t in tables for pattern, _ in optimizer.bounds)
     return [] if bounded else list(tables)
@@ -40,6 +44,7 @@ class LazyRows:
         optimizer: SGD.
         state: its state; velocities of tables stand there as of any parameter.
         scale: the schedule's factor on the rates.
+        pull: λ of the proximal term.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class LazyRows:
         optimizer: Optimizer,
         state: OptimizerState,
         scale: float,
+        pull: float = 0.0,
     ) -> None:
         self.single = {t.column for t in tables if t.single}
         self.columns = {t.column: len(params[t.parameter]) for t in tables if not t.single}
@@ -59,10 +65,19 @@ class LazyRows:
         self.params, self.received = params, received
         self.rates = {n: optimizer.rate(n) * scale for n in self.trained}
         self.moving: dict[str, MovingRows] = {}
-        for name in self.trained if optimizer.momentum else ():
-            velocity = state.first.setdefault(name, torch.zeros_like(params[name]))
-            self.moving[name] = MovingRows(params[name], velocity, self.rates[name], optimizer.momentum)
+        for name in self.trained:
+            anchor = received.get(name) if pull else None
+            if optimizer.momentum or anchor is not None:
+                fresh = torch.zeros_like(params[name])
+                velocity = state.first.setdefault(name, fresh) if optimizer.momentum else fresh
+                self.moving[name] = MovingRows(
+                    params[name], velocity, self.rates[name], optimizer.momentum, anchor,
+                    0.0 if anchor is None else pull,
+                )  # fmt: skip
         self.used: dict[str, Tensor] = {}
+        self.penalty: Tensor | float = (
+            0.0  # of the proximal term, for the rows that the batch does not look up
+        )
 
     def look_up(self, batch: Batch) -> tuple[Params, Mapping[str, Tensor]]:
         """Cut the tables to a batch's rows and rewrite its ids; return these rows, and what was received cut likewise.
@@ -81,6 +96,7 @@ class LazyRows:
         for column in self.single:
             self.used[column] = batch[column][:1]
         rows = {name: self._rows(name, self.used[column]) for name, column in self.of.items()}
+        self.penalty = sum(moving.penalty(self.used[self.of[name]]) for name, moving in self.moving.items())
         return rows, ReceivedRows(self.received, {n: self.used[column] for n, column in self.of.items()})
 
     @torch.no_grad()

@@ -208,8 +208,8 @@ class _LocalRun:
 
     def _turns(self, result: LocalResult) -> None:
         self._seed(0)
-        # A row's late momentum would be hidden from the other phases, so tables are lazy only where there is none.
-        lazy = all(p.optimizer.momentum == 0 for p in self.phases)
+        # What a row is late in would be hidden from the other phases, so tables are lazy only where that is nothing.
+        lazy = all(p.optimizer.momentum == 0 and p.loss.pull == 0 for p in self.phases)
         with ExitStack() as held:
             passes = [
                 held.enter_context(_Pass(self, number, result.states[number], lazy=lazy))
@@ -289,8 +289,9 @@ class _Pass:
         tables = lazy_tables(self.phase, run.tables) if lazy and self.seen is run.params else []
         if tables:
             self.lazy = LazyRows(
-                tables, self.names, run.params, run.received, self.phase.optimizer, state, self.scale
-            )
+                tables, self.names, run.params, run.received, self.phase.optimizer, state, self.scale,
+                self.phase.loss.pull or 0.0,
+            )  # fmt: skip
             self.seen = dict(run.params)
         self.dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
         self.leaves = {name: run.params[name] for name in self.dense}
@@ -329,7 +330,7 @@ class _Pass:
         if self.lazy is not None:
             self.lazy.update(rows, {n: grads.pop(n) for n in trained if n in grads})
         self.phase.optimizer.update(self.run.params, grads, self.state, self.scale)
-        self.total = self.total + loss.detach()
+        self.total = self.total + loss.detach() + (0.0 if self.lazy is None else self.lazy.penalty)
         self.steps += 1
 
     def loss(self, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
 """A table under SGD with momentum, of which each step looks up some rows and moves them.
 
-A row without a gradient still moves, by its velocity v alone: after Δ steps with momentum μ it has moved by
-−η v (μ + μ² + … + μ^Δ) = −η v μ (1 − μ^Δ) / (1 − μ), and v has become μ^Δ v. So a row catches up when it is next
-looked up, and at the end.
+A row without a gradient of its own still moves: by its velocity v, and where a proximal term ½ λ ‖w − r‖² pulls it, by
+λ d with d = w − r. Such a step is linear, v ← μv + λd and d ← d − ηv, so Δ of them are the Δ-th power of one 2 × 2
+matrix. A row catches up when it is next looked up, and at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeep.kernels import native
 
 FEW = 64
-"""Steps for which powers of the momentum are computed at first; twice as many whenever they are used up."""
+"""Steps for which powers are computed at first; twice as many whenever they are used up."""
 
 
 @dataclass(eq=False)
@@ -25,33 +25,49 @@ class MovingRows:
     Attributes:
         table: (V, …), the rows as of ``last``.
         velocity: as ``table``.
-        rate, momentum: η and μ, below 1.
+        rate, momentum: η and μ.
+        anchor: r, as ``table``; None without a proximal term.
+        pull: λ. The gradients of rows that are looked up contain the proximal term's.
     """
 
     table: Tensor
     velocity: Tensor
     rate: float
     momentum: float
+    anchor: Tensor | None = None
+    pull: float = 0.0
     step: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         device = self.table.device
         self.last = torch.zeros(len(self.table), dtype=torch.int64, device=device)
+        tensors = [t for t in (self.table, self.velocity, self.anchor) if t is not None]
         self._native = (
             device.type == "cpu"
             and self.table.dtype in (torch.float32, torch.float64)
-            and self.table.is_contiguous()
-            and self.velocity.is_contiguous()
+            and all(t.is_contiguous() and t.dtype == self.table.dtype for t in tensors)
             and native.available()
         )
         self._rates = torch.tensor([self.rate, self.momentum], dtype=self.table.dtype, device=device)
-        self._powers(FEW)
+        self._powers = self._raised(FEW)
+        every = torch.arange(len(self.table), device=device)
+        self._products = None if self.anchor is None else self._of(every, self.anchor)
 
-    def _powers(self, steps: int) -> None:
-        """Compute μ^Δ and η (μ + … + μ^Δ) for Δ = 0 .. steps."""
-        shrunk = self.momentum ** torch.arange(steps + 1, dtype=torch.float64, device=self.table.device)
-        way = self.rate * self.momentum / (1 - self.momentum) * (1 - shrunk)
-        self._shrunk, self._way = shrunk.to(self.table.dtype), way.to(self.table.dtype)
+    def _raised(self, steps: int) -> Tensor:
+        """Return (steps + 1, 4): by Δ the a, b, c, e of d ← a d + b v and v ← c d + e v."""
+        one = (1 - self.rate * self.pull, -self.rate * self.momentum, self.pull, self.momentum)
+        found = [(1.0, 0.0, 0.0, 1.0)]
+        for _ in range(steps):
+            a, b, c, e = found[-1]
+            found.append(
+                (
+                    one[0] * a + one[1] * c,
+                    one[0] * b + one[1] * e,
+                    one[2] * a + one[3] * c,
+                    one[2] * b + one[3] * e,
+                )
+            )
+        return torch.tensor(found, dtype=torch.float64).to(self.table)
 
     def look_up(self, used: Tensor) -> Tensor:
         """Return rows as they are now: the same shape as ``table[used]``.
@@ -63,41 +79,73 @@ class MovingRows:
             rows = self.table.new_empty(len(used), *self.table.shape[1:])
             self._call(False, used, rows, None)
             return rows
-        way = self._wide(self._way[self.step - self.last[used]])
-        return self.table.index_select(0, used).addcmul_(way, self.velocity.index_select(0, used), value=-1)
+        return self._present(used)[0]
 
     def move(self, used: Tensor, rows: Tensor, grads: Tensor) -> None:
         """Take a step from the rows that ``look_up`` returned: v ← μv + g, w ← w − ηv. May change ``rows``."""
         if self._native:
             self._call(True, used, rows, grads.contiguous())
         else:
-            shrunk = self._wide(self._shrunk[self.step - self.last[used]] * self.momentum)
-            velocity = self.velocity.index_select(0, used).mul_(shrunk).add_(grads)
+            velocity = self._present(used)[1].mul_(self.momentum).add_(grads)
             self.velocity.index_copy_(0, used, velocity)
             self.table.index_copy_(0, used, rows.sub_(velocity, alpha=self.rate))
             self.last.index_fill_(0, used, self.step + 1)
+            if self._products is not None and self.anchor is not None:
+                self._products[used] = self._of(used, self.anchor)
         self.step += 1
-        if self.step >= len(self._shrunk):
-            self._powers(2 * self.step)
+        if self.step >= len(self._powers):
+            self._powers = self._raised(2 * self.step)
+
+    def penalty(self, used: Tensor) -> Tensor | float:
+        """Return ½ λ ‖w − r‖² over the rows that are not among ``used``: |a d + b v|² from the products of d and v."""
+        if self._products is None:
+            return 0.0
+        a, b, _, _ = self._powers[self.step - self.last].unbind(1)
+        dd, dv, vv = self._products.unbind(1)
+        squares = a * a * dd + 2 * a * b * dv + b * b * vv
+        return 0.5 * self.pull * squares.index_fill_(0, used, 0).sum()
+
+    def _of(self, used: Tensor, anchor: Tensor) -> Tensor:
+        """Return d·d, d·v and v·v of rows as they stand, (N, 3)."""
+        shape = len(used), -1
+        d, v = (self.table[used] - anchor[used]).reshape(shape), self.velocity[used].reshape(shape)
+        return torch.stack(((d * d).sum(1), (d * v).sum(1), (v * v).sum(1)), 1)
 
     def finish(self) -> None:
         """Bring every row to the present."""
-        missed = self.step - self.last
-        if not bool(missed.any()):
-            return
-        self.table.addcmul_(self._wide(self._way[missed]), self.velocity, value=-1)
-        self.velocity.mul_(self._wide(self._shrunk[missed]))
-        self.last.fill_(self.step)
+        if bool((self.last < self.step).any()):
+            self._advance(self.table, self.velocity, self.anchor, self.last)
+            self.last.fill_(self.step)
+            if self.anchor is not None:
+                self._products = self._of(
+                    torch.arange(len(self.table), device=self.table.device), self.anchor
+                )
 
-    def _wide(self, values: Tensor) -> Tensor:
-        return values.reshape(-1, *[1] * (self.table.dim() - 1))
+    def _present(self, used: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows and their velocities as they are now."""
+        rows, velocity = self.table.index_select(0, used), self.velocity.index_select(0, used)
+        anchor = None if self.anchor is None else self.anchor.index_select(0, used)
+        self._advance(rows, velocity, anchor, self.last[used])
+        return rows, velocity
+
+    def _advance(self, rows: Tensor, velocity: Tensor, anchor: Tensor | None, last: Tensor) -> None:
+        """Bring rows and velocities as of ``last`` to the present, in place."""
+        powers = self._powers[self.step - last].unbind(1)
+        a, b, c, e = (p.reshape(-1, *[1] * (rows.dim() - 1)) for p in powers)
+        if anchor is None:
+            rows.addcmul_(b, velocity)
+            velocity.mul_(e)
+        else:
+            apart = rows - anchor
+            rows.copy_(anchor).addcmul_(a, apart).addcmul_(b, velocity)
+            velocity.mul_(e).addcmul_(c, apart)
 
     def _call(self, back: bool, used: Tensor, rows: Tensor, grads: Tensor | None) -> None:
         width = self.table[:1].numel()
         words = (
             torch.get_num_threads(), native.load().level, self.table.dtype == torch.float64, len(used), width,
-            self.step, used.data_ptr(), self.table.data_ptr(), self.velocity.data_ptr(), self.last.data_ptr(),
-            self._shrunk.data_ptr(), self._way.data_ptr(), self._rates.data_ptr(), rows.data_ptr(),
-            native.address(grads),
+            self.step, used.data_ptr(), self.table.data_ptr(), self.velocity.data_ptr(), native.address(self.anchor),
+            native.address(self._products), self.last.data_ptr(), self._powers.data_ptr(), self._rates.data_ptr(),
+            rows.data_ptr(), native.address(grads),
         )  # fmt: skip
         native.call("rows", back, words)

@@ -17,15 +17,6 @@ constexpr i64 PIECE = 1024;  // inputs of a tile: four rows of weights stay in t
 
 template <class T> FK_INLINE T* at(const void* base, i64 offset) { return (T*)base + offset; }
 
-template <class T> FK_INLINE T sum_of(Vec<T> v) {
-    typedef typename Lanes<T>::Bits Bits;
-    constexpr int L = Lanes<T>::W;
-    Bits lane;
-    for (int i = 0; i < L; i++) lane[i] = i;
-    for (int half = L / 2; half > 0; half /= 2) v += __builtin_shuffle(v, lane ^ half);
-    return v[0];
-}
-
 // MR rows of x times N outputs over n inputs, added to y (MR, O).
 template <class T, int MR, int N>
 void forward_tile(const T* x, i64 x_row, const T* w, i64 I, i64 n, bool ahead, T* y, i64 O) {

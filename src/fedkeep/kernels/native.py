@@ -41,8 +41,8 @@ LINEAR = (
     *("grad_output", "grad_input", "grad_weight", "grad_bias"),
 )
 ROWS = (
-    *("threads", "level", "is_double", "N", "D", "step", "used", "table", "velocity", "last"),
-    *("shrunk", "way", "rates", "rows", "grads"),
+    *("threads", "level", "is_double", "N", "D", "step", "used", "table", "velocity", "anchor"),
+    *("products", "last", "powers", "rates", "rows", "grads"),
 )
 _FIELDS = {"recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR, "rows": ROWS}
 _WORDS = {kernel: struct.Struct(f"={len(fields)}q") for kernel, fields in _FIELDS.items()}

@@ -116,6 +116,16 @@ template <class T> FK_INLINE void store_part(T* p, Vec<T> v, i64 n) {
     for (i64 i = 0; i < n; i++) p[i] = v[i];
 }
 
+// The sum of all lanes, always in the same order.
+template <class T> FK_INLINE T sum_of(Vec<T> v) {
+    typedef typename Lanes<T>::Bits Bits;
+    constexpr int L = Lanes<T>::W;
+    Bits lane;
+    for (int i = 0; i < L; i++) lane[i] = i;
+    for (int half = L / 2; half > 0; half /= 2) v += __builtin_shuffle(v, lane ^ half);
+    return v[0];
+}
+
 // Rather than divide: 2 units in the last place for the reciprocal, 1 for the quotient.
 #if defined(FK_LEVEL_AVX512)
 FK_INLINE FloatVec reciprocal(FloatVec d) {

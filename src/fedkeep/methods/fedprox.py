@@ -46,6 +46,11 @@ class Proximal(Term):
         """True: it compares with it."""
         return True
 
+    @property
+    def pull(self) -> float:
+        """μ."""
+        return self.mu
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         pulled = [n for n in received if n in net.trainable()]

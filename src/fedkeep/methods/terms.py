@@ -40,6 +40,14 @@ class Term:
         """
         return False
 
+    @property
+    def pull(self) -> float | None:
+        """λ of a comparison ½ λ ‖w − w^t‖² over the trainable federated parameters: 0 for none, None for another.
+
+        Then rows of a table can wait until they are looked up, as what they miss is known in closed form.
+        """
+        return None if self.reads_received else 0.0
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar.
 
@@ -74,6 +82,13 @@ class Sum(Term):
         """True if one of the terms does."""
         return any(term.reads_received for term in self.terms)
 
+    @property
+    def pull(self) -> float | None:
+        """The sum of the terms'."""
+        pulls = [term.pull for term in self.terms]
+        known = [p for p in pulls if p is not None]
+        return sum(known) if len(known) == len(pulls) else None
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         values = [term(net, params, batch, received) for term in self.terms]
         return torch.stack(values).sum()
@@ -95,6 +110,11 @@ class Scaled(Term):
     def reads_received(self) -> bool:
         """True if the term does."""
         return self.term.reads_received
+
+    @property
+    def pull(self) -> float | None:
+        """The term's, times the constant."""
+        return None if self.term.pull is None else self.factor * self.term.pull
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         return self.factor * self.term(net, params, batch, received)
