@@ -48,7 +48,7 @@ CLAIMS = [
     for case, ratios in WANTED_AND_CLAIMED.items()
     for over, numbers in ratios.items()
 ]
-OF_PEAK_WANTED, OF_PEAK_CLAIMED = 0.5, 0.3
+OF_PEAK_WANTED, OF_PEAK_CLAIMED = 0.5, 0.35
 OF_PEAK = (("W1", 10), ("W1", 40), ("W1", 160), ("W2", 16))
 
 

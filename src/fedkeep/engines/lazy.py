@@ -75,14 +75,13 @@ class LazyRows:
                     0.0 if anchor is None else pull,
                 )  # fmt: skip
         self.used: dict[str, Tensor] = {}
-        self.penalty: Tensor | float = (
-            0.0  # of the proximal term, for the rows that the batch does not look up
-        )
+        # The proximal term's value for the rows that the batch does not look up.
+        self.penalty: Tensor | float = 0.0
 
     def look_up(self, batch: Batch) -> tuple[Params, Mapping[str, Tensor]]:
         """Cut the tables to a batch's rows and rewrite its ids; return these rows, and what was received cut likewise.
 
-        The received rows are cut when they are first asked for: most losses don't.
+        The received rows are cut when they are asked for: most losses don't.
         """
         for column, size in self.columns.items():
             ids = batch[column]
@@ -130,18 +129,14 @@ class LazyRows:
 
 
 class ReceivedRows(Mapping[str, Tensor]):
-    """What the server sent, of whose tables only the rows of a batch are seen; each is cut when first asked for."""
+    """What the server sent, of whose tables only the rows of a batch are seen; each is cut when asked for."""
 
     def __init__(self, received: Mapping[str, Tensor], used: Mapping[str, Tensor]) -> None:
         self._received, self._used = received, used
-        self._cut: Params = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._used:
-            return self._received[name]
-        if name not in self._cut:
-            self._cut[name] = self._received[name].index_select(0, self._used[name])
-        return self._cut[name]
+        value = self._received[name]
+        return value.index_select(0, self._used[name]) if name in self._used else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._received)

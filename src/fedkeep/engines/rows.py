@@ -50,8 +50,7 @@ class MovingRows:
         )
         self._rates = torch.tensor([self.rate, self.momentum], dtype=self.table.dtype, device=device)
         self._powers = self._raised(FEW)
-        every = torch.arange(len(self.table), device=device)
-        self._products = None if self.anchor is None else self._of(every, self.anchor)
+        self._products = None if self.anchor is None else products(self.table, self.velocity, self.anchor)
 
     def _raised(self, steps: int) -> Tensor:
         """Return (steps + 1, 4): by Δ the a, b, c, e of d ← a d + b v and v ← c d + e v."""
@@ -91,7 +90,7 @@ class MovingRows:
             self.table.index_copy_(0, used, rows.sub_(velocity, alpha=self.rate))
             self.last.index_fill_(0, used, self.step + 1)
             if self._products is not None and self.anchor is not None:
-                self._products[used] = self._of(used, self.anchor)
+                self._products[used] = products(self.table[used], self.velocity[used], self.anchor[used])
         self.step += 1
         if self.step >= len(self._powers):
             self._powers = self._raised(2 * self.step)
@@ -105,21 +104,13 @@ class MovingRows:
         squares = a * a * dd + 2 * a * b * dv + b * b * vv
         return 0.5 * self.pull * squares.index_fill_(0, used, 0).sum()
 
-    def _of(self, used: Tensor, anchor: Tensor) -> Tensor:
-        """Return d·d, d·v and v·v of rows as they stand, (N, 3)."""
-        shape = len(used), -1
-        d, v = (self.table[used] - anchor[used]).reshape(shape), self.velocity[used].reshape(shape)
-        return torch.stack(((d * d).sum(1), (d * v).sum(1), (v * v).sum(1)), 1)
-
     def finish(self) -> None:
         """Bring every row to the present."""
         if bool((self.last < self.step).any()):
             self._advance(self.table, self.velocity, self.anchor, self.last)
             self.last.fill_(self.step)
             if self.anchor is not None:
-                self._products = self._of(
-                    torch.arange(len(self.table), device=self.table.device), self.anchor
-                )
+                self._products = products(self.table, self.velocity, self.anchor)
 
     def _present(self, used: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows and their velocities as they are now."""
@@ -149,3 +140,10 @@ class MovingRows:
             rows.data_ptr(), native.address(grads),
         )  # fmt: skip
         native.call("rows", back, words)
+
+
+def products(rows: Tensor, velocity: Tensor, anchor: Tensor) -> Tensor:
+    """Return d·d, d·v and v·v of each row, (N, 3)."""
+    shape = len(rows), -1
+    d, v = (rows - anchor).reshape(shape), velocity.reshape(shape)
+    return torch.stack(((d * d).sum(1), (d * v).sum(1), (v * v).sum(1)), 1)
