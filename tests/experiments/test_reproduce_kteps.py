@@ -343,7 +343,7 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
-    monkeypatch.setattr(kteps_variants, "SHORTER", (("run.rounds", "1"),))
+    monkeypatch.setattr(kteps_variants, "SHORTER", {"full": (("run.rounds", "1"),)})
     tried = ("KTEPS", "linear schedule", "dropout")
     monkeypatch.setattr(kteps_variants, "VARIANTS", {n: kteps_variants.VARIANTS[n] for n in tried})
     shutil.copytree(finished / "kteps", tmp_path / "kteps")
@@ -368,8 +368,10 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     sent = {
         read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("*-full-*") if "kteps-full" in p.name
     }
-    own = {read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob(f"{computed[3]}-*")}
-    assert sent == own  # the same bytes
+    own = [read_numbers(p) for p in (tmp_path / "kteps").glob(f"{computed[3]}-*")]
+    assert sent == {n.upload_bytes for n in own}  # the same bytes
+    assert [n.rounds for n in own] == [1]  # tested as it was chosen
+    assert "KTEPS trains for 2 rounds, it for 1;" in text
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []
