@@ -8,8 +8,10 @@ and, made from it, ``speed.md`` into ``results/``; then fails if a claim of ``cl
 tiny sizes and writes into ``runs/benchmarks``.
 
 - ``plain``: the code a researcher writes, with the better of one thread and one per core, and the default
-  allocator; ``plain_padded`` (W1 ragged): padding instead of packing; ``plain_two_processes``: half of the clients
-  in each of two. It, ``pfl`` and ``flower`` pad ragged texts too, which is several times faster than packing.
+  allocator; where a trial leaves the other one close behind, it races too (``plain_other_threads``) and ratios are
+  taken over the faster; ``plain_padded`` (W1 ragged): padding instead of packing; ``plain_two_processes``: half of
+  the clients in each of two. It, ``pfl`` and ``flower`` pad ragged texts too, which is several times faster than
+  packing.
 - ``fedkeep_ENGINE``: with ``torch.nn``'s parameters and this package's layers.
 - ``pfl``, ``flower``: in environments of their own under ``--peers`` (see ``peers.py``).
 

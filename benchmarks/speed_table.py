@@ -12,8 +12,9 @@ HEAD = """# Speed of a round
 
 Made by `python -m benchmarks.speed` from [speed.json](speed.json). A ratio says how many times faster than the
 plain PyTorch loop a contender is: the median over turns of (seconds of the plain loop / seconds of the contender,
-same turn, same cohort), with the least and the greatest beside it. Every contender runs in a process of its own,
-one at a time, from the same initial values, on the same mini-batches.
+same turn, same cohort), with the least and the greatest beside it. The plain loop runs with one thread and with one
+per core where both are near each other, and ratios are taken over the one that is faster in the race. Every contender
+runs in a process of its own, one at a time, from the same initial values, on the same mini-batches.
 [benchmarks/workloads.py](../benchmarks/workloads.py) says what W1 to W4 are.
 
 - *Peak memory*: each process of the contender at its own peak during measured rounds, pages shared between its

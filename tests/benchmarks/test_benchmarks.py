@@ -149,6 +149,22 @@ def test_ratios_are_taken_inside_a_turn() -> None:
     assert race.ratios(base, ours) == [3.0, 2.0]
 
 
+def test_ratios_are_over_the_faster_number_of_threads() -> None:
+    setting = race.Setting(True, "cpu", Path("none"), False, 60.0, ("fedkeep_auto",))
+    one = race.Race(setting, "W1", None)
+    one.scratch.cleanup()
+    one.entries["plain"].seconds = [3.0, 9.0, 3.0]
+    one.entries["fedkeep_auto"].seconds = [1.0, 1.0, 1.0]
+    row = one.measured(one.entries["fedkeep_auto"], 1.0, 1.0)
+    assert (row["ratio_to_plain"], row["low"], row["high"]) == (3.0, 3.0, 9.0)
+    one.entries[race.OTHER] = race.Entry(race.OTHER, seconds=[2.0, 2.0, 8.0])
+    row = one.measured(one.entries["fedkeep_auto"], 1.0, 1.0)
+    assert (row["ratio_to_plain"], row["low"], row["high"]) == (2.0, 2.0, 8.0)
+    assert one.measured(one.entries["plain"], 1.0, 1.0)["ratio_to_plain"] == pytest.approx(2 / 3)
+    one.entries[race.OTHER].reason = "it died"
+    assert one.measured(one.entries["fedkeep_auto"], 1.0, 1.0)["ratio_to_plain"] == 3.0
+
+
 def test_the_distance_of_two_states(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([3.0, 4.0]), y=np.array([12.0]))
     np.savez(tmp_path / "b.npz", x=np.array([3.0, 4.0]), y=np.array([12.5]))
