@@ -229,6 +229,15 @@ def test_the_mixture_by_hand() -> None:
     assert mixed_log_probabilities(net, params, batch).exp()[0].tolist() == pytest.approx([0.6875, 0.3125])
     assert float(MixtureLoss()(net, params, batch, {})) == pytest.approx(-math.log(0.6875), abs=1e-7)
     assert float(mixed_log_probabilities(net, {**params, "gate.bias": zero["gate.bias"]}, batch)[0, 0].exp()) == pytest.approx(0.625)  # fmt: skip
+    # with M_G's own loss, −log 0.75, at weight 2
+    expected = -math.log(0.6875) - 2 * math.log(0.75)
+    assert float(MixtureLoss(general=2.0)(net, params, batch, {})) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("general", [-0.1, math.nan, math.inf])
+def test_a_weight_of_the_general_model_that_is_none(general: float) -> None:
+    with pytest.raises(MethodError, match="^general must be a number of at least 0; got"):
+        methods.pfl_da(general=general)
 
 
 def test_a_closed_gate_trains_one_model_alone() -> None:
@@ -249,8 +258,9 @@ def test_a_closed_gate_trains_one_model_alone() -> None:
             assert float(slopes[f"{still}{n}"].abs().max()) < 1e-12
 
 
-def test_pfl_da_equals_plain_pytorch() -> None:
-    method = methods.pfl_da(**OPTIONS)
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_pfl_da_equals_plain_pytorch(weight: float) -> None:
+    method = methods.pfl_da(general=weight, **OPTIONS)
     initial = AddGate()(Parts().double()).state_dict()
 
     def probabilities(w: State, batch: State) -> Tensor:
@@ -262,7 +272,8 @@ def test_pfl_da_equals_plain_pytorch() -> None:
 
     def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
         def loss(w: State, batch: State) -> Tensor:
-            return -probabilities(w, batch).gather(1, batch["label"][:, None]).log().mean()
+            alone = nn.functional.cross_entropy(linear(w, "classifier", h(w, batch)), batch["label"])
+            return -probabilities(w, batch).gather(1, batch["label"][:, None]).log().mean() + weight * alone
 
         return descend(state, [""], batches, loss, 0.2, 0.9)
 

@@ -1,14 +1,17 @@
 """PFL-DA: a gate mixes the predictions of the federated model and of a private one.
 
 Source: Peterson, Kanani and Marathe, Private Federated Learning with Domain Adaptation, arXiv 1912.06733; its general
-model is trained with noise, which ``Method.upload`` can add.
+model is trained with noise, which ``Method.upload`` can add. Nothing there asks the general model to predict by
+itself, as KTEPS's tables do; the loss of its own that the option ``general`` weighs is for that.
 One round: (1) a cohort downloads the general model M_G; (2) each client joins it with its own whole model M_k and gate;
-(3) it trains all jointly on the loss of α M_G(x) + (1 − α) M_k(x), probabilities, with α = sigmoid(uᵀh̄ + c) and h̄ the
-features of M_G; (4) it uploads the change of M_G; (5) the server averages, and the client keeps M_k, u and c.
+(3) it trains all jointly on L(α M_G(x) + (1 − α) M_k(x)) + β L(M_G(x)), probabilities, with α = sigmoid(uᵀh̄ + c), h̄
+the features of M_G, and β = 0 in the paper; (4) it uploads the change of M_G; (5) the server averages, and the client
+keeps M_k, u and c.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
@@ -47,23 +51,34 @@ class AddGate:
 
 def mixed_log_probabilities(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return log(α p_G + (1 − α) p_k), shape (B, C): logits whose softmax is the mixture."""
+    return _both(net, params, batch)[0]
+
+
+def _both(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the logits of the mixture and those of M_G."""
     found = features(net, params, batch)
-    general = head(net, params, found).log_softmax(1)
+    general = head(net, params, found)
     own = net(copy_of(params), batch).log_softmax(1)
     gate = linear(net, params, "gate", found)  # (B, 1)
     log = nn.functional.logsigmoid
-    return torch.logaddexp(log(gate) + general, log(-gate) + own)
+    return torch.logaddexp(log(gate) + general.log_softmax(1), log(-gate) + own), general
 
 
 @dataclass(frozen=True)
 class MixtureLoss(Term):
-    """The loss of the gated mixture.
+    """The loss of the gated mixture, and of the general model by itself.
 
     Attributes:
-        loss: of the mixture's log-probabilities, taken as logits.
+        loss: of the mixture's log-probabilities, taken as logits, and of M_G's logits.
+        general: β, the weight of M_G's own loss.
     """
 
     loss: Term = cross_entropy()
+    general: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.general < math.inf:
+            raise MethodError(f"general must be a number of at least 0; got {self.general}.")
 
     @property
     def reads_parameters(self) -> bool:
@@ -77,11 +92,16 @@ class MixtureLoss(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
-        return self.loss(Known(net, mixed_log_probabilities(net, params, batch)), params, batch, received)
+        mixed, general = _both(net, params, batch)
+        value = self.loss(Known(net, mixed), params, batch, received)
+        if self.general:
+            value = value + self.general * self.loss(Known(net, general), params, batch, received)
+        return value
 
 
 def pfl_da(
     *,
+    general: float = 0.0,
     loss: Term = cross_entropy(),
     optimizer: Optimizer = sgd(0.1),
     epochs: int = 1,
@@ -94,8 +114,19 @@ def pfl_da(
 
     A client predicts with its mixture; the shared part alone is M_G. Two models are trained, so a step costs nearly
     twice FedAvg's.
+
+    Args:
+        general: β, the weight of M_G's own loss beside the mixture's; 0: the paper, where M_G may predict nothing
+            useful without the private model (on FDU-MTL it falls to chance: results/kteps-table2.md).
+        loss: of the mixture's log-probabilities, taken as logits.
+        optimizer, epochs, batch_size, clip_norm, weighting, server_optimizer: as in FedAvg.
+
+    Raises:
+        MethodError: ``general`` is negative or not finite.
     """
-    phase = Phase(MixtureLoss(loss), "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    phase = Phase(
+        MixtureLoss(loss, general), "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm
+    )
     return Method(
         "pfl_da", Split((f"{PREFIX}*", "gate.*")), (phase,), weighting, server_optimizer=server_optimizer,
         adapt=(replace(phase, trains="private", epochs=10, examples="all"),), predict=mixed_log_probabilities,
