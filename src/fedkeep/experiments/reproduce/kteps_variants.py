@@ -82,8 +82,9 @@ def variants(request: Request) -> Path:
         "Variants of KTEPS",
         f"Every variant sends in a round what KTEPS sends. {shorter}The one to be tested was chosen by Ap on "
         f"{HELD_OUT} training reviews of each domain that its training left out, seed 0; test reviews had no part in "
-        "choosing among them. Dropout leaves out 0.2 of a text's words and 0.3 of the features; the schedule lowers the learning rate "
-        "of 0.01 linearly to 0, the faster one begins at 0.02, and slow words begin at 0.004 in the embedding.",
+        "choosing among them. Dropout leaves out 0.2 of a text's words and 0.3 of the features; the "
+        "schedule lowers the learning rate of 0.01 linearly to 0, the faster one "
+        "begins at 0.02, and slow words begin at 0.004 in the embedding.",
         further,
     )
 
