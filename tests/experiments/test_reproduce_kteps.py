@@ -344,34 +344,47 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
 ) -> None:
     monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
     monkeypatch.setattr(kteps_variants, "SHORTER", {"full": (("run.rounds", "1"),)})
-    tried = ("KTEPS", "linear schedule", "dropout")
+    tried = ("KTEPS", "KTEPS, all rounds", "linear schedule", "dropout")
     monkeypatch.setattr(kteps_variants, "VARIANTS", {n: kteps_variants.VARIANTS[n] for n in tried})
     shutil.copytree(finished / "kteps", tmp_path / "kteps")
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
-    slugs = [n.replace(" ", "-").lower() for n in tried]
-    assert computed[:3] == [f"fdu-variant-{slug}-held-out-full-0" for slug in slugs]
-    choosing = [read_numbers(next((tmp_path / "kteps").glob(f"{name}-*"))) for name in computed[:3]]
-    assert [n.rounds for n in choosing] == [1, 1, 1]
+    slugs = [n.replace(", ", "-").replace(" ", "-").lower() for n in tried]
+    assert computed[:4] == [f"fdu-variant-{slug}-held-out-full-0" for slug in slugs]
+    choosing = [read_numbers(next((tmp_path / "kteps").glob(f"{name}-*"))) for name in computed[:4]]
+    assert [n.rounds for n in choosing] == [1, 2, 1, 1]
     curves = [np.array(list(n.curves["0.01"]["own"].values())) for n in choosing]
     assert all(
         np.allclose(c * 3, (c * 3).round(), atol=1e-5) for c in curves
     )  # 3 reviews each, not the 5 of test
-    chosen = max((1, 2), key=lambda i: curves[i].mean())
-    assert computed[3:] == [f"fdu-variant-{slugs[chosen]}-full-{seed}" for seed in (0, 1)]  # KTEPS was there
+    chosen = max((2, 3), key=lambda i: curves[i].mean())
+    assert computed[4:] == [f"fdu-variant-{slugs[chosen]}-full-{seed}" for seed in (0, 1)]  # KTEPS was there
     found = rows(tmp_path, "kteps-variants")
     assert {m for m, _ in found} == {"KTEPS", tried[chosen]}
     assert found["KTEPS", "accuracy_ap"].value == rows(finished, "kteps-table3")["KTEPS", "accuracy_ap"].value
     text = (tmp_path / "kteps-variants.md").read_text(encoding="utf-8")
-    assert f"| {tried[chosen]} | {100 * curves[chosen].mean():.2f} |" in text
+    assert f"| {tried[chosen]} | 1 | {100 * curves[chosen].mean():.2f} |" in text
+    assert f"| KTEPS, all rounds | 2 | {100 * curves[1].mean():.2f} |" in text
     gaps = found[tried[chosen], "accuracy_ap"].value - found["KTEPS", "accuracy_ap"].value  # type: ignore[operator]
     assert f"paired by seed: {100 * gaps:+.2f}" in text
     sent = {
         read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("*-full-*") if "kteps-full" in p.name
     }
-    own = [read_numbers(p) for p in (tmp_path / "kteps").glob(f"{computed[3]}-*")]
+    own = [read_numbers(p) for p in (tmp_path / "kteps").glob(f"{computed[4]}-*")]
     assert sent == {n.upload_bytes for n in own}  # the same bytes
     assert [n.rounds for n in own] == [1]  # tested as it was chosen
     assert "KTEPS trains for 2 rounds, it for 1;" in text
+    early, same = [], []
+    for seed in (0, 1):
+        (base,) = (read_numbers(p).test_curve for p in (tmp_path / "kteps").glob(f"fdu-kteps-full-{seed}-*"))
+        (it,) = (
+            read_numbers(p).test_curve
+            for p in (tmp_path / "kteps").glob(f"fdu-variant-{slugs[chosen]}-full-{seed}-*")
+        )
+        (_, at_1), (_, at_2) = base
+        early.append(100 * (at_1 - at_2))
+        same.append(100 * (it[0][1] - at_1))
+    for gaps in (early, same):
+        assert f" {np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1):.2f} points " in text
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []
@@ -381,7 +394,10 @@ def test_variants_that_all_break_down_are_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
-    wild = {"KTEPS": (), "too fast": (("method.optimizer.learning_rate", "1e30"),)}
+    wild = {
+        "KTEPS": kteps_variants.Variant(),
+        "too fast": kteps_variants.Variant((("method.optimizer.learning_rate", "1e30"),)),
+    }
     monkeypatch.setattr(kteps_variants, "VARIANTS", wild)
     with pytest.raises(RunError, match="broke down for every variant"):
         reproduce("kteps-variants", request(data, tmp_path))
