@@ -344,8 +344,17 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
 ) -> None:
     monkeypatch.setattr(kteps_variants, "HELD_OUT", 3)
     monkeypatch.setattr(kteps_variants, "SHORTER", {"full": (("run.rounds", "1"),)})
-    tried = ("KTEPS", "KTEPS, all rounds", "linear schedule", "dropout")
-    monkeypatch.setattr(kteps_variants, "VARIANTS", {n: kteps_variants.VARIANTS[n] for n in tried})
+    monkeypatch.setattr(
+        kteps_variants,
+        "VARIANTS",
+        {
+            "KTEPS": kteps_variants.Variant(),
+            "KTEPS, all rounds": kteps_variants.Variant(early=False),
+            "linear schedule": kteps_variants.VARIANTS["linear schedule"],
+            "dropout": kteps_variants.VARIANTS["dropout"],
+        },
+    )
+    tried = tuple(kteps_variants.VARIANTS)
     shutil.copytree(finished / "kteps", tmp_path / "kteps")
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     slugs = [n.replace(", ", "-").replace(" ", "-").lower() for n in tried]

@@ -39,7 +39,6 @@ class Variant:
 
 VARIANTS: Mapping[str, Variant] = {
     "KTEPS": Variant(),
-    "KTEPS, all rounds": Variant(early=False),
     "linear schedule": Variant(SCHEDULE),
     "linear schedule, all rounds": Variant(SCHEDULE, early=False),
     "dropout": Variant(DROPOUT),
