@@ -7,9 +7,10 @@ from typer.main import get_command
 
 from fedkeep import __version__
 from fedkeep.cli import app, main
+from fedkeep.cli.listing import _comment
 from fedkeep.cli.settings import safe_name
 from fedkeep.experiments.build import MODELS, READERS
-from fedkeep.experiments.builtin import builtin_names
+from fedkeep.experiments.builtin import builtin_names, builtin_text
 from fedkeep.experiments.reproduce import REPRODUCTIONS
 from fedkeep.methods import METHODS
 from tests.cli.conftest import Command
@@ -67,6 +68,19 @@ def test_list_names_everything(fedkeep: Command) -> None:
     assert "furl" in words
     assert "FURL: private user parameters beside a federated model." in result.stdout
     assert result.stdout.splitlines()[-1].startswith("Kernels: ")
+
+
+def test_list_shows_whole_sentences(fedkeep: Command) -> None:
+    shown = " ".join(fedkeep("list").stdout.split())
+    assert ":class:" not in shown
+    assert ":meth:" not in shown
+    own = [_comment(builtin_text(name)) for name in builtin_names()]
+    assert all(text.endswith(".") and text in shown for text in own)
+    assert (
+        _comment("# One of p = 0.8, which goes\n# on. And another.\n\n# Not this.\n")
+        == "One of p = 0.8, which goes on."
+    )
+    assert _comment('name = "bare"\n') == "bare"
 
 
 def test_names_of_folders_are_safe_on_any_system() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from fedkeep.cli.output import say, show_table
@@ -36,14 +38,16 @@ def list_all() -> None:
 def about(thing: Callable[..., Any]) -> str:
     """Return what a function's result, or a class, is for: for a method its module's first line, else its own."""
     text = inspect.getdoc(inspect.getmodule(thing)) if thing in METHODS.values() else inspect.getdoc(thing)
-    return (text or "").split("\n\n")[0].replace("``", "").replace("\n", " ")
+    first = (text or "").split("\n\n")[0].replace("``", "").replace("\n", " ")
+    return re.sub(r":\w+:`([^`]*)`", r"\1", first)
 
 
 def _comment(text: str) -> str:
-    line = text.split("\n", 1)[0]
-    return (
-        line.removeprefix("#").strip() if line.startswith("#") else str(tomllib.loads(text).get("name", ""))
-    )
+    """Return the first sentence of a configuration's opening comment; without one, the configuration's name."""
+    lines = list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
+    if not lines:
+        return str(tomllib.loads(text).get("name", ""))
+    return re.split(r"(?<=\.) (?=[A-Z])", " ".join(line.lstrip("# ") for line in lines))[0]
 
 
 def _show(title: str, entries: Mapping[str, str]) -> None:
