@@ -29,6 +29,22 @@ from fedkeep.experiments.simulate import SHARED, Run
 from fedkeep.methods.base import Predict
 
 
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return what a run's numbers depend on, but for data and code; what has its default value is left out."""
+    settings = config.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+    run = settings["run"]
+    run.pop("workers", None)
+    if run.get("engine") != "pooled":
+        run.pop("engine", None)  # the others give the same numbers
+    return settings
+
+
+def digest(settings: Mapping[str, Any], source: Mapping[str, str]) -> str:
+    """Return ten hexadecimal digits that stand for settings and the sha256 of the files of data."""
+    text = json.dumps({"settings": settings, "source": dict(source)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One training run of a table, and what is measured on it.
@@ -58,13 +74,8 @@ class Cell:
 
     def settings(self) -> dict[str, Any]:
         """Return what the numbers depend on, but for data and code; what has its default value is left out."""
-        config = self.resolved().model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
-        run = config["run"]
-        run.pop("workers", None)
-        if run.get("engine") != "pooled":
-            run.pop("engine", None)  # the others give the same numbers
         return {
-            "config": config,
+            "config": settings_of(self.resolved()),
             "ratios": list(self.ratios),
             "inferences": list(self.inferences),
             "words": list(self.words),
@@ -73,8 +84,7 @@ class Cell:
 
     def file(self, folder: Path, source: Mapping[str, str]) -> Path:
         """Return where the cell's numbers stand, given the sha256 of its files of data."""
-        text = json.dumps({"settings": self.settings(), "source": dict(source)}, sort_keys=True)
-        return folder / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
+        return folder / f"{self.name}-{digest(self.settings(), source)}.json"
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class Numbers:
     def save(self, path: Path) -> None:
         """Write the numbers; a crash on the way leaves nothing half written."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(_rounded(asdict(self)), ensure_ascii=False) + "\n").encode())
+        write_whole(path, (json.dumps(rounded(asdict(self)), ensure_ascii=False) + "\n").encode())
 
 
 def read_numbers(path: Path) -> Numbers:
@@ -277,12 +287,12 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
     return {"steps": steps, "curves": curves, "neighbours": neighbours}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Return the value with floats of seven digits, which is more than any of them means; NaN becomes None."""
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(one) for one in value]
+        return [rounded(one) for one in value]
     if isinstance(value, float):
         return float(f"{value:.7g}") if value == value else None
     return value

@@ -4,156 +4,135 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import aggregation_time, cold_start_analysis, embedding_map, write_analyses
+from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.reproduce import jobs
+from fedkeep.experiments.reproduce.furl_scenes import SCENES, Scene
 from fedkeep.experiments.reproduce.jobs import JobSpec, Outcome
-from fedkeep.experiments.simulate import Run
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
+    from fedkeep.report.results import Row
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """A row of the table: its name, its built-in configuration, and the published number (a fraction) or None."""
-
-    name: str
-    config: str
-    published: float | None = None
-
-    def overrides(self, scene: Scene, scale: str) -> dict[str, str] | None:
-        """Return the settings that a scale changes; None: the scale leaves this row out."""
-        if scale == "full":
-            return {}
-        if scale == "quick":
-            return dict(scene.quick)
-        return None if self.name in scene.left_out else {**scene.medium, **scene.shorter.get(self.name, {})}
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A data set of the table and its configurations.
-
-    Attributes:
-        name: for the results.
-        stands_for: the paper's data set in whose place it is used.
-        needs_data: reads real data.
-        rows: the configurations, in the paper's order.
-        quick, medium: overrides of every configuration at these scales; the full scale has none.
-        seeds: the seeds of the full scale; the others have one.
-        shorter: further overrides by row at the medium scale.
-        left_out: rows that the medium scale leaves out.
-        cold_start: measure new users at the medium scale, which takes another run.
-    """
-
-    name: str
-    stands_for: str
-    needs_data: bool
-    rows: tuple[Configuration, ...]
-    quick: Mapping[str, str]
-    medium: Mapping[str, str]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    shorter: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-    cold_start: bool = True
-
-
-def _rows(folder: str, published: Sequence[float | None] = (None,) * 4) -> tuple[Configuration, ...]:
-    gs, ps, gf, pf = published
-    return (
-        Configuration("Global Server", f"{folder}/global-server", gs),
-        Configuration("Personalized Server", f"{folder}/personalized-server", ps),
-        Configuration("Global FL, paper's recipe", f"{folder}/global-fl-paper", gf),
-        Configuration("Personalized FL, paper's recipe", f"{folder}/personalized-fl-paper", pf),
-        Configuration("Global FL, best recipe", f"{folder}/global-fl", gf),
-        Configuration("Personalized FL, best recipe", f"{folder}/personalized-fl", pf),
-    )
-
-
-SCENES = (
-    Scene(
-        "zulip_channels",
-        "Subreddit",
-        True,
-        _rows("furl", (0.2893, 0.6613, 0.1190, 0.6241)),
-        {"run.epochs": "3", "data.limit_users": "80", "data.max_length": "64"},
-        {"run.epochs": "12", "data.max_length": "80"},
-        shorter={
-            name: {"run.epochs": "6"}
-            for name in ("Global Server", "Global FL, paper's recipe", "Personalized FL, paper's recipe")
-        },
-        left_out=("Global FL, best recipe",),
-        cold_start=False,
-    ),
-    Scene(
-        "zulip_channels, bag of words",
-        "Subreddit-words",
-        True,
-        _rows("furl-words"),
-        {"run.epochs": "4", "data.limit_users": "80"},
-        {"run.epochs": "15"},
-        shorter={
-            name: {"run.epochs": "8"}
-            for name in ("Global FL, paper's recipe", "Personalized FL, paper's recipe")
-        },
-    ),
-    Scene(
-        "sticker-like (generated)",
-        "Sticker",
-        False,
-        _rows("furl-sticker", (0.5775, 0.6560, 0.5724, 0.6563)),
-        {"run.epochs": "6", "data.users": "150"},
-        {"run.epochs": "20"},
-    ),
-)
+PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
+FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
 RATES = (0.03, 0.1, 0.3, 1.0)
 
 
 def table3(request: Request) -> Path:
-    """Run the configurations on both scenes, and write results, figures and a page."""
-    from fedkeep.report import page, plots
-    from fedkeep.report.results import Row, over_seeds, write_results
+    """Run the configurations on the scenes, and write results, figures and a page.
 
-    runs = request.out / "runs" / f"furl-table3-{request.scale}"
-    figures_folder = request.out / _result_name("furl-table3", request.scale)
-    rows: list[Row] = []
-    figures: list[Path] = []
-    notes: list[str] = []
-    commit = source_commit() or ""
+    What the table takes from a finished run is kept in the folder ``furl`` of the results (with the quick scale, of its
+    runs), and such a run is not repeated. Figures that need a run's states are left as they are where that run is not
+    in the folder of runs.
+    """
+    from fedkeep.report import page
+
+    sheet = _Sheet(request)
     for scene in SCENES:
-        specs = _specs(scene, request, runs)
-        jobs.run_jobs(list(specs.values()), request.workers, request.progress)
-        outcomes = {key: jobs.outcome(spec.folder) for key, spec in specs.items()}
-        for configuration in scene.rows:
-            own = {seed: o for (name, seed), o in outcomes.items() if name == configuration.name}
-            values = {seed: o.test for seed, o in own.items() if not math.isnan(o.test)}
-            metric = next(iter(outcomes.values())).metric
-            rows.append(
-                over_seeds(
-                    scene.name, configuration.name, metric, values, published=configuration.published,
-                    scale=request.scale, commit=commit,
-                )
-            )  # fmt: skip
-            notes += [
-                f"- {scene.name}, {configuration.name}, seed {s}: {o.fault}"
-                for s, o in own.items()
-                if o.fault
-            ]
-        figures += _figures(scene, specs, outcomes, figures_folder, plots, request.scale)
-        rows += _references(scene, specs, request.scale, commit, Row)
-    finished = [p for p in sorted(runs.iterdir()) if not (p / "fault.txt").exists()]
-    page.write_report(finished, figures_folder / "page", title="FURL, Table 3")
-    _, markdown = write_results(
-        request.out, _result_name("furl-table3", request.scale), rows,
-        title="FURL, Table 3 and Figures 2-5", preamble=_preamble(request.scale, notes), figures=figures,
-    )  # fmt: skip
-    return markdown
+        wanted = [
+            spec for key, spec in sheet.specs[scene.name].items() if not sheet.file(scene, key).exists()
+        ]
+        sheet.keep(scene)
+        jobs.run_jobs(wanted, request.workers, request.progress, partial(sheet.keep, scene))
+        sheet.draw(scene)
+    ran = [p for p in sorted(sheet.runs.glob("*")) if jobs.is_finished(p) and not (p / "fault.txt").exists()]
+    if ran:
+        page.write_report(ran, sheet.folder / "page", title="FURL, Table 3")
+    return sheet.write()
+
+
+class _Sheet:
+    """The runs of one call, what is kept of them, and the results that are made from it."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.result = _result_name("furl-table3", request.scale)
+        self.runs = request.out / "runs" / f"furl-table3-{request.scale}"
+        self.kept = request.out / "runs" / "furl-quick" if request.scale == "quick" else request.out / "furl"
+        self.folder = request.out / self.result
+        self.specs = {scene.name: _specs(scene, request, self.runs) for scene in SCENES}
+        first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
+        data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
+        self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
+        self.references = [row for scene in SCENES for row in self._references(scene, data[scene.name])]
+
+    def file(self, scene: Scene, key: tuple[str, int]) -> Path:
+        return self.specs[scene.name][key].file(self.kept, self.sources[scene.name])
+
+    def keep(self, scene: Scene) -> None:
+        """Keep the outcomes of the scene's finished runs, and write the results."""
+        for key, spec in self.specs[scene.name].items():
+            file = self.file(scene, key)
+            if not file.exists() and jobs.is_finished(spec.folder):
+                jobs.keep(spec, file, self.sources[scene.name])
+                self.write()
+
+    def outcomes(self, scene: Scene) -> dict[tuple[str, int], Outcome]:
+        files = {key: self.file(scene, key) for key in self.specs[scene.name]}
+        return {key: jobs.kept(file) for key, file in files.items() if file.exists()}
+
+    def draw(self, scene: Scene) -> None:
+        _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder, self.request.scale)
+
+    def write(self) -> Path:
+        """Write the results of what is there."""
+        from fedkeep.report.results import over_seeds, write_results
+
+        rows: list[Row] = []
+        faults: list[str] = []
+        figures: list[Path] = []
+        for scene in SCENES:
+            outcomes = self.outcomes(scene)
+            for configuration in scene.rows:
+                own = {seed: o for (name, seed), o in outcomes.items() if name == configuration.name}
+                values = {seed: o.test for seed, o in own.items() if not math.isnan(o.test)}
+                rows.append(
+                    over_seeds(
+                        scene.name, configuration.name, scene.metric, values, published=configuration.published,
+                        scale=self.request.scale, commit=", ".join(sorted({o.commit for o in own.values()} - {""})),
+                    )
+                )  # fmt: skip
+                faults += [
+                    f"- {scene.name}, {configuration.name}, seed {s}: {o.fault}"
+                    for s, o in own.items()
+                    if o.fault
+                ]
+            rows += [row for row in self.references if row.scene == scene.name]
+            figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
+        _, markdown = write_results(
+            self.request.out, self.result, rows, title="FURL, Table 3 and Figures 2-5",
+            preamble=_preamble(self.request.scale, faults), figures=figures,
+        )  # fmt: skip
+        return markdown
+
+    def _references(self, scene: Scene, data: FederatedData) -> list[Row]:
+        """Return rows of what is known without training: the generator's best, or each user's most frequent label."""
+        from fedkeep.experiments.reproduce.references import most_frequent_label
+        from fedkeep.report.results import Row
+
+        known = (
+            {
+                "(best possible, user known)": data.meta["best"],
+                "(best possible, no user)": data.meta["best_global"],
+            }
+            if data.meta.get("best") is not None
+            else {"(each user's most frequent label)": most_frequent_label(data)}
+        )
+        seed = next(iter(self.specs[scene.name]))[1]
+        now, scale = source_commit() or "", self.request.scale
+        return [
+            Row(scene.name, name, scene.metric, float(value), None, (seed,), None, scale, now)
+            for name, value in known.items()
+        ]
 
 
 def _specs(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], JobSpec]:
@@ -181,80 +160,60 @@ def _specs(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], 
     }
 
 
-def _figures(
+def _figure(folder: Path, scene: Scene, kind: str) -> Path:
+    return folder / f"{scene.stands_for.lower()}-{kind}.png"
+
+
+def _draw(
     scene: Scene,
     specs: Mapping[tuple[str, int], JobSpec],
     outcomes: Mapping[tuple[str, int], Outcome],
     folder: Path,
-    plots: Any,
     scale: str,
-) -> list[Path]:
+) -> None:
+    """Draw the scene's figures, with the first seed."""
+    from fedkeep.report import plots
+
     folder.mkdir(parents=True, exist_ok=True)
     seed = next(iter(specs))[1]
-    tag = scene.stands_for.lower()
     ran = {
         row: outcomes[row.name, seed]
         for row in scene.rows
         if (row.name, seed) in outcomes and not outcomes[row.name, seed].fault
     }
-    metric = next(iter(ran.values())).metric
-    bars, curves = folder / f"{tag}-figure2.png", folder / f"{tag}-figure3.png"
-    plots.comparison_bars(
-        [(row.name, o.test, row.published) for row, o in ran.items()], bars, metric=metric,
-        title=f"{scene.name} beside the paper's {scene.stands_for}" if any(r.published for r in ran) else scene.name,
-    )  # fmt: skip
-    plots.learning_curves(
-        {row.name: list(o.curve) for row, o in ran.items()}, curves, metric=metric,
-        title=f"{scene.name}, validation examples",
-    )  # fmt: skip
-    made = [bars, curves]
-    pair = [
-        ("Personalized Server", "personalized-server"),
-        ("Personalized FL, best recipe", "personalized-fl"),
-    ]
-    if all(not outcomes[name, seed].fault for name, _ in pair):
-        loaded = {name: jobs.load_job(specs[name, seed]) for name, _ in pair}
-        made += _maps(loaded, specs, seed, folder, tag, plots)
-        made += _users(specs, seed, [name for name, _ in pair], folder, tag, plots)
-        if scene.cold_start or scale != "medium":
-            made += _cold(specs["Personalized FL, best recipe", seed], folder, tag, plots)
-    return made
-
-
-def _maps(
-    loaded: Mapping[str, Run],
-    specs: Mapping[tuple[str, int], JobSpec],
-    seed: int,
-    folder: Path,
-    tag: str,
-    plots: Any,
-) -> list[Path]:
-    analysis = embedding_map(loaded)
-    federated = specs["Personalized FL, best recipe", seed].folder
-    times = aggregation_time(loaded["Personalized FL, best recipe"].server)
-    write_analyses(federated, {"embedding_map": analysis, "aggregation_time": times})
-    path, clock = folder / f"{tag}-figure45.png", folder / f"{tag}-aggregation.png"
-    plots.embedding_map(analysis, path)
-    plots.aggregation_time(times, clock)
-    return [path, clock]
-
-
-def _users(
-    specs: Mapping[tuple[str, int], JobSpec],
-    seed: int,
-    names: Sequence[str],
-    folder: Path,
-    tag: str,
-    plots: Any,
-) -> list[Path]:
-    path = folder / f"{tag}-users.png"
+    if ran:
+        plots.comparison_bars(
+            [(row.name, o.test, row.published) for row, o in ran.items()],
+            _figure(folder, scene, "figure2"),
+            metric=scene.metric,
+            title=f"{scene.name} beside the paper's {scene.stands_for}"
+            if any(row.published for row in ran)
+            else scene.name,
+        )
+        plots.learning_curves(
+            {row.name: list(o.curve) for row, o in ran.items()}, _figure(folder, scene, "figure3"),
+            metric=scene.metric, title=f"{scene.name}, validation examples",
+        )  # fmt: skip
+    pair = {row.name: o for row, o in ran.items() if row.name in PAIR}
+    if len(pair) < len(PAIR):
+        return
     plots.client_distribution(
-        {n: jobs.per_client(specs[n, seed].folder) for n in names}, path, metric="accuracy"
-    )
-    return [path]
+        {row.config.split("/")[1]: dict(ran[row].clients) for row in ran if row.name in PAIR},
+        _figure(folder, scene, "users"), metric="accuracy",
+    )  # fmt: skip
+    federated = specs[PAIR[1], seed]
+    if all(jobs.is_finished(specs[name, seed].folder) for name in PAIR):
+        loaded = {specs[name, seed].config.split("/")[1]: jobs.load_job(specs[name, seed]) for name in PAIR}
+        analysis = embedding_map(loaded)
+        times = aggregation_time(loaded[federated.config.split("/")[1]].server)
+        write_analyses(federated.folder, {"embedding_map": analysis, "aggregation_time": times})
+        plots.embedding_map(analysis, _figure(folder, scene, "figure45"))
+        plots.aggregation_time(times, _figure(folder, scene, "aggregation"))
+    if scene.cold_start or scale != "medium":
+        _cold(federated, _figure(folder, scene, "cold-start"), plots)
 
 
-def _cold(spec: JobSpec, folder: Path, tag: str, plots: Any) -> list[Path]:
+def _cold(spec: JobSpec, path: Path, plots: Any) -> None:
     """Train once more with a tenth of the users held out, and measure these against their own examples."""
     held = JobSpec(
         spec.config,
@@ -262,48 +221,18 @@ def _cold(spec: JobSpec, folder: Path, tag: str, plots: Any) -> list[Path]:
         spec.folder.with_name(spec.folder.name + "-held-out"),
         spec.data,
     )
+    if path.exists() and not held.folder.exists():
+        return
     if not jobs.is_finished(held.folder):
         held()
     analysis = cold_start_analysis(jobs.load_job(held))
     write_analyses(held.folder, {"cold_start": analysis})
-    path = folder / f"{tag}-cold-start.png"
     plots.cold_start(analysis, path)
-    return [path]
-
-
-def _references(
-    scene: Scene, specs: Mapping[tuple[str, int], JobSpec], scale: str, commit: str, row: Any
-) -> list[Any]:
-    """Return rows of what is known without training: the generator's best, or each user's most frequent label."""
-    from fedkeep.experiments.reproduce.references import most_frequent_label
-
-    (_, seed), spec = next(iter(specs.items()))
-    loaded = jobs.load_job(spec).data
-    if loaded.meta.get("best") is not None:
-        known = (("(best possible, user known)", "best"), ("(best possible, no user)", "best_global"))
-        return [
-            row(scene.name, name, "auc", float(loaded.meta[key]), None, (seed,), None, scale, commit)
-            for name, key in known
-        ]
-    value = most_frequent_label(loaded)
-    return [
-        row(
-            scene.name,
-            "(each user's most frequent label)",
-            "accuracy",
-            value,
-            None,
-            (seed,),
-            None,
-            scale,
-            commit,
-        )
-    ]
 
 
 def _result_name(name: str, scale: str) -> str:
-    """Return the results' name: a quick run doesn't replace a longer one's."""
-    return f"{name}-quick" if scale == "quick" else name
+    """Return the results' name: a shorter run doesn't replace a longer one's."""
+    return name if scale == "full" else f"{name}-{scale}"
 
 
 def _preamble(scale: str, faults: Sequence[str]) -> str:

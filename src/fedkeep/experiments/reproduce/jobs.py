@@ -1,18 +1,26 @@
-"""Runs many configurations, each in its own run folder, so that an interrupted table goes on where it stopped."""
+"""Runs many configurations, each in its own run folder, so that an interrupted table goes on where it stopped.
+
+What a table takes from a finished run can be kept as a small file, as the cells of the other tables are; a run that has
+one is not computed again, on this machine or on another that has the file.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fedkeep.core.errors import FedkeepError, NonFiniteError, RunError
-from fedkeep.core.records import Record, read_records
+from fedkeep.core.files import write_whole
+from fedkeep.core.records import read_records
 from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_text
-from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.environment import environment
+from fedkeep.experiments.reproduce.cells import digest, rounded, settings_of
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.simulate import Run
 from fedkeep.experiments.tasks import run_tasks
@@ -39,6 +47,14 @@ class JobSpec:
         """The folder's name."""
         return self.folder.name
 
+    def resolved(self) -> Config:
+        """Return the configuration, overrides applied."""
+        return parse_config(builtin_text(self.config), self.config, dict(self.overrides))
+
+    def file(self, folder: Path, source: Mapping[str, str]) -> Path:
+        """Return where the run's outcome is kept, given the sha256 of its files of data."""
+        return folder / f"{self.name}-{digest(settings_of(self.resolved()), source)}.json"
+
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
         """Run it, or go on with it; None if it diverged.
 
@@ -46,7 +62,7 @@ class JobSpec:
             alone: it may use all cores.
             progress: as for ``simulate``.
         """
-        config = parse_config(builtin_text(self.config), self.config, dict(self.overrides))
+        config = self.resolved()
         resume = (self.folder / "run.json").exists()
         try:
             return run_config(
@@ -69,6 +85,8 @@ class Outcome:
         epochs: how many were run.
         curve: (epoch, valid) pairs.
         fault: what went wrong (a run that diverged), else empty.
+        clients: each client's test accuracy there; empty where single clients were not judged.
+        commit: of the source code that computed it; empty if it is not known.
     """
 
     metric: str
@@ -78,20 +96,75 @@ class Outcome:
     epochs: float
     curve: tuple[tuple[float, float], ...] = ()
     fault: str = ""
+    clients: Mapping[str, float] = field(default_factory=dict)
+    commit: str = ""
 
 
-def run_jobs(jobs: Sequence[JobSpec], workers: int = 1, progress: bool | None = None) -> None:
+def run_jobs(
+    jobs: Sequence[JobSpec],
+    workers: int = 1,
+    progress: bool | None = None,
+    finished: Callable[[], None] | None = None,
+) -> None:
     """Run the jobs that are not finished, ``workers`` at a time; a run that diverges leaves a file ``fault.txt``.
+
+    Args:
+        jobs: what to run.
+        workers: how many at a time.
+        progress: as for ``simulate``.
+        finished: called after every job.
 
     Raises:
         FedkeepError: a job failed for another reason than a loss that became NaN.
     """
-    run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress)
+    run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
+
+
+def keep(job: JobSpec, file: Path, source: Mapping[str, str]) -> None:
+    """Write the outcome of a finished job, with what it depends on and where it was computed."""
+    where = environment()
+    content = {
+        "settings": settings_of(job.resolved()),
+        "source": dict(source),
+        "environment": where,
+        "outcome": asdict(replace(outcome(job.folder), commit=where["commit"] or "")),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, (json.dumps(rounded(content), ensure_ascii=False) + "\n").encode())
+
+
+def kept(file: Path) -> Outcome:
+    """Return an outcome that was kept.
+
+    Raises:
+        RunError: the file cannot be read or holds no outcome.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["outcome"]
+        return Outcome(
+            metric=str(found["metric"]),
+            valid=_number(found["valid"]),
+            test=_number(found["test"]),
+            epoch=_number(found["epoch"]),
+            epochs=_number(found["epochs"]),
+            curve=tuple((float(at), float(value)) for at, value in found["curve"]),
+            fault=str(found["fault"]),
+            clients={str(client): float(value) for client, value in found["clients"].items()},
+            commit=str(found["commit"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RunError(
+            f"{file} holds no outcome of a run ({type(error).__name__}: {error}). Delete it, and it is computed again."
+        ) from error
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def load_job(job: JobSpec) -> Run:
     """Return the finished run of a job, with its states."""
-    config = parse_config(builtin_text(job.config), job.config, dict(job.overrides))
+    config = job.resolved()
     return run_config(config, data=build_data(config, job.data), out=job.folder, resume=True, progress=False)
 
 
@@ -126,7 +199,9 @@ def outcome(folder: Path) -> Outcome:
     best = max(valid, key=lambda r: (r.value, -r.round))
     test = next(r.value for r in aggregates if r.split == "test" and r.round == best.round)
     curve = tuple((r.epoch, r.value) for r in valid)
-    return Outcome(metric, best.value, test, best.epoch, valid[-1].epoch, curve)
+    own = [r for r in records if r.split == "test" and r.metric == "accuracy"]
+    clients = {r.client: r.value for r in own if r.client is not None}  # the last ones are the best epoch's
+    return Outcome(metric, best.value, test, best.epoch, valid[-1].epoch, curve, clients=clients)
 
 
 def folder_name(*parts: str) -> str:
@@ -134,12 +209,3 @@ def folder_name(*parts: str) -> str:
     text = "-".join(parts)
     safe = "".join(c if c.isalnum() or c in "-." else "-" for c in text)
     return safe if safe == text else f"{safe}-{stream(0, 'folder', text) % 0x10000:04x}"
-
-
-def per_client(folder: Path, metric: str = "accuracy") -> Mapping[str, float]:
-    """Return each client's test metric at the best epoch."""
-    found: dict[str, Record] = {}
-    for record in read_records(folder / "records.jsonl"):
-        if record.client is not None and record.split == "test" and record.metric == metric:
-            found[record.client] = record
-    return {client: r.value for client, r in found.items()}
