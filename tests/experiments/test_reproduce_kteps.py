@@ -382,7 +382,7 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     assert sent == {n.upload_bytes for n in own}  # the same bytes
     assert [n.rounds for n in own] == [1]  # tested as it was chosen
     assert "KTEPS trains for 2 rounds, it for 1;" in text
-    early, same = [], []
+    stopped, ahead = [], []
     for seed in (0, 1):
         (base,) = (read_numbers(p).test_curve for p in (tmp_path / "kteps").glob(f"fdu-kteps-full-{seed}-*"))
         (it,) = (
@@ -390,10 +390,13 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
             for p in (tmp_path / "kteps").glob(f"fdu-variant-{slugs[chosen]}-full-{seed}-*")
         )
         (_, at_1), (_, at_2) = base
-        early.append(100 * (at_1 - at_2))
-        same.append(100 * (it[0][1] - at_1))
-    for gaps in (early, same):
-        assert f" {np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1):.2f} points " in text
+        stopped.append(100 * (at_1 - at_2))
+        ahead.append(100 * (it[0][1] - at_1))
+    early, same = (
+        f"{np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1):.2f} points better" for gaps in (stopped, ahead)
+    )
+    assert f"of KTEPS were {early} after round 1 than" in text
+    assert f"were then {same} than KTEPS's after the same round 1." in text
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []

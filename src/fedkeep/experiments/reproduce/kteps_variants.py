@@ -146,9 +146,9 @@ def _difference(book: Book, cells: Mapping[str, Mapping[int, Cell]], best: str) 
         early = _gap([_at(base[s], stop) - _at(base[s], base[s].rounds) for s in seeds])
         same = _gap([_at(own[s], stop) - _at(base[s], stop) for s in seeds])
         text += (
-            f" A part of it is stopping: before fine-tuning, the clients' models of KTEPS stood {early} points at "
-            f'round {stop} against its own last round, and those of "{best}" {same} points against KTEPS\'s at '
-            f"that same round {stop}."
+            f" What stopping alone is worth: before fine-tuning, the clients' models of KTEPS were {early} points "
+            f'better after round {stop} than after its last one; those of "{best}" were then {same} points better '
+            f"than KTEPS's after the same round {stop}."
         )
     return text
 
