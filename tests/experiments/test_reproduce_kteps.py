@@ -23,6 +23,7 @@ from fedkeep.experiments.reproduce import (
     reproduce,
 )
 from fedkeep.experiments.reproduce.cells import Numbers, Task, read_numbers
+from fedkeep.experiments.reproduce.kteps_figures import _shares
 from fedkeep.report.results import Row, read_results
 
 WORDS = ("man", "good", "bad", "book", "film", *(f"w{n}" for n in range(300)))
@@ -248,6 +249,7 @@ def test_figure5_and_table7_share_runs(
     found = rows(tmp_path, "kteps-figure5-quick")
     row = found["man: client and server, components 1 to 150", "common_of_10"]
     assert row.value is not None
+    assert (tmp_path / "kteps-figure5-quick" / "figure5.png").stat().st_size > 5_000
     assert 0 <= row.value <= 10
     assert (
         found["price: client and server, components 1 to 150", "common_of_10"].value is None
@@ -257,6 +259,17 @@ def test_figure5_and_table7_share_runs(
     numbers = read_numbers(next((tmp_path / "runs" / "kteps-quick").glob("fdu-kteps-star-quick-0-*")))
     assert len(numbers.neighbours["nearest"]["man"]["client"]["cosine"]) == 10
     assert set(numbers.neighbours["common"]["man"]["aggregate"]["inner"]) == {"10", "50", "100", "500"}
+
+
+def test_shares_of_common_neighbours_by_hand() -> None:
+    def found(*common: int) -> dict[str, Any]:
+        return {"server": {"inner": dict(zip(("10", "50", "100", "500"), common, strict=True))}}
+
+    numbers = replace(
+        Numbers("a", {}, {}),
+        neighbours={"common": {"man": found(10, 25, 80, 400), "good": found(5, 50, 70, 500)}},
+    )
+    assert _shares(numbers, "server", "inner") == [(10, 0.75), (50, 0.75), (100, 0.75), (500, 0.9)]
 
 
 @pytest.mark.parametrize(

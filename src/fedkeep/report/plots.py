@@ -82,14 +82,16 @@ def panels_of_curves(
     path: Path,
     *,
     title: str = "",
+    logarithmic: bool = False,
 ) -> Path:
-    """Draw curves in panels side by side; a name has the same colour and line in all of them (KTEPS Fig. 4).
+    """Draw curves in panels side by side; a name has the same colour and line in all of them (KTEPS Figs. 4 and 5).
 
     Args:
         panels: for each, what runs along it, the metric along its side (a fraction, drawn in percent), and by name the
             curve's points.
         path: ends in .png or .svg.
         title: above the figure.
+        logarithmic: what runs along the panels does so by powers; it is written at the points of the curves.
 
     Raises:
         ConfigError: there is no curve, or the path's ending is neither .png nor .svg.
@@ -109,13 +111,21 @@ def panels_of_curves(
             for name, pairs in curves.items():
                 xs, ys = [x for x, _ in pairs], [100 * y for _, y in pairs]
                 (seen[name],) = axes.plot(xs, ys, linewidth=1.8, **looks[name])
+            if logarithmic:
+                points = sorted({x for pairs in curves.values() for x, _ in pairs})
+                axes.set_xscale("log")
+                axes.set_xticks(points, [f"{x:g}" for x in points])
+                axes.minorticks_off()
             axes.set_xlabel(along)
             axes.set_ylabel(f"{side}, %")
+        fitting = (
+            65 * len(panels) // (8 + max(map(len, names)))
+        )  # labels that stand side by side in the width
         figure.legend(
             [seen[name] for name in names],
             [_plain(name) for name in names],
             loc="outside lower center",
-            ncols=6,
+            ncols=max(1, min(6, fitting)),
         )
         if title:
             figure.suptitle(title.replace("$", r"\$"), fontsize=10)

@@ -108,16 +108,46 @@ def figure5(request: Request) -> Path:
                 )
         return text
 
+    def draw(folder: Path) -> list[Path]:
+        from fedkeep.report import plots
+
+        found = {label: n for label, own in settings.items() for n in list(book.numbers(own).values())[:1]}
+        panels = [
+            (
+                "k nearest words",
+                f"common to client and {place}",
+                {
+                    f"{label}, by {by}": _shares(numbers, place, how)
+                    for how, by in (("cosine", "cosine"), ("inner", "inner product"))
+                    for label, numbers in found.items()
+                    if numbers.neighbours["common"]
+                },
+            )
+            for place in ("server", "aggregate")
+        ]
+        if not panels[0][2]:
+            return []
+        folder.mkdir(parents=True, exist_ok=True)
+        title = "Means over the words " + ", ".join(WORDS)
+        return [plots.panels_of_curves(panels, folder / "figure5.png", title=title, logarithmic=True)]
+
     return book.make(
         lines,
         "KTEPS, Figure 5: neighbours of words under compression",
         'One more round after the last. "client": the table of one client after local training, before it is '
         "compressed; "
         '"server": what the server restores of its upload; "aggregate": the table of the next round. Counted are words '
-        "common to the k nearest by cosine, among the client's own words. The paper shows "
+        "common to the k nearest by cosine, in the figure by inner product too, among the client's own words. The paper shows "
         'Yelp 2013 and "man"; here it is the domain with the most words. Its counts are lost.',
         words,
+        draw,
     )
+
+
+def _shares(numbers: Numbers, place: str, how: str) -> list[tuple[float, float]]:
+    """Return (k, share of the k nearest that are common), the mean over the words that the client has."""
+    words = numbers.neighbours["common"].values()
+    return [(k, float(np.mean([found[place][how][str(k)] / k for found in words]))) for k in KS]
 
 
 def _common(word: str, place: str, k: int) -> Value:
