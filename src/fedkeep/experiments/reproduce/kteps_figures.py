@@ -135,10 +135,10 @@ def figure5(request: Request) -> Path:
         lines,
         "KTEPS, Figure 5: neighbours of words under compression",
         'One more round after the last. "client": the table of one client after local training, before it is '
-        "compressed; "
-        '"server": what the server restores of its upload; "aggregate": the table of the next round. Counted are words '
-        "common to the k nearest by cosine, in the figure by inner product too, among the client's own words. The paper shows "
-        'Yelp 2013 and "man"; here it is the domain with the most words. Its counts are lost.',
+        'compressed; "server": what the server restores of its upload; "aggregate": the table of the next round. '
+        "Counted are words common to the k nearest by cosine, in the figure by inner product too, among the client's "
+        'own words. The paper shows Yelp 2013 and "man"; here it is the domain with the most words. Its counts are '
+        "lost.",
         words,
         draw,
     )
