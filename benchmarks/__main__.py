@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("kernels", "cnn", "overhead", "users", "stores", "profile", "speed")
+NAMES = ("kernels", "cnn", "overhead", "users", "stores", "profile", "methods", "speed")
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import claims, operations, profile, race, speed, speed_table, stores
+from benchmarks import claims, methods, operations, profile, race, speed, speed_table, stores
 from benchmarks.contenders.ours import Ours, federated, model_of
 from benchmarks.contenders.plain import Plain
 from benchmarks.models import Document, PaddedDocument
@@ -230,3 +230,19 @@ def test_a_contender_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_contender_that_cannot_start_says_why() -> None:
     with pytest.raises(ContenderError, match="No module named 'pfl'"):
         Process(own_python(), ["pfl", "--quick"], 1, 60)
+
+
+@pytest.mark.parametrize("name", list(methods.CONTENDERS))
+def test_every_method_takes_a_round_of_the_comparison(name: str) -> None:
+    step = methods.rounds(methods.CONTENDERS[name], methods.data_of(None, quick=True), None)
+    assert all(math.isfinite(step()) for _ in range(2))
+
+
+def test_what_a_round_of_each_method_costs_by_hand() -> None:
+    seconds = {name: [1.0, 2.0, 4.0] for name in methods.CONTENDERS}
+    seconds |= {"KTEPS": [1.6, 3.4, 6.0], "PFL-DA": [2.0, 4.0, 8.0], "FedProx": [1.5, 3.0, 6.0]}
+    assert methods.dear(seconds) == {"KTEPS": 1.6}
+    text = methods.page(seconds, "2 clients")
+    assert "| KTEPS | 1.60 | 1.50 to 1.70 |  |" in text
+    assert "| PFL-DA | 2.00 | 2.00 to 2.00 | a second model |" in text
+    assert text.count("\n|") == len(methods.CONTENDERS) + 2
