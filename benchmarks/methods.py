@@ -78,7 +78,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "FedRecon": relative("fedrecon", "half of the examples reconstruct", private=TOP),
     "Ditto, own words": replace(relative("ditto", "a second model"), local=True),
     "APFL": relative("apfl", "a second model"),
-    "Per-FedAvg": relative("per_fedavg", "a second gradient"),
+    "Per-FedAvg": relative("per_fedavg"),
     "pFedMe, own words": replace(relative("pfedme", "five gradients"), local=True),
 }
 
