@@ -198,14 +198,14 @@ def _draw(
     if len(pair) < len(PAIR):
         return
     plots.client_distribution(
-        {row.config.split("/")[1]: dict(ran[row].clients) for row in ran if row.name in PAIR},
+        {name: dict(o.clients) for name, o in pair.items()},
         _figure(folder, scene, "users"), metric="accuracy",
     )  # fmt: skip
     federated = specs[PAIR[1], seed]
     if all(jobs.is_finished(specs[name, seed].folder) for name in PAIR):
-        loaded = {specs[name, seed].config.split("/")[1]: jobs.load_job(specs[name, seed]) for name in PAIR}
+        loaded = {name: jobs.load_job(specs[name, seed]) for name in PAIR}
         analysis = embedding_map(loaded)
-        times = aggregation_time(loaded[federated.config.split("/")[1]].server)
+        times = aggregation_time(loaded[PAIR[1]].server)
         write_analyses(federated.folder, {"embedding_map": analysis, "aggregation_time": times})
         plots.embedding_map(analysis, _figure(folder, scene, "figure45"))
         plots.aggregation_time(times, _figure(folder, scene, "aggregation"))
