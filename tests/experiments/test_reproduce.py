@@ -105,6 +105,7 @@ def test_an_outcome_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "auc", math.nan, math.nan, 2.0, math.nan, ((1.0, 0.25),), "loss became NaN", {"a/b": 0.5}
     )
     monkeypatch.setattr(jobs, "outcome", lambda _: found)
+    monkeypatch.setattr(jobs, "read_info", lambda _: {"environment": {"commit": "an older one"}})
     job = jobs.JobSpec("furl-sticker/global-fl", (("seed", "3"),), tmp_path / "run", None)
     file = job.file(tmp_path / "kept", {"file": "ab"})
     assert file.parent == tmp_path / "kept"
@@ -113,7 +114,8 @@ def test_an_outcome_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     content = json.loads(file.read_text(encoding="utf-8"))
     assert content["settings"]["seed"] == 3
     back = jobs.kept(file)
-    assert str(back) == str(replace(found, commit=content["environment"]["commit"] or ""))
+    assert str(back) == str(replace(found, commit="an older one"))
+    assert content["environment"] == {"commit": "an older one"}
 
 
 def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

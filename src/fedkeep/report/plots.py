@@ -118,9 +118,8 @@ def panels_of_curves(
                 axes.minorticks_off()
             axes.set_xlabel(along)
             axes.set_ylabel(f"{side}, %")
-        fitting = (
-            65 * len(panels) // (8 + max(map(len, names)))
-        )  # labels that stand side by side in the width
+        # as many labels side by side as there is width for
+        fitting = 65 * len(panels) // (8 + max(map(len, names)))
         figure.legend(
             [seen[name] for name in names],
             [_plain(name) for name in names],

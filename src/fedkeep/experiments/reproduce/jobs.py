@@ -19,7 +19,6 @@ from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.environment import environment
 from fedkeep.experiments.reproduce.cells import digest, rounded, settings_of
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.simulate import Run
@@ -121,13 +120,13 @@ def run_jobs(
 
 
 def keep(job: JobSpec, file: Path, source: Mapping[str, str]) -> None:
-    """Write the outcome of a finished job, with what it depends on and where it was computed."""
-    where = environment()
+    """Write the outcome of a finished job, with what it depends on and where it was computed, as the run knows it."""
+    where = read_info(job.folder).get("environment") or {}
     content = {
         "settings": settings_of(job.resolved()),
         "source": dict(source),
         "environment": where,
-        "outcome": asdict(replace(outcome(job.folder), commit=where["commit"] or "")),
+        "outcome": asdict(replace(outcome(job.folder), commit=where.get("commit") or "")),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, (json.dumps(rounded(content), ensure_ascii=False) + "\n").encode())
