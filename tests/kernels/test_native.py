@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -108,6 +109,41 @@ def test_struct_of_two_sides_agree() -> None:
     """The library counts the words of its own struct; `_open` compares."""
     assert native._open(native.LIBRARY)[1] == ""
     assert native.RECURRENT.index("output") == len(native.RECURRENT) - 14
+
+
+COUNT_THREADS = """
+import os, torch
+from fedkeep.nn import GRU
+torch.set_num_threads(2)
+layer, x = GRU(8, 8, bidirectional=True), torch.randn(4, 6, 8)  # two directions: two tasks
+torch.ones(1 << 20).add(1)  # PyTorch starts its threads
+before = len(os.listdir("/proc/self/task"))
+layer(x)
+print(len(os.listdir("/proc/self/task")) - before, end="")
+"""
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernels have threads of their own")
+def test_computes_on_the_threads_of_pytorch() -> None:
+    """Threads of its own would share their cores with PyTorch's, which busily wait for a while after each operation."""
+    assert "OpenMP" in torch.__config__.parallel_info()
+    assert native.team() is not None
+    done = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout == "0"
+
+
+@needs_compiler
+def test_threads_of_its_own_where_those_of_pytorch_are_unknown(setting, monkeypatch) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = numbers()
+        monkeypatch.setattr(native, "team", lambda: None)
+        setting("1")
+        assert all(torch.equal(a, b) for a, b in zip(numbers(), wanted, strict=True))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_no_compiler(monkeypatch, capsys, tmp_path) -> None:

@@ -90,7 +90,7 @@ struct Work {
     }
 };
 
-// Threads that sleep between calls. A forked child has none of them and starts its own.
+// Threads that sleep between calls, where PyTorch's are not known. A forked child has none of them and starts its own.
 class Pool {
 public:
     void run(Work& work, i64 threads) {
@@ -136,12 +136,26 @@ private:
     i64 wanted_ = 0, busy_ = 0, call_ = 0, count_ = 0;
 };
 
+// OpenMP's way to run a function on all threads of a team, the caller's among them.
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
+
+Parallel team = nullptr;  // that of PyTorch: its threads busily wait for more work, and threads of ours would wait for them
 Pool* pool = nullptr;  // never destroyed: its threads may outlive main
 std::once_flag once;
 
-Pool& the_pool() {
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { pool = new Pool; }); pool = new Pool; });
-    return *pool;
+void prepare() {
+    std::call_once(once, [] {
+        pool = new Pool;
+        pthread_atfork(nullptr, nullptr, [] { pool = new Pool, team = nullptr; });  // a child has lost all threads but one
+    });
+}
+
+void spread(Work& work, i64 threads) {
+    prepare();
+    if (team && threads > 1 && work.tasks > 1)  // all threads: a smaller team would end those that are left over
+        team([](void* all) { static_cast<Work*>(all)->help(); }, &work, (unsigned)threads, 0);
+    else
+        pool->run(work, threads);
 }
 
 i64 best_level() {
@@ -174,7 +188,7 @@ i64 run(const void* call, Runner run, int phase, i64 tasks, i64 threads) {
     work.run = run;
     work.phase = phase;
     work.tasks = tasks;
-    the_pool().run(work, threads);
+    spread(work, threads);
     return work.failed ? 3 : 0;
 }
 
@@ -266,6 +280,12 @@ FK_EXPORT int64_t fk_abi() {
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: neither.
 FK_EXPORT int64_t fk_level() { return fk::best_level(); }
+
+// Lets tasks run on the threads of PyTorch's OpenMP: the address of its GOMP_parallel; null: on threads of their own.
+FK_EXPORT void fk_team(void* parallel) {
+    fk::prepare();
+    fk::team = (fk::Parallel)parallel;
+}
 
 // Floating-point operations per second of one thread in multiply-adds alone, by the widest vectors.
 FK_EXPORT double fk_peak(int64_t level) {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
-ABI, CHUNK = 2, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
+ABI, CHUNK = 3, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
 LEVELS = ("portable", "avx2", "avx512")
 LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
 
@@ -93,6 +93,7 @@ def load() -> _Loaded:
     library, reason = _open(LIBRARY)
     if library is None:
         return _Loaded(None, 0, reason)
+    library.fk_team(team())
     level = int(library.fk_level())
     if setting in LEVELS:
         level = min(level, LEVELS.index(setting))
@@ -115,9 +116,24 @@ def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
         for name in names:
             function = getattr(library, name)
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
+    library.fk_team.argtypes, library.fk_team.restype = [ctypes.c_void_p], None
     library.fk_level.restype = ctypes.c_int64
     library.fk_peak.argtypes, library.fk_peak.restype = [ctypes.c_int64], ctypes.c_double
     return library, ""
+
+
+def team() -> int | None:
+    """The address of ``GOMP_parallel`` in the OpenMP library that PyTorch itself is linked with; None: it has none.
+
+    The kernels compute on PyTorch's threads, which busily wait for a while after each of its operations: threads of
+    the kernels' own would have to share their cores with them.
+    """
+    path = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+    try:
+        found = ctypes.CDLL(str(path)).GOMP_parallel  # in one of the libraries that this one needs
+        return ctypes.cast(found, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 def _abi() -> int:
