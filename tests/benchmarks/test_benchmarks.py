@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import claims, methods, operations, profile, race, speed, speed_table, stores
+from benchmarks import claims, methods, operations, profile, race, speed, speed_table, stores, threads
 from benchmarks.contenders.ours import Ours, federated, model_of
 from benchmarks.contenders.plain import Plain
 from benchmarks.models import Document, PaddedDocument
@@ -202,6 +202,7 @@ def test_a_clock_gives_inner_parts_their_own_time(monkeypatch: pytest.MonkeyPatc
 def test_the_command_lines_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stores.main(["--quick", "--out", str(tmp_path)]) == 0
     assert profile.main(["--quick", "--turns", "1", "--out", str(tmp_path)]) == 0
+    assert threads.main(["--quick", "--turns", "1", "--out", str(tmp_path)]) == 0
     parts = json.loads((tmp_path / "profile.json").read_text())["parts"]
     assert {p["workload"] for p in parts} == set(QUICK)
     assert "| 10 KB | 1,000 | 10 | sqlite |" in (tmp_path / "stores.md").read_text()
