@@ -1,5 +1,5 @@
-"""Claims: with a thread for each of two cores a round of the engine ``sequential`` takes at most 0.8 of the time with one
-thread on W1 and W2, and 0.9 on W3.
+"""Claims: a round of the engine ``sequential`` on two cores, with a thread for each, takes at most 0.8 of its time with
+one thread on W1 and W2, and 0.9 on W3.
 
     python -m benchmarks.threads [--turns N] [--quick]
 
