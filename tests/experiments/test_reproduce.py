@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError, RunError
+from fedkeep.experiments.build import build_data
+from fedkeep.experiments.builtin import builtin_text
+from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.reproduce import REPRODUCTIONS, Request, furl, furl_scenes, jobs, reproduce
 from fedkeep.experiments.reproduce.references import most_frequent_label
 
@@ -53,6 +56,13 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     assert all(
         r["seeds"] == [0, 1] and r["std"] is not None and r["metric"] == "auc" for r in trained.values()
     )
+    settings = [
+        parse_config(builtin_text("furl-sticker/global-fl"), "it", TINY | {"seed": str(s)}) for s in (0, 1)
+    ]
+    best = [build_data(config).meta["best"] for config in settings]
+    known = next(r for r in rows if r["method"] == "(best possible, user known)")
+    assert best[0] != best[1]  # each seed has its own data
+    assert (known["seeds"], known["value"]) == ([0, 1], pytest.approx(sum(best) / 2, rel=1e-6))
     finished = [p for p in (tmp_path / "runs" / "furl-table3-quick").iterdir() if "held-out" not in p.name]
     assert len(finished) == 12
     outcomes = [jobs.outcome(p) for p in finished if p.name.startswith("sticker-global-server")]

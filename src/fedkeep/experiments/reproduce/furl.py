@@ -117,21 +117,24 @@ class _Sheet:
     def _references(self, scene: Scene, data: FederatedData) -> list[Row]:
         """Return rows of what is known without training: the generator's best, or each user's most frequent label."""
         from fedkeep.experiments.reproduce.references import most_frequent_label
-        from fedkeep.report.results import Row
+        from fedkeep.report.results import over_seeds
 
-        known = (
-            {
-                "(best possible, user known)": data.meta["best"],
-                "(best possible, no user)": data.meta["best_global"],
+        by_seed = {seed: spec for (_, seed), spec in self.specs[scene.name].items()}
+        if data.meta.get("best") is None:
+            known = {"(each user's most frequent label)": {next(iter(by_seed)): most_frequent_label(data)}}
+        else:  # every seed generates its own data
+            found = {seed: build_data(spec.resolved(), spec.data).meta for seed, spec in by_seed.items()}
+            known = {
+                name: {seed: float(meta[key]) for seed, meta in found.items()}
+                for name, key in (
+                    ("(best possible, user known)", "best"),
+                    ("(best possible, no user)", "best_global"),
+                )
             }
-            if data.meta.get("best") is not None
-            else {"(each user's most frequent label)": most_frequent_label(data)}
-        )
-        seed = next(iter(self.specs[scene.name]))[1]
-        now, scale = source_commit() or "", self.request.scale
+        now = source_commit() or ""
         return [
-            Row(scene.name, name, scene.metric, float(value), None, (seed,), None, scale, now)
-            for name, value in known.items()
+            over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale, commit=now)
+            for name, values in known.items()
         ]
 
 
