@@ -313,6 +313,8 @@ def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("own examples k, to which the private part is fitted")
         axes.set_ylabel(_named(metric, " of new users"))
+        if "users" in analysis and "std" in analysis:
+            axes.set_title(f"mean ± standard deviation over {analysis['users']} users", fontsize=9.5)
         if "series" in analysis:
             axes.legend()
         return _save(figure, path)
