@@ -17,6 +17,7 @@ from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.reproduce import REPRODUCTIONS, Request, furl, furl_scenes, jobs, reproduce
 from fedkeep.experiments.reproduce.references import most_frequent_label
+from fedkeep.report import plots
 
 TINY = {
     "run.epochs": "2",
@@ -47,6 +48,10 @@ def test_every_reproduction_is_described() -> None:
 
 def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(furl, "SCENES", (scene(),))
+    bars, draw = [], plots.comparison_bars
+    monkeypatch.setattr(
+        plots, "comparison_bars", lambda *given, **more: (bars.append((given, more)), draw(*given, **more))[1]
+    )
     path = reproduce("furl-table3", request(tmp_path, seeds=[0, 1]))
     assert path == tmp_path / "furl-table3-quick.md"
     rows = json.loads((tmp_path / "furl-table3-quick.json").read_text(encoding="utf-8"))
@@ -63,6 +68,11 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     known = next(r for r in rows if r["method"] == "(best possible, user known)")
     assert best[0] != best[1]  # each seed has its own data
     assert (known["seeds"], known["value"]) == ([0, 1], pytest.approx(sum(best) / 2, rel=1e-6))
+    ((given, more),) = bars  # the picture shows the table's numbers, over all seeds
+    assert [(name, pytest.approx(value, rel=1e-7)) for name, value, _ in given[0]] == [
+        (name, row["value"]) for name, row in trained.items()
+    ]
+    assert more["std"] == {name: pytest.approx(row["std"], rel=1e-6) for name, row in trained.items()}
     finished = [p for p in (tmp_path / "runs" / "furl-table3-quick").iterdir() if "held-out" not in p.name]
     assert len(finished) == 12
     outcomes = [jobs.outcome(p) for p in finished if p.name.startswith("sticker-global-server")]

@@ -174,28 +174,35 @@ def _draw(
     folder: Path,
     scale: str,
 ) -> None:
-    """Draw the scene's figures, with the first seed."""
-    from fedkeep.report import plots
+    """Draw the scene's figures: the bars over all seeds, the others of the first one."""
+    from fedkeep.report import plots, tables
 
     folder.mkdir(parents=True, exist_ok=True)
     seed = next(iter(specs))[1]
+    values = {
+        row: [o.test for (name, _), o in outcomes.items() if name == row.name and not o.fault]
+        for row in scene.rows
+    }
+    over_seeds = {row: tables.mean_std(found) for row, found in values.items() if found}
+    if over_seeds:
+        plots.comparison_bars(
+            [(row.name, mean, row.published) for row, (mean, _) in over_seeds.items()],
+            _figure(folder, scene, "figure2"),
+            metric=scene.metric,
+            title=f"{scene.name} beside the paper's {scene.stands_for}"
+            if any(row.published for row in over_seeds)
+            else scene.name,
+            std={row.name: std for row, (_, std) in over_seeds.items() if std is not None},
+        )
     ran = {
         row: outcomes[row.name, seed]
         for row in scene.rows
         if (row.name, seed) in outcomes and not outcomes[row.name, seed].fault
     }
     if ran:
-        plots.comparison_bars(
-            [(row.name, o.test, row.published) for row, o in ran.items()],
-            _figure(folder, scene, "figure2"),
-            metric=scene.metric,
-            title=f"{scene.name} beside the paper's {scene.stands_for}"
-            if any(row.published for row in ran)
-            else scene.name,
-        )
         plots.learning_curves(
             {row.name: list(o.curve) for row, o in ran.items()}, _figure(folder, scene, "figure3"),
-            metric=scene.metric, title=f"{scene.name}, validation examples",
+            metric=scene.metric, title=f"{scene.name}, validation examples, seed {seed}",
         )  # fmt: skip
     pair = {row.name: o for row, o in ran.items() if row.name in PAIR}
     if len(pair) < len(PAIR):
