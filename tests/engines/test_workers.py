@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, WorkerError
-from fedkeep.engines import Sequential, Server, Workers, run_round, workers
+from fedkeep.engines import Sequential, Server, Workers, pool, run_round, workers
 from fedkeep.engines.pool import Pool, start_method
 from fedkeep.engines.sent import SentData
+from fedkeep.engines.worker import told
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.tiny import Logits, classes, everyone, job, same_bits, texts
 
@@ -407,6 +409,30 @@ def train_for_ever(pipe: Any) -> None:
 
     Pool.order = told  # type: ignore[method-assign]
     rounds(engine, [[2, 0]], **scripted(lambda: time.sleep(60)))
+
+
+@FORK
+def test_a_worker_is_known_before_ctrl_c_can_break_its_start_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def disturbed() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    found = Pool(job(Logits(), METHOD, DATA))
+    monkeypatch.setattr(pool, "_undisturbed", disturbed)
+    with pytest.raises(KeyboardInterrupt):
+        found.grow(1)
+    (worker,) = found.workers
+    pid = worker.process.pid
+    found.close()
+    assert gone([pid])
+
+
+def test_a_worker_ends_where_nobody_listens() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    assert told(theirs, b"ready")
+    ours.close()
+    assert not told(theirs, b"ready")
 
 
 @FORK

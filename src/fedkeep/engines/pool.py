@@ -89,19 +89,19 @@ class Pool:
     def grow(self, count: int) -> None:
         """Start workers until there are ``count``."""
         while len(self.workers) < count:
-            self.workers.append(self._started())
+            self._start()
 
-    def _started(self) -> Worker:
+    def _start(self) -> None:
         context = multiprocessing.get_context(self.start)
         ours, theirs = context.Pipe()
         own = Arena()
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(theirs, own, self.task), name="fedkeep worker", daemon=True
         )
-        with _undisturbed():
+        with _undisturbed():  # until it is among the workers, which are ended whatever happens
             process.start()
-        theirs.close()  # so that the process's death ends the connection
-        return Worker(process, ours, own)
+            theirs.close()  # so that the process's death ends the connection
+            self.workers.append(Worker(process, ours, own))
 
     def idle(self) -> list[Worker]:
         """Return the workers that can be given an order."""
@@ -150,7 +150,7 @@ class Pool:
 
     def _replace(self, worker: Worker) -> str:
         how = self._bury(worker)
-        self.workers.append(self._started())
+        self._start()
         return how
 
     def _bury(self, worker: Worker) -> str:

@@ -85,8 +85,8 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     tune_allocator()
     job = task.job()
-    connection.send_bytes(READY)
-    while True:
+    going_on = told(connection, READY)
+    while going_on:
         try:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
@@ -95,7 +95,16 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what a model prints is not lost when the process is ended
-        connection.send_bytes(json.dumps(reply).encode())
+        going_on = told(connection, json.dumps(reply).encode())
+
+
+def told(connection: Connection, content: bytes) -> bool:
+    """Send something to the parent; False: it has closed the connection, and wants no more."""
+    try:
+        connection.send_bytes(content)
+    except ConnectionError:
+        return False
+    return True
 
 
 def die_with_parent(parent: int) -> None:
