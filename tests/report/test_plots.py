@@ -43,6 +43,14 @@ def test_a_bar_is_labelled_by_its_decimal_number() -> None:
     assert [text.get_text() for text in axes.texts] == ["84.1", "12.3"]
 
 
+def test_a_single_seed_has_no_whisker() -> None:
+    axes = Figure().subplots()
+    plots._bars(axes, 0.0, [0.5, 0.6], [0.0, 2.0], 100, "ours")
+    (whiskers,) = (c for c in axes.collections if c.get_segments())
+    ends = [[y for _, y in segment] for segment in whiskers.get_segments() if len(segment)]
+    assert [e for e in ends if e[0] == e[0]] == [[58.0, 62.0]]
+
+
 def test_png_by_the_ending(tmp_path: Path) -> None:
     path = plots.aggregation_time({"cohort": [1, 10], "seconds": [0.1, 1.0]}, tmp_path / "new" / "t.png")
     assert path.read_bytes().startswith(PNG)

@@ -247,8 +247,9 @@ def comparison_bars(
         scale, places = _scale(metric), range(len(rows))
         errors = [scale * (std or {}).get(name, 0.0) for name, _, _ in rows]
         published = [p for _, _, p in rows]
-        _bars(axes, -0.2, [o for _, o, _ in rows], errors, scale, "ours")
-        if any(p is not None for p in published):
+        pairs = any(p is not None for p in published)
+        _bars(axes, -0.2 if pairs else 0.0, [o for _, o, _ in rows], errors, scale, "ours")
+        if pairs:
             _bars(axes, 0.2, published, [0.0] * len(rows), scale, "published")
         axes.set_xticks(places, [_plain(textwrap.fill(name, 13)) for name, _, _ in rows], fontsize=8.5)
         axes.grid(visible=False, axis="x")
@@ -269,7 +270,7 @@ def _bars(
         [errors[i] for i, _ in known],
     )
     face = COLOURS[0] if who == "ours" else "#d9eaf4"
-    yerr = spans if any(spans) else None
+    yerr = [span or math.nan for span in spans] if any(spans) else None  # one seed has no whisker
     axes.bar(xs, heights, 0.38, yerr=yerr, color=face, edgecolor=COLOURS[0], label=who, capsize=2)
     for x, height, span in zip(xs, heights, spans, strict=True):
         place = (x, height + span)
