@@ -111,13 +111,15 @@ def test_a_reproduction_is_called_with_what_was_asked(
 
     monkeypatch.setattr("fedkeep.experiments.reproduce.reproduce", reproduce)
     result = fedkeep(
-        "reproduce", "furl-table3", "--data", "d", "--scale", "full", "--seeds", "0,2", "--out", "o"
-    )
+        "reproduce", "furl-table3", "--data", "d", "--scale", "full", "--seeds", "0,2", "--out", "o",
+        "--only", "sticker-*", "--only", "*-0",
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert result.stdout == f"Results: {Path('o/furl-table3.md')}\n"
     ((name, request),) = asked
     assert (name, request.data, request.out) == ("furl-table3", Path("d"), Path("o"))
     assert (request.scale, request.seeds, request.workers) == ("full", [0, 2], 1)
+    assert request.only == ("sticker-*", "*-0")
 
 
 @pytest.mark.parametrize(

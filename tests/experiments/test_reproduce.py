@@ -15,7 +15,15 @@ from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.reproduce import REPRODUCTIONS, Request, furl, furl_scenes, jobs, reproduce
+from fedkeep.experiments.reproduce import (
+    IN_PIECES,
+    REPRODUCTIONS,
+    Request,
+    furl,
+    furl_scenes,
+    jobs,
+    reproduce,
+)
 from fedkeep.experiments.reproduce.references import most_frequent_label
 from fedkeep.report import plots
 
@@ -157,6 +165,58 @@ def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     reproduce("furl-table3", request(tmp_path))
     assert len(ran) == len(set(ran))
+
+
+def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furl, "SCENES", (scene(),))
+    ran: list[str] = []
+    whole = jobs.JobSpec.__call__
+    monkeypatch.setattr(
+        jobs.JobSpec, "__call__", lambda job, **how: (ran.append(job.name), whole(job, **how))[1]
+    )
+
+    def values() -> dict[str, tuple[float | None, list[int]]]:
+        rows = json.loads((tmp_path / "furl-table3-quick.json").read_text(encoding="utf-8"))
+        return {r["method"]: (r["value"], r["seeds"]) for r in rows if not r["method"].startswith("(")}
+
+    def piece(*patterns: str) -> set[str]:
+        ran.clear()
+        reproduce("furl-table3", request(tmp_path, seeds=[0, 1], only=patterns))
+        return set(ran)
+
+    assert piece("*-server-1", "sticker-global-fl-0") == {
+        "sticker-global-server-1",
+        "sticker-personalized-server-1",
+        "sticker-global-fl-0",
+    }
+    first = values()
+    assert {name: seeds for name, (_, seeds) in first.items() if seeds} == {
+        "Global Server": [1], "Personalized Server": [1], "Global FL, best recipe": [0]
+    }  # fmt: skip
+    assert piece("*-global-fl-?") == {"sticker-global-fl-1"}  # what is there is not run again
+    second = values()
+    assert second["Global FL, best recipe"][1] == [0, 1]
+    assert second["Global Server"] == first["Global Server"]
+    assert not list((tmp_path / "furl-table3-quick").glob("*cold-start*"))
+    held_out = "sticker-personalized-fl-0-held-out"  # trained for a picture, with the piece of its run
+    assert piece("*-personalized-server-0") == {"sticker-personalized-server-0"}
+    assert piece("*-personalized-fl-0") == {"sticker-personalized-fl-0", held_out}
+    assert piece("*-personalized-fl-0") == set()
+    assert len(piece()) == 12 - 6  # the rest
+    assert all(seeds == [0, 1] for _, seeds in values().values())
+    with pytest.raises(
+        ConfigError, match=r"No run matches 'reddit\*'\. The runs are: sticker-global-server-0, sticker-pers"
+    ):
+        piece("sticker-*", "reddit*")
+    assert ran == []
+
+
+def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"kteps-variants cannot be run in pieces; these can: furl-table3, "
+    ):
+        reproduce("kteps-variants", request(tmp_path, only=("*",)))
+    assert set(IN_PIECES) <= set(REPRODUCTIONS)
 
 
 def test_a_run_that_diverges_leaves_a_row_without_value(

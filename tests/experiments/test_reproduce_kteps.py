@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkeep.core.errors import DataError, RunError
+from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.data.readers.fdu_mtl import DOMAINS
 from fedkeep.experiments.reproduce import (
     Request,
@@ -270,6 +270,20 @@ def test_shares_of_common_neighbours_by_hand() -> None:
         neighbours={"common": {"man": found(10, 25, 80, 400), "good": found(5, 50, 70, 500)}},
     )
     assert _shares(numbers, "server", "inner") == [(10, 0.75), (50, 0.75), (100, 0.75), (500, 0.9)]
+
+
+def test_a_table_is_run_in_pieces(
+    data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kteps_book, "builtin_names", lambda: ["kteps/fedavg", "kteps/fedprox"])
+    reproduce("kteps-table3", request(data, tmp_path, seeds=[0, 1], only=["*-fedprox-full-1-*"]))
+    assert computed == ["fdu-fedprox-full-1"]
+    found = rows(tmp_path, "kteps-table3")
+    assert found["FedProx", "accuracy_ap"].seeds == (1,)
+    assert found["FedAvg", "accuracy_ap"].value is None
+    with pytest.raises(ConfigError, match=r"No run matches 'iyy-\*'\. The runs are: fdu-"):
+        reproduce("kteps-table3", request(data, tmp_path, only=["iyy-*"]))
+    assert computed == ["fdu-fedprox-full-1"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,15 @@ def reproduce(
     workers: Annotated[
         int, typer.Option("--workers", min=1, help="Runs at a time, each in a process of its own.")
     ] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Only runs whose names match, e.g. 'subreddit-words-*-1'; the others are left for another call. May "
+            "be given several times.",
+        ),
+    ] = None,
 ) -> None:
     """Run a paper's table and figures, beside the published numbers. Stopped, it goes on when called again."""
     from fedkeep.experiments.reproduce import REPRODUCTIONS, Request
@@ -47,7 +56,9 @@ def reproduce(
         raise ConfigError(
             f"There is no reproduction {name!r}; there are {names}.{did_you_mean(name, REPRODUCTIONS)}"
         )
-    request = Request(data_folder(data), out, scale.value, parse_seeds(seeds), workers)
+    request = Request(
+        data_folder(data), out, scale.value, parse_seeds(seeds), workers, only=tuple(only or ())
+    )
     try:
         path = run_reproduction(name, request)
     except KeyboardInterrupt as stop:

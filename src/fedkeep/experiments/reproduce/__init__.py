@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,6 +25,8 @@ class Request:
         seeds: the seeds to run; None for the reproduction's own.
         workers: how many runs at a time, each in a process of its own.
         progress: True or False to force or forbid progress; None: on a terminal.
+        only: patterns (as of file names: ``*``, ``?``, ``[]``) of runs; those that match none are left for another
+            call. Empty: all runs.
     """
 
     data: Path | None
@@ -32,6 +35,21 @@ class Request:
     seeds: Sequence[int] | None = None
     workers: int = 1
     progress: bool | None = None
+    only: Sequence[str] = ()
+
+    def wants(self, run: str) -> bool:
+        """Tell whether a run of this name is to be computed."""
+        return not self.only or any(fnmatchcase(run, pattern) for pattern in self.only)
+
+    def check(self, runs: Sequence[str]) -> None:
+        """Check the patterns against the names of all runs.
+
+        Raises:
+            ConfigError: a pattern matches none of them.
+        """
+        for pattern in self.only:
+            if not any(fnmatchcase(run, pattern) for run in runs):
+                raise ConfigError(f"No run matches {pattern!r}. The runs are: {', '.join(runs)}.")
 
 
 class Reproduction(Protocol):
@@ -63,6 +81,10 @@ REPRODUCTIONS: dict[str, str] = {
     "moe-figure4": "mixture of experts, Figure 4: Fashion-MNIST, accuracy against p, opt-out factors 0, 0.9",
     "moe-figure5": "mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
 }
+IN_PIECES = (
+    "furl-table3",
+    *(f"kteps-table{n}" for n in range(2, 9)),
+)  # their results may have gaps: see Request.only
 _FUNCTIONS: dict[str, Reproduction] = {
     "furl-table3": furl.table3,
     "furl-sweep": furl.sweep,
@@ -97,10 +119,12 @@ def reproduce(name: str, request: Request) -> Path:
         The path of the Markdown file with the results.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or runs were chosen of one that cannot be run in pieces.
     """
     function = _FUNCTIONS.get(name)
     if function is None:
         hint = did_you_mean(name, REPRODUCTIONS)
         raise ConfigError(f"There is no reproduction {name!r}; there are {sorted(REPRODUCTIONS)}.{hint}")
+    if request.only and name not in IN_PIECES:
+        raise ConfigError(f"{name} cannot be run in pieces; these can: {', '.join(IN_PIECES)}.")
     return function(request)

@@ -33,13 +33,20 @@ def table3(request: Request) -> Path:
     What the table takes from a finished run is kept in the folder ``furl`` of the results (with the quick scale, of its
     runs), and such a run is not repeated. Figures that need a run's states are left as they are where that run is not
     in the folder of runs.
+
+    Raises:
+        DataError: the folder of data is not named.
+        ConfigError: runs are chosen that it does not have.
     """
     from fedkeep.report import page
 
     sheet = _Sheet(request)
+    request.check([spec.name for scene in SCENES for spec in sheet.specs[scene.name].values()])
     for scene in SCENES:
         wanted = [
-            spec for key, spec in sheet.specs[scene.name].items() if not sheet.file(scene, key).exists()
+            spec
+            for key, spec in sheet.specs[scene.name].items()
+            if request.wants(spec.name) and not sheet.file(scene, key).exists()
         ]
         sheet.keep(scene)
         jobs.run_jobs(wanted, request.workers, request.progress, partial(sheet.keep, scene))
@@ -81,7 +88,7 @@ class _Sheet:
         return {key: jobs.kept(file) for key, file in files.items() if file.exists()}
 
     def draw(self, scene: Scene) -> None:
-        _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder, self.request.scale)
+        _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder, self.request)
 
     def write(self) -> Path:
         """Write the results of what is there."""
@@ -172,7 +179,7 @@ def _draw(
     specs: Mapping[tuple[str, int], JobSpec],
     outcomes: Mapping[tuple[str, int], Outcome],
     folder: Path,
-    scale: str,
+    request: Request,
 ) -> None:
     """Draw the scene's figures: the bars over all seeds, the others of the first one."""
     from fedkeep.report import plots, tables
@@ -219,7 +226,7 @@ def _draw(
         write_analyses(federated.folder, {"embedding_map": analysis, "aggregation_time": times})
         plots.embedding_map(analysis, _figure(folder, scene, "figure45"))
         plots.aggregation_time(times, _figure(folder, scene, "aggregation"))
-    if scene.cold_start or scale != "medium":
+    if (scene.cold_start or request.scale != "medium") and request.wants(federated.name):
         _cold(federated, _figure(folder, scene, "cold-start"), plots)
 
 

@@ -229,11 +229,13 @@ class Book:
     ) -> Path:
         """Run what is missing, and write the results after every cell; returns the Markdown's path."""
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
+        self.request.check(list(dict.fromkeys(task.name for task in tasks)))
+        wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
 
         def write() -> None:
             self._write(lines, title, about, further(), [])
 
-        run_tasks(missing(tasks), self.request.workers, self.request.progress, finished=write)
+        run_tasks(wanted, self.request.workers, self.request.progress, finished=write)
         return self._write(lines, title, about, further(), figures(self.request.out / self.result))
 
     def _write(
