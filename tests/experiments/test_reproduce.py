@@ -21,6 +21,7 @@ from fedkeep.experiments.reproduce import (
     Request,
     furl,
     furl_scenes,
+    furl_sweep,
     jobs,
     reproduce,
 )
@@ -219,17 +220,40 @@ def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
     assert set(IN_PIECES) <= set(REPRODUCTIONS)
 
 
-def test_a_run_that_diverges_leaves_a_row_without_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(furl, "SCENES", (scene(),))
-    monkeypatch.setattr(furl, "RATES", (1e30,))
-    text = reproduce("furl-sweep", request(tmp_path)).read_text(encoding="utf-8")
+def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furl_sweep, "SCENES", (scene(),))
+    monkeypatch.setattr(furl_sweep, "FACTORS", (0.5, 1e30))
+    asked: list[jobs.JobSpec] = []
+    whole = jobs.run_jobs
+
+    def noted(specs: list[jobs.JobSpec], *how: Any) -> None:
+        asked.extend(specs)
+        whole(specs, *how)
+
+    monkeypatch.setattr(jobs, "run_jobs", noted)
+    only = ("*-personalized-fl-?-rates-*", "*-global-fl-paper-*")
+    text = reproduce("furl-sweep", request(tmp_path, seeds=[0, 1], only=only)).read_text(encoding="utf-8")
+    packaged = parse_config(builtin_text("furl-sticker/personalized-fl"), "it").method.optimizer
+    assert packaged.rates  # by name, too
+    for spec in asked:
+        if spec.name.startswith("sticker-personalized-fl-0-rates-0.5"):
+            own = spec.resolved().method.optimizer
+            assert own.learning_rate == 0.5 * packaged.learning_rate
+            assert own.rates == {name: 0.5 * rate for name, rate in packaged.rates.items()}
+    assert [s.name for s in asked if s.name.endswith("0-rates-0.5")] == [
+        "sticker-global-fl-paper-0-rates-0.5", "sticker-personalized-fl-0-rates-0.5"
+    ]  # fmt: skip
     rows = json.loads((tmp_path / "furl-sweep-quick.json").read_text(encoding="utf-8"))
-    paper = next(r for r in rows if r["method"].startswith("Global FL, paper's recipe"))
-    assert paper["value"] is None
-    assert paper["seeds"] == []
-    assert "rate 1e+30" in text
+    found = {r["method"]: (r["value"], r["seeds"]) for r in rows}
+    assert len(found) == len(scene().rows) * 2
+    valid = [jobs.outcome(s.folder).valid for s in asked if "personalized-fl" in s.name and "0.5" in s.name]
+    value, seeds = found["Personalized FL, best recipe, rates × 0.5"]
+    assert (value, seeds) == (pytest.approx(sum(valid) / 2, rel=1e-6), [0, 1])
+    assert found["Global FL, paper's recipe, rates × 1e+30"] == (None, [])  # broke down
+    assert found["Global Server, rates × 0.5"] == (None, [])  # not run
+    best = text[text.index("Best here:") : text.index("\n## ")]
+    assert "- sticker-like (generated): Personalized FL, best recipe, rates × 0.5\n" in best
+    assert "Global Server" not in best
 
 
 def test_a_scene_of_real_data_wants_a_folder(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def run_tasks(
     tasks: Sequence[Task],
     workers: int = 1,
     progress: bool | None = None,
-    finished: Callable[[], None] | None = None,
+    finished: Callable[[], object] | None = None,
 ) -> None:
     """Compute tasks, ``workers`` at a time.
 

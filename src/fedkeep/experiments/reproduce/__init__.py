@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.experiments.reproduce import furl, kteps_figures, kteps_tables, kteps_variants, moe, moe_methods
+from fedkeep.experiments.reproduce import (
+    furl,
+    furl_sweep,
+    kteps_figures,
+    kteps_tables,
+    kteps_variants,
+    moe,
+    moe_methods,
+)
 
 Scale = Literal["quick", "medium", "full"]
 
@@ -62,7 +70,7 @@ class Reproduction(Protocol):
 
 REPRODUCTIONS: dict[str, str] = {
     "furl-table3": "FURL Table 3 and Figures 2-5: four configurations, server and federated, with and without users",
-    "furl-sweep": "the learning-rate sweep behind furl-table3, on the validation examples",
+    "furl-sweep": "the learning rates of furl-table3 swept, on the validation examples",
     "kteps-table2": "KTEPS Table 2: Ag of ten methods on FDU-MTL (and IYY, where its files are)",
     "kteps-table3": "KTEPS Table 3: Ap of twelve methods, fairness, bytes; the same runs as kteps-table2",
     "kteps-table4": "KTEPS Table 4: weights of diversity and knowledge transfer",
@@ -81,13 +89,11 @@ REPRODUCTIONS: dict[str, str] = {
     "moe-figure4": "mixture of experts, Figure 4: Fashion-MNIST, accuracy against p, opt-out factors 0, 0.9",
     "moe-figure5": "mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
 }
-IN_PIECES = (
-    "furl-table3",
-    *(f"kteps-table{n}" for n in range(2, 9)),
-)  # their results may have gaps: see Request.only
+# What can be run in pieces (Request.only): its results may have gaps.
+IN_PIECES = ("furl-table3", "furl-sweep", *(f"kteps-table{n}" for n in range(2, 9)))
 _FUNCTIONS: dict[str, Reproduction] = {
     "furl-table3": furl.table3,
-    "furl-sweep": furl.sweep,
+    "furl-sweep": furl_sweep.sweep,
     "kteps-table2": kteps_tables.table2,
     "kteps-table3": kteps_tables.table3,
     "kteps-table4": kteps_tables.table4,

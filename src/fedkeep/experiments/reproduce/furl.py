@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import aggregation_time, cold_start_analysis, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.reproduce import jobs
-from fedkeep.experiments.reproduce.furl_scenes import SCENES, Scene
+from fedkeep.experiments.reproduce.furl_scenes import SCENES, Scene, changes_of, result_name, specs_of
 from fedkeep.experiments.reproduce.jobs import JobSpec, Outcome
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
 FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
-RATES = (0.03, 0.1, 0.3, 1.0)
 
 
 def table3(request: Request) -> Path:
@@ -62,11 +60,11 @@ class _Sheet:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.result = _result_name("furl-table3", request.scale)
+        self.result = result_name("furl-table3", request.scale)
         self.runs = request.out / "runs" / f"furl-table3-{request.scale}"
         self.kept = request.out / "runs" / "furl-quick" if request.scale == "quick" else request.out / "furl"
         self.folder = request.out / self.result
-        self.specs = {scene.name: _specs(scene, request, self.runs) for scene in SCENES}
+        self.specs = {scene.name: specs_of(scene, request, self.runs) for scene in SCENES}
         first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
         data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
         self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
@@ -143,31 +141,6 @@ class _Sheet:
             over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale, commit=now)
             for name, values in known.items()
         ]
-
-
-def _specs(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], JobSpec]:
-    if scene.needs_data and request.data is None:
-        raise DataError(
-            f"The scene {scene.name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
-        )
-    seeds = (
-        tuple(request.seeds)
-        if request.seeds is not None
-        else scene.seeds
-        if request.scale == "full"
-        else (0,)
-    )
-    return {
-        (row.name, seed): JobSpec(
-            row.config,
-            (*changed.items(), ("seed", str(seed)), ("name", f'"{row.name}"')),
-            runs / jobs.folder_name(scene.stands_for.lower(), row.config.split("/")[1], str(seed)),
-            request.data,
-        )
-        for seed in seeds
-        for row in scene.rows
-        if (changed := row.overrides(scene, request.scale)) is not None
-    }
 
 
 def _figure(folder: Path, scene: Scene, kind: str) -> Path:
@@ -247,11 +220,6 @@ def _cold(spec: JobSpec, path: Path, plots: Any) -> None:
     plots.cold_start(analysis, path)
 
 
-def _result_name(name: str, scale: str) -> str:
-    """Return the results' name: a shorter run doesn't replace a longer one's."""
-    return name if scale == "full" else f"{name}-{scale}"
-
-
 def _preamble(scale: str, faults: Sequence[str]) -> str:
     text = """
 Four configurations of one model, each by one configuration file: with and without a user vector, trained
@@ -272,56 +240,5 @@ the server rows and of our recipe, were chosen for 40 epochs by the validation e
 The configurations run as they are in the package (`fedkeep list`), 40 epochs (30 for the generated task), except for
 what the scale changes:
 """
-    text += "".join(f"\n- {scene.name}: {_changes(scene, scale)}" for scene in SCENES)
+    text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SCENES)
     return text + ("\n\nRuns that broke down:\n" + "\n".join(faults) + "\n" if faults else "")
-
-
-def _changes(scene: Scene, scale: str) -> str:
-    """Say in words what a scale changes in a scene's configurations."""
-    if scale == "full":
-        return "nothing."
-    common = scene.quick if scale == "quick" else scene.medium
-    said = ", ".join(f"`{key} = {value}`" for key, value in common.items())
-    if scale == "medium":
-        for name, own in scene.shorter.items():
-            said += f"; {name} " + ", ".join(f"`{key} = {value}`" for key, value in own.items())
-        said += "".join(f"; {name} was not run" for name in scene.left_out)
-    return f"{said}."
-
-
-def sweep(request: Request) -> Path:
-    """Sweep the learning rate of every configuration; the value is the best epoch's metric on ``valid``."""
-    from fedkeep.report.results import over_seeds, write_results
-
-    runs = request.out / "runs" / f"furl-sweep-{request.scale}"
-    commit = source_commit() or ""
-    rows = []
-    markdown = request.out
-    for scene in SCENES:
-        base = _specs(scene, request, runs)
-        for (name, seed), spec in base.items():
-            specs = {
-                rate: JobSpec(
-                    spec.config,
-                    (*spec.overrides, ("method.optimizer.learning_rate", str(rate))),
-                    spec.folder.with_name(jobs.folder_name(spec.folder.name, str(rate))),
-                    spec.data,
-                )
-                for rate in RATES
-            }
-            jobs.run_jobs(list(specs.values()), request.workers, request.progress)
-            for rate, one in specs.items():
-                result = jobs.outcome(one.folder)
-                values = {} if math.isnan(result.valid) else {seed: result.valid}
-                rows.append(
-                    over_seeds(
-                        scene.name, f"{name}, rate {rate}", result.metric, values, scale=request.scale, commit=commit
-                    )
-                )  # fmt: skip
-            _, markdown = write_results(  # after every configuration: a sweep that is stopped leaves what it has
-                request.out, _result_name("furl-sweep", request.scale), rows,
-                title="FURL: learning rates swept",
-                preamble="Best epoch's metric on the validation examples, for each local learning rate. A run that "
-                "broke down (its loss became NaN) has no value.",
-            )  # fmt: skip
-    return markdown

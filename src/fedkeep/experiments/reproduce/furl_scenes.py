@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkeep.core.errors import DataError
+from fedkeep.experiments.reproduce import jobs
+from fedkeep.experiments.reproduce.jobs import JobSpec
+
+if TYPE_CHECKING:
+    from fedkeep.experiments.reproduce import Request
 
 
 @dataclass(frozen=True)
@@ -104,3 +113,51 @@ SCENES = (
         {"run.epochs": "20"},
     ),
 )
+
+
+def specs_of(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], JobSpec]:
+    """Return the scene's runs by row and seed.
+
+    Raises:
+        DataError: the folder of data is not named.
+    """
+    if scene.needs_data and request.data is None:
+        raise DataError(
+            f"The scene {scene.name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+        )
+    seeds = (
+        tuple(request.seeds)
+        if request.seeds is not None
+        else scene.seeds
+        if request.scale == "full"
+        else (0,)
+    )
+    return {
+        (row.name, seed): JobSpec(
+            row.config,
+            (*changed.items(), ("seed", str(seed)), ("name", f'"{row.name}"')),
+            runs / jobs.folder_name(scene.stands_for.lower(), row.config.split("/")[1], str(seed)),
+            request.data,
+        )
+        for seed in seeds
+        for row in scene.rows
+        if (changed := row.overrides(scene, request.scale)) is not None
+    }
+
+
+def result_name(name: str, scale: str) -> str:
+    """Return the results' name: a shorter run doesn't replace a longer one's."""
+    return name if scale == "full" else f"{name}-{scale}"
+
+
+def changes_of(scene: Scene, scale: str) -> str:
+    """Say in words what a scale changes in a scene's configurations."""
+    if scale == "full":
+        return "nothing."
+    common = scene.quick if scale == "quick" else scene.medium
+    said = ", ".join(f"`{key} = {value}`" for key, value in common.items())
+    if scale == "medium":
+        for name, own in scene.shorter.items():
+            said += f"; {name} " + ", ".join(f"`{key} = {value}`" for key, value in own.items())
+        said += "".join(f"; {name} was not run" for name in scene.left_out)
+    return f"{said}."

@@ -103,7 +103,7 @@ def run_jobs(
     jobs: Sequence[JobSpec],
     workers: int = 1,
     progress: bool | None = None,
-    finished: Callable[[], None] | None = None,
+    finished: Callable[[], object] | None = None,
 ) -> None:
     """Run the jobs that are not finished, ``workers`` at a time; a run that diverges leaves a file ``fault.txt``.
 
