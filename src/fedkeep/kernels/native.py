@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
-ABI, CHUNK = 3, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
+ABI, CHUNK = 4, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
 LEVELS = ("portable", "avx2", "avx512")
 LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
 

@@ -12,55 +12,73 @@ namespace {
 // As many sums as there are registers for; on fewer registers narrower tiles, whose part of B stays in the cache.
 constexpr int PRODUCT_ROWS = 6;
 
+// Memory that is needed soon, and that a product on the way asks for, a little with every column of A.
+template <class T> struct Ahead {
+    const T* at;
+    i64 count, each;  // numbers: all of it, and from one request to the next
+};
+
 // C (MR, NV*W) = or += A (MR, K) B (K, NV*W); A is read by row, or (transposed) by column.
-template <class T, int MR, int NV, bool TRANSPOSED>
-FK_INLINE void product_tile(i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
+template <class T, int MR, int NV, bool TRANSPOSED, bool AHEAD>
+FK_INLINE void product_tile(i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add, Ahead<T>& ahead) {
     constexpr int W = Lanes<T>::W;
-    Vec<T> acc[MR][NV];
-    for (int r = 0; r < MR; r++)
-        for (int v = 0; v < NV; v++) acc[r][v] = add ? load(C + r * ldc + v * W) : Vec<T>{};
+    Vec<T> acc[MR][NV] = {};
     for (i64 k = 0; k < K; k++) {
         Vec<T> b[NV];
         for (int v = 0; v < NV; v++) b[v] = load(B + k * ldb + v * W);
+        if (AHEAD) {
+            __builtin_prefetch(ahead.at, 0, 2);
+            ahead.at += ahead.each;
+        }
         for (int r = 0; r < MR; r++) {
             Vec<T> a = splat<T>(TRANSPOSED ? A[k * lda + r] : A[r * lda + k]);
             for (int v = 0; v < NV; v++) acc[r][v] += a * b[v];
         }
     }
     for (int r = 0; r < MR; r++)
-        for (int v = 0; v < NV; v++) store(C + r * ldc + v * W, acc[r][v]);
+        for (int v = 0; v < NV; v++) {
+            T* c = C + r * ldc + v * W;
+            store(c, add ? load(c) + acc[r][v] : acc[r][v]);
+        }
 }
 
-template <class T, int NV, bool TRANSPOSED>
-void product_rows(i64 rows, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
+template <class T, int NV, bool TRANSPOSED, bool AHEAD>
+void product_rows(
+    i64 rows, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add, Ahead<T>& ahead
+) {
     i64 blocks = (rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
     for (i64 done = 0; blocks > 0; blocks--) {
         i64 n = (rows - done + blocks - 1) / blocks;  // even blocks: 16 rows are 6 + 5 + 5
         const T* a = TRANSPOSED ? A + done : A + done * lda;
         T* c = C + done * ldc;
         switch (n) {
-            case 1: product_tile<T, 1, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-            case 2: product_tile<T, 2, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-            case 3: product_tile<T, 3, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-            case 4: product_tile<T, 4, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-            case 5: product_tile<T, 5, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
-            case 6: product_tile<T, 6, NV, TRANSPOSED>(K, a, lda, B, ldb, c, ldc, add); break;
+            case 1: product_tile<T, 1, NV, TRANSPOSED, AHEAD>(K, a, lda, B, ldb, c, ldc, add, ahead); break;
+            case 2: product_tile<T, 2, NV, TRANSPOSED, AHEAD>(K, a, lda, B, ldb, c, ldc, add, ahead); break;
+            case 3: product_tile<T, 3, NV, TRANSPOSED, AHEAD>(K, a, lda, B, ldb, c, ldc, add, ahead); break;
+            case 4: product_tile<T, 4, NV, TRANSPOSED, AHEAD>(K, a, lda, B, ldb, c, ldc, add, ahead); break;
+            case 5: product_tile<T, 5, NV, TRANSPOSED, AHEAD>(K, a, lda, B, ldb, c, ldc, add, ahead); break;
+            case 6: product_tile<T, 6, NV, TRANSPOSED, AHEAD>(K, a, lda, B, ldb, c, ldc, add, ahead); break;
         }
         done += n;
     }
 }
 
 // C (rows, columns) = or += A B; columns is a multiple of W.
-template <class T, bool TRANSPOSED>
-void product(i64 rows, i64 columns, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add) {
+template <class T, bool TRANSPOSED, bool AHEAD = false>
+void product(
+    i64 rows, i64 columns, i64 K, const T* A, i64 lda, const T* B, i64 ldb, T* C, i64 ldc, bool add,
+    Ahead<T> ahead = {}
+) {
     constexpr int W = Lanes<T>::W;
+    const i64 tiles = ((rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS) * ((columns + FK_NV * W - 1) / (FK_NV * W));
+    if (AHEAD) ahead.each = ahead.count / (tiles * K) + 1;
     for (i64 j = 0; j < columns; j += FK_NV * W) {
         switch (least(FK_NV, (columns - j) / W)) {
-            case 1: product_rows<T, 1, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
-            case 2: product_rows<T, 2, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+            case 1: product_rows<T, 1, TRANSPOSED, AHEAD>(rows, K, A, lda, B + j, ldb, C + j, ldc, add, ahead); break;
+            case 2: product_rows<T, 2, TRANSPOSED, AHEAD>(rows, K, A, lda, B + j, ldb, C + j, ldc, add, ahead); break;
 #if FK_NV == 4
-            case 3: product_rows<T, 3, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
-            case 4: product_rows<T, 4, TRANSPOSED>(rows, K, A, lda, B + j, ldb, C + j, ldc, add); break;
+            case 3: product_rows<T, 3, TRANSPOSED, AHEAD>(rows, K, A, lda, B + j, ldb, C + j, ldc, add, ahead); break;
+            case 4: product_rows<T, 4, TRANSPOSED, AHEAD>(rows, K, A, lda, B + j, ldb, C + j, ldc, add, ahead); break;
 #endif
         }
     }
@@ -147,20 +165,21 @@ Used find_used(const Call& c, const Plan& p, i64 g, Arena* arena) {
 
 // ------------------------------------------------------------------------------------------------ cells
 
-// Four vectors belong to a hidden unit in `work` and in the gate gradients. LSTM: i, f, g, o. GRU, work: r, z, n
-// and the hidden part of n. GRU, gradients: input part of n, r, z, hidden part of n, so that the three
-// which meet the inputs and the three which meet the hidden state both lie together.
+// For W hidden units of one sequence at one step a record of vectors lies in `work`. LSTM: i, f, g, o and the cell state;
+// GRU: r, z, n and the hidden part of n. Four vectors belong to them in the gate gradients. LSTM: i, f, g, o; GRU:
+// input part of n, r, z, hidden part of n, so that the three which meet the inputs and the three which meet the hidden
+// state both lie together.
 template <bool GRU> struct Cell;
 
 template <> struct Cell<false> {
-    static constexpr int GATES = 4, STATES = 2;
+    static constexpr int GATES = 4, RECORD = 5;
     static constexpr int x_gate[4] = {0, 1, 2, 3}, h_gate[4] = {0, 1, 2, 3};  // gate of weights at each place
     static constexpr int h_first = 0;  // where the hidden state's gradients begin
     static constexpr int h_sum[4] = {0, 1, 2, 3};  // which sum a gate's hidden part is added to
 };
 
 template <> struct Cell<true> {
-    static constexpr int GATES = 3, STATES = 1;
+    static constexpr int GATES = 3, RECORD = 4;
     static constexpr int x_gate[3] = {2, 0, 1}, h_gate[3] = {0, 1, 2};
     static constexpr int h_first = 1;
     static constexpr int h_sum[3] = {0, 1, 3};
@@ -194,13 +213,14 @@ template <class T, bool GRU> void pack_bias(const T* b_ih, const T* b_hh, i64 H,
         }
 }
 
+// One step of one tile of W hidden units.
 template <class T> struct Step {
-    const T *x_panel, *h_panel, *bias;  // of one tile of W hidden units; x_panel null: `start` holds the input part
+    const T *x_panel, *h_panel, *bias;  // x_panel null: x is projected already
     i64 I, H, HP;
     const T* const* x;  // (n,) rows of inputs, or rows of the projected table
-    const T* h_before;  // (n, HP), null at the first step
-    const T* c_before;
-    T *gates, *h, *c;  // (n, 4*HP), (n, HP), (n, HP)
+    const T *h_before, *before;  // (n, HP) states and (n,) records of the step before; null at the first step
+    T *records, *h;  // (n,), (n, HP)
+    const T* next;  // (n,) the records that are written after these
 };
 
 template <class T, bool GRU, int MR> FK_INLINE void sum_x(Vec<T> (&acc)[MR][4], const T* const* x, i64 I, const T* panel) {
@@ -217,7 +237,7 @@ template <class T, bool GRU, int MR> FK_INLINE void sum_x(Vec<T> (&acc)[MR][4], 
 
 // One tile (MR sequences, W hidden units) of one step: its sums.
 template <class T, bool GRU, int MR> FK_INLINE void step_tile(const Step<T>& s, i64 j, i64 u) {
-    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES;
+    constexpr int W = Lanes<T>::W, N = Cell<GRU>::GATES, RECORD = Cell<GRU>::RECORD * W;
     const i64 HP = s.HP;
     Vec<T> acc[MR][4];
     if (s.x_panel) {
@@ -231,10 +251,13 @@ template <class T, bool GRU, int MR> FK_INLINE void step_tile(const Step<T>& s, 
         }
     }
     if (s.h_before) {
-        const T* h = s.h_before + j * HP;
+        const T *h = s.h_before + j * HP, *next = s.next + j * RECORD;
+        const i64 ahead = (MR * RECORD + s.H - 1) / s.H;  // what is written after this comes into the cache meanwhile
         for (i64 k = 0; k < s.H; k++) {
             Vec<T> w[N];
             for (int v = 0; v < N; v++) w[v] = load(s.h_panel + (k * N + v) * W);
+            __builtin_prefetch(next, 1);
+            next += ahead;
             for (int r = 0; r < MR; r++) {
                 Vec<T> a = splat<T>(h[r * HP + k]);
                 for (int v = 0; v < N; v++) acc[r][Cell<GRU>::h_sum[v]] += a * w[v];
@@ -242,41 +265,41 @@ template <class T, bool GRU, int MR> FK_INLINE void step_tile(const Step<T>& s, 
         }
     }
     for (int r = 0; r < MR; r++)
-        for (int v = 0; v < 4; v++) store(s.gates + (j + r) * 4 * HP + v * HP + u, acc[r][v]);
+        for (int v = 0; v < 4; v++) store(s.records + (j + r) * RECORD + v * W, acc[r][v]);
 }
 
 // The cells of one tile of hidden units, from the sums that stand where the gates will: in two passes over the
 // sequences, so that what is waited for in one is computed beside others.
 template <class T, bool GRU> FK_INLINE void step_cells(const Step<T>& s, i64 rows, i64 u) {
-    const i64 HP = s.HP;
+    constexpr int W = Lanes<T>::W, RECORD = Cell<GRU>::RECORD * W;
     for (i64 j = 0; j < rows; j++) {
-        T* gates = s.gates + j * 4 * HP + u;
+        T* gates = s.records + j * RECORD;
         if (GRU) {
             store(gates, sigmoid<T>(load(gates)));
-            store(gates + HP, sigmoid<T>(load(gates + HP)));
+            store(gates + W, sigmoid<T>(load(gates + W)));
         } else {
-            Vec<T> in = sigmoid<T>(load(gates)), forget = sigmoid<T>(load(gates + HP));
-            Vec<T> fresh = tanh<T>(load(gates + 2 * HP)), out = sigmoid<T>(load(gates + 3 * HP));
+            Vec<T> in = sigmoid<T>(load(gates)), forget = sigmoid<T>(load(gates + W));
+            Vec<T> fresh = tanh<T>(load(gates + 2 * W)), out = sigmoid<T>(load(gates + 3 * W));
             Vec<T> cell = in * fresh;
-            if (s.c_before) cell += forget * load(s.c_before + j * HP + u);
+            if (s.before) cell += forget * load(s.before + j * RECORD + 4 * W);
             store(gates, in);
-            store(gates + HP, forget);
-            store(gates + 2 * HP, fresh);
-            store(gates + 3 * HP, out);
-            store(s.c + j * HP + u, cell);
+            store(gates + W, forget);
+            store(gates + 2 * W, fresh);
+            store(gates + 3 * W, out);
+            store(gates + 4 * W, cell);
         }
     }
     for (i64 j = 0; j < rows; j++) {
-        const i64 at = j * HP + u;
-        T* gates = s.gates + j * 4 * HP + u;
+        const i64 at = j * s.HP + u;
+        T* gates = s.records + j * RECORD;
         if (GRU) {
-            Vec<T> reset = load(gates), update = load(gates + HP);
-            Vec<T> fresh = tanh<T>(load(gates + 2 * HP) + reset * load(gates + 3 * HP));
+            Vec<T> reset = load(gates), update = load(gates + W);
+            Vec<T> fresh = tanh<T>(load(gates + 2 * W) + reset * load(gates + 3 * W));
             Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
-            store(gates + 2 * HP, fresh);
+            store(gates + 2 * W, fresh);
             store(s.h + at, fresh + update * (before - fresh));
         } else {
-            store(s.h + at, load(gates + 3 * HP) * tanh<T>(load(s.c + at)));
+            store(s.h + at, load(gates + 3 * W) * tanh<T>(load(gates + 4 * W)));
         }
     }
 }
@@ -321,39 +344,37 @@ void project(const T* table, const Used& used, i64 I, i64 HP, const T* panels, c
 
 // ------------------------------------------------------------------------------------------------ forward
 
-// Gates and states of all steps, kept for the backward pass, or of the last two, where there is none.
+// What all steps leave for the backward pass, or what the last two left, where there is none. The records of a step lie
+// one after another as they are written and read: tile by tile, and in a tile by sequence. The LSTM's hidden states are
+// not kept: they follow from its records.
 template <class T, bool GRU> struct Kept {
-    T *gates, *h, *c;
+    static constexpr int W = Lanes<T>::W, RECORD = Cell<GRU>::RECORD;
     T* where;  // (B, HP): the steps of the greatest values
-    i64 HP;
-    const i64* offset;
-    bool all;
 
-    Kept(const Call& call, const Task& task, i64 HP_, Arena* arena) : HP(HP_), offset(task.plan.offset), all(call.work) {
-        const Plan& p = task.plan;
-        const i64 rows = all ? p.B * call.L : p.B;
+    Kept(const Call& call, const Task& task, i64 HP_, Arena* arena)
+        : HP(HP_), B(task.plan.B), active(task.plan.active), offset(task.plan.offset), all(call.work), all_h(all && GRU) {
         if (all) {
-            const i64 width = (GRU ? 5 : 6) * HP, whole = call.B * (call.L * width + (call.pool == GREATEST ? HP : 0));
+            const i64 width = 5 * HP, whole = call.B * (call.L * width + (call.pool == GREATEST ? HP : 0));
             T* work = (T*)call.work + (task.g * call.D + task.d) * whole;
-            gates = work + p.first * call.L * width;
-            h = gates + rows * 4 * HP;
-            c = h + rows * HP;
-            where = work + call.B * call.L * width + p.first * HP;
+            records = work + task.plan.first * call.L * width;
+            where = work + call.B * call.L * width + task.plan.first * HP;
         } else {
-            gates = take<T>(arena, rows * 4 * HP);
-            h = take<T>(arena, 2 * rows * HP);
-            c = take<T>(arena, 2 * rows * HP);
-            where = take<T>(arena, rows * HP);
-            half = rows;
+            records = take<T>(arena, 2 * B * RECORD * HP);
+            where = take<T>(arena, B * HP);
         }
+        h = all_h ? records + B * call.L * RECORD * HP : take<T>(arena, 2 * B * HP);
     }
 
-    T* gates_at(i64 t) const { return gates + (all ? offset[t] * 4 * HP : 0); }
-    T* h_at(i64 t) const { return t < 0 ? nullptr : h + (all ? offset[t] : t % 2 * half) * HP; }
-    T* c_at(i64 t) const { return t < 0 ? nullptr : c + (all ? offset[t] : t % 2 * half) * HP; }
+    T* records_at(i64 t, i64 u) const {
+        return records + ((all ? offset[t] : t % 2 * B) * HP + active[t] * u) * RECORD;
+    }
+    T* h_at(i64 t) const { return h + (all_h ? offset[t] : t % 2 * B) * HP; }
 
 private:
-    i64 half = 0;
+    i64 HP, B;
+    const i64 *active, *offset;
+    bool all, all_h;
+    T *records, *h;
 };
 
 // Takes the states of step t into the mean or the greatest so far; of equal values the first in time counts.
@@ -418,9 +439,10 @@ template <class T, bool GRU> void forward(const Call& c, i64 number, Arena* aren
         s.bias = bias;
         s.I = c.I, s.H = c.H, s.HP = HP;
         s.x = inputs;
-        s.gates = kept.gates_at(t), s.h = kept.h_at(t), s.c = kept.c_at(t);
-        s.h_before = kept.h_at(t - 1), s.c_before = kept.c_at(t - 1);
+        s.h = kept.h_at(t), s.h_before = t ? kept.h_at(t - 1) : nullptr;
         for (i64 u = 0; u < HP; u += W) {
+            s.records = kept.records_at(t, u), s.before = t ? kept.records_at(t - 1, u) : nullptr;
+            s.next = u + W < HP ? kept.records_at(t, u + W) : going_on ? kept.records_at(t + 1, 0) : s.records;
             s.x_panel = projected ? nullptr : x_panels + u * c.I * N;
             s.h_panel = h_panels + u * c.H * N;
             step_rows<T, GRU>(s, n, u);
@@ -455,56 +477,63 @@ template <class T> void unpad_weight(const T* from, const int* gate_at, int gate
 }
 
 template <class T> struct Back {
-    i64 n, H, HP;
-    i64 row;  // from one row of gate gradients to the next
-    const T *gates, *h_before, *c, *c_before;  // *_before null at the first step
+    i64 n, going_on, H, HP;  // sequences of this step; those that have a further step
+    i64 row, h_row;  // from one row of gate gradients, and of hidden states, to the next
+    i64 u;
+    const T *records, *before, *h_before;  // of one tile, as in Step
     const T* const* grad_out;  // (n,) rows of H, null where the outputs' gradient is not given
     const T *grad_greatest, *where;  // (n, HP), null where the greatest values' gradient is not given
     T step;
     T *grad_h, *grad_c;  // (n, HP): in: what step t + 1 sent; out: what goes to step t - 1 beside the product
-    T* grad_gates;  // (n, 4*HP), rows apart
+    T* squashed;  // (n, HP), LSTM: tanh of the cell states; in: of those that go on; out: of the step before
+    T *grad_gates, *h;  // (n, 4*HP), rows apart; out: (n, HP) hidden states of the step before, rows apart
     T* grad_bias;  // (4, HP)
 };
 
-template <class T, bool GRU> void back_cells(const Back<T>& s) {
-    constexpr int W = Lanes<T>::W;
-    const i64 HP = s.HP;
-    for (i64 u = 0; u < HP; u += W) {
-        Vec<T> sum[4];
-        for (int v = 0; v < 4; v++) sum[v] = load(s.grad_bias + v * HP + u);
-        for (i64 j = 0; j < s.n; j++) {
-            const T* gates = s.gates + j * 4 * HP + u;
-            const i64 at = j * HP + u;
-            Vec<T> dh = load(s.grad_h + at), grad[4];
-            if (s.grad_out) dh += load_part(s.grad_out[j] + u, s.H - u);
-            if (s.where) dh += load(s.where + at) == s.step ? load(s.grad_greatest + at) : Vec<T>{};
-            if (GRU) {
-                Vec<T> reset = load(gates), update = load(gates + HP), fresh = load(gates + 2 * HP);
-                Vec<T> before = s.h_before ? load(s.h_before + at) : Vec<T>{};
-                Vec<T> dn = dh * (T(1) - update) * (T(1) - fresh * fresh);
-                grad[0] = dn;
-                grad[1] = dn * load(gates + 3 * HP) * reset * (T(1) - reset);
-                grad[2] = dh * (before - fresh) * update * (T(1) - update);
-                grad[3] = dn * reset;
-                store(s.grad_h + at, dh * update);
-            } else {
-                Vec<T> in = load(gates), forget = load(gates + HP), fresh = load(gates + 2 * HP);
-                Vec<T> out = load(gates + 3 * HP), squashed = tanh<T>(load(s.c + at));
-                Vec<T> before = s.c_before ? load(s.c_before + at) : Vec<T>{};
-                Vec<T> dc = load(s.grad_c + at) + dh * out * (T(1) - squashed * squashed);
-                grad[0] = dc * fresh * in * (T(1) - in);
-                grad[1] = dc * before * forget * (T(1) - forget);
-                grad[2] = dc * in * (T(1) - fresh * fresh);
-                grad[3] = dh * squashed * out * (T(1) - out);
-                store(s.grad_c + at, dc * forget);
+// The cells of one tile of hidden units, backwards.
+template <class T, bool GRU> FK_INLINE void back_cells(const Back<T>& s) {
+    constexpr int W = Lanes<T>::W, RECORD = Cell<GRU>::RECORD * W;
+    const i64 HP = s.HP, u = s.u;
+    Vec<T> sum[4];
+    for (int v = 0; v < 4; v++) sum[v] = load(s.grad_bias + v * HP + u);
+    for (i64 j = 0; j < s.n; j++) {
+        const T* gates = s.records + j * RECORD;
+        const i64 at = j * HP + u;
+        Vec<T> dh = load(s.grad_h + at), grad[4], h_before = Vec<T>{};
+        if (s.grad_out) dh += load_part(s.grad_out[j] + u, s.H - u);
+        if (s.where) dh += load(s.where + at) == s.step ? load(s.grad_greatest + at) : Vec<T>{};
+        if (GRU) {
+            Vec<T> reset = load(gates), update = load(gates + W), fresh = load(gates + 2 * W);
+            if (s.before) h_before = load(s.h_before + at);
+            Vec<T> dn = dh * (T(1) - update) * (T(1) - fresh * fresh);
+            grad[0] = dn;
+            grad[1] = dn * load(gates + 3 * W) * reset * (T(1) - reset);
+            grad[2] = dh * (h_before - fresh) * update * (T(1) - update);
+            grad[3] = dn * reset;
+            store(s.grad_h + at, dh * update);
+        } else {
+            Vec<T> in = load(gates), forget = load(gates + W), fresh = load(gates + 2 * W), out = load(gates + 3 * W);
+            Vec<T> squashed = j < s.going_on ? load(s.squashed + at) : tanh<T>(load(gates + 4 * W));
+            Vec<T> dc = load(s.grad_c + at) + dh * out * (T(1) - squashed * squashed);
+            grad[0] = dc * fresh * in * (T(1) - in);
+            grad[1] = Vec<T>{};
+            grad[2] = dc * in * (T(1) - fresh * fresh);
+            grad[3] = dh * squashed * out * (T(1) - out);
+            if (s.before) {
+                Vec<T> cell = load(s.before + j * RECORD + 4 * W), flat = tanh<T>(cell);
+                grad[1] = dc * cell * forget * (T(1) - forget);
+                h_before = load(s.before + j * RECORD + 3 * W) * flat;
+                store(s.squashed + at, flat);
             }
-            for (int v = 0; v < 4; v++) {
-                store(s.grad_gates + j * s.row + v * HP + u, grad[v]);
-                sum[v] += grad[v];
-            }
+            store(s.grad_c + at, dc * forget);
         }
-        for (int v = 0; v < 4; v++) store(s.grad_bias + v * HP + u, sum[v]);
+        store(s.h + j * s.h_row + u, h_before);
+        for (int v = 0; v < 4; v++) {
+            store(s.grad_gates + j * s.row + v * HP + u, grad[v]);
+            sum[v] += grad[v];
+        }
     }
+    for (int v = 0; v < 4; v++) store(s.grad_bias + v * HP + u, sum[v]);
 }
 
 // A distance between rows that are read one below the other: by a power of two they would share few cache lines.
@@ -539,6 +568,7 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
     T* grad_bias = take_zeros<T>(arena, 4 * HP);
     T* grad_h = take_zeros<T>(arena, p.B * HP);
     T* grad_c = take_zeros<T>(arena, p.B * HP);
+    T* squashed = take<T>(arena, GRU ? 0 : p.B * HP);
     const T** grad_out = take<const T*>(arena, p.B);
     T* grad_pooled = c.grad_pooled ? take_zeros<T>(arena, p.B * HP) : nullptr;
     for (i64 j = 0; j < p.B && grad_pooled; j++) {
@@ -596,27 +626,24 @@ template <class T, bool GRU> void backward(const Call& c, i64 number, Arena* are
             if (!c.ids) __builtin_memcpy(block_x + (filled + j) * IP, x + cell * c.I, (size_t)c.I * sizeof(T));
         }
         Back<T> s;
-        s.n = n, s.H = c.H, s.HP = HP;
-        s.gates = kept.gates_at(t), s.c = kept.c_at(t);
-        s.h_before = kept.h_at(t - 1), s.c_before = kept.c_at(t - 1);
+        s.n = n, s.going_on = ended, s.H = c.H, s.HP = HP;
+        s.h_before = GRU && t ? kept.h_at(t - 1) : nullptr;
         s.grad_out = c.grad_output || (c.pool == MEAN && grad_pooled) ? grad_out : nullptr;
         s.where = c.pool == GREATEST && grad_pooled ? kept.where : nullptr;
         s.grad_greatest = grad_pooled;
         s.step = (T)t;
-        s.grad_h = grad_h, s.grad_c = grad_c;
+        s.grad_h = grad_h, s.grad_c = grad_c, s.squashed = squashed;
         s.row = LG, s.grad_gates = block + filled * LG;
+        s.h_row = LH, s.h = block_h + filled * LH;
         s.grad_bias = grad_bias;
-        back_cells<T, GRU>(s);
-        if (t) {
-            prefetch(kept.gates_at(t - 1), p.active[t - 1] * 4 * HP);
-            prefetch(kept.h_at(t - 1), p.active[t - 1] * HP);
-            if (!GRU && t > 1) prefetch(kept.c_at(t - 2), p.active[t - 2] * HP);
-            product<T, false>(n, HP, N * HP, s.grad_gates + C::h_first * HP, LG, w_hh, LH, grad_h, HP, GRU);
+        for (s.u = 0; s.u < HP; s.u += Lanes<T>::W) {
+            s.records = kept.records_at(t, s.u), s.before = t ? kept.records_at(t - 1, s.u) : nullptr;
+            back_cells<T, GRU>(s);
         }
-        for (i64 j = 0; j < n; j++) {
-            T* to = block_h + (filled + j) * LH;
-            t ? __builtin_memcpy(to, s.h_before + j * HP, (size_t)HP * sizeof(T))
-              : __builtin_memset(to, 0, (size_t)HP * sizeof(T));
+        if (t) {  // meanwhile what is read two steps from now comes nearer
+            Ahead<T> ahead = {kept.records_at(t > 1 ? t - 2 : 0, 0), t > 1 ? p.active[t - 2] * HP * C::RECORD : 0, 0};
+            if (GRU && t > 1) prefetch(kept.h_at(t - 2), p.active[t - 2] * HP);
+            product<T, false, true>(n, HP, N * HP, s.grad_gates + C::h_first * HP, LG, w_hh, LH, grad_h, HP, GRU, ahead);
         }
         filled += n;
     }

@@ -31,8 +31,8 @@ struct Call {
     i64 weight_strides[8];
     void* output;  // (G, B, L, D*H), may be null
     void* pooled;  // (G, B, D*H): by `pool` the last states, or the mean or the greatest over time
-    void* work;  // (G, D, B*L*(6 or 5)*HP): gates, hidden states and (LSTM) cell states, kept for the backward pass,
-                 // and, for the greatest, B*HP steps where it stood; null where there will be no backward pass
+    void* work;  // (G, D, B*L*5*HP): gates and (LSTM) cell or (GRU) hidden states, kept for the backward pass, and,
+                 // for the greatest, B*HP steps where it stood; null where there will be no backward pass
     const void* grad_output;  // as output, may be null
     const void* grad_pooled;  // as pooled, may be null
     void* grad_input;  // (copies, ...as x or table), zeroed by the caller; may be null. One copy per direction and,

@@ -34,10 +34,10 @@ def _front(inputs: Tensor, ids: Tensor | None, cohort: bool) -> tuple[tuple[int,
     return ((inputs.shape[0],), shape[1:3]) if cohort else ((), shape[:2])
 
 
-def _work_size(sequences: int, length: int, hidden: int, gru: bool, pool: int, dtype: torch.dtype) -> int:
-    """Numbers kept per direction: for each step four gates and one (GRU) or two states; where the greatest stood."""
+def _work_size(sequences: int, length: int, hidden: int, pool: int, dtype: torch.dtype) -> int:
+    """Numbers kept per direction: for each step four gates and a state; where the greatest stood."""
     padded = -(-hidden // native.lanes(dtype)) * native.lanes(dtype)
-    return sequences * padded * (length * (5 if gru else 6) + (pool == MAX))
+    return sequences * padded * (length * 5 + (pool == MAX))
 
 
 class _Call:
@@ -128,7 +128,7 @@ def forward(
     width = c.directions * c.hidden
     output = inputs.new_empty(*c.front, *((c.sequences, c.length, width) if pool == OUTPUT else (0,)))
     pooled = inputs.new_empty(*c.front, c.sequences, width)
-    size = _work_size(c.sequences, c.length, c.hidden, gru, pool, inputs.dtype)
+    size = _work_size(c.sequences, c.length, c.hidden, pool, inputs.dtype)
     work = inputs.new_empty(*c.front, c.directions, size if keep else 0)
     c.run(False, [output.data_ptr(), pooled.data_ptr(), work.data_ptr(), *[0] * 11])
     return output, pooled, work
@@ -223,7 +223,7 @@ def _(
     front, (sequences, length) = _front(inputs, ids, cohort)
     directions, hidden = len(weights) // 4, weights[1].shape[-1]
     width = directions * hidden
-    size = _work_size(sequences, length, hidden, gru, pool, inputs.dtype)
+    size = _work_size(sequences, length, hidden, pool, inputs.dtype)
     return (
         inputs.new_empty(*front, *((sequences, length, width) if pool == OUTPUT else (0,))),
         inputs.new_empty(*front, sequences, width),
