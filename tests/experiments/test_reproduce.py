@@ -251,9 +251,17 @@ def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (value, seeds) == (pytest.approx(sum(valid) / 2, rel=1e-6), [0, 1])
     assert found["Global FL, paper's recipe, rates × 1e+30"] == (None, [])  # broke down
     assert found["Global Server, rates × 0.5"] == (None, [])  # not run
-    best = text[text.index("Best here:") : text.index("\n## ")]
+    best = text[text.index("Best here, where one was:") : text.index("\n## ")]
     assert "- sticker-like (generated): Personalized FL, best recipe, rates × 0.5\n" in best
     assert "Global Server" not in best
+    environment = json.loads((asked[0].folder / "run.json").read_text(encoding="utf-8"))["environment"]
+    commits = {r["method"]: r["commit"] for r in rows}
+    assert commits["Personalized FL, best recipe, rates × 0.5"] == (environment["commit"] or "")
+    assert commits["Global Server, rates × 0.5"] == ""
+    alike = jobs.Outcome("auc", 0.5, 0.5, 1.0, 2.0)
+    monkeypatch.setattr(jobs, "outcome", lambda _: alike)
+    text = reproduce("furl-sweep", request(tmp_path, seeds=[0, 1], only=only)).read_text(encoding="utf-8")
+    assert "rates" not in text[text.index("Best here, where one was:") : text.index("\n## ")]
 
 
 def test_a_scene_of_real_data_wants_a_folder(tmp_path: Path) -> None:

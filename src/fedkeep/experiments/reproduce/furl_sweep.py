@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.reproduce import jobs
 from fedkeep.experiments.reproduce.furl_scenes import SCENES, changes_of, result_name, specs_of
 from fedkeep.experiments.reproduce.jobs import JobSpec
+from fedkeep.experiments.run_directory import read_info
 
 if TYPE_CHECKING:
     from fedkeep.experiments.reproduce import Request
@@ -48,8 +48,9 @@ def sweep(request: Request) -> Path:
                 for factor, of_seeds in line.items()
             ]
             rows += own
-            if known := [row for row in own if row.value is not None]:
-                best.append(max(known, key=lambda row: row.value or 0.0))
+            values = [row.value for row in own if row.value is not None]
+            first = [row for row in own if values and row.value == max(values)]
+            best += first if len(first) == 1 else []
         _, markdown = write_results(
             request.out, result_name("furl-sweep", request.scale), rows, title="FURL: learning rates swept",
             preamble=_preamble(request.scale, best),
@@ -80,9 +81,15 @@ def _row(scene: str, method: str, metric: str, specs: Mapping[int, JobSpec], sca
     """Return the row of the runs that are finished; one that broke down has no value."""
     from fedkeep.report.results import over_seeds
 
-    found = {seed: jobs.outcome(spec.folder) for seed, spec in specs.items() if jobs.is_finished(spec.folder)}
-    values = {seed: outcome.valid for seed, outcome in found.items() if not math.isnan(outcome.valid)}
-    return over_seeds(scene, method, metric, values, scale=scale, commit=source_commit() or "")
+    folders = {seed: spec.folder for seed, spec in specs.items() if jobs.is_finished(spec.folder)}
+    values = {seed: jobs.outcome(folder).valid for seed, folder in folders.items()}
+    commits = {
+        (read_info(folder).get("environment") or {}).get("commit") or "" for folder in folders.values()
+    }
+    return over_seeds(
+        scene, method, metric, {seed: value for seed, value in values.items() if not math.isnan(value)}, scale=scale,
+        commit=", ".join(sorted(commits - {""})),
+    )  # fmt: skip
 
 
 def _preamble(scale: str, best: Sequence[Row]) -> str:
@@ -94,4 +101,6 @@ best in a short run need not be best in a long one.
 What the scale changes in the configurations:
 """
     text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SCENES)
-    return text + "\n\nBest here:\n" + "".join(f"\n- {row.scene}: {row.method}" for row in best)
+    return (
+        text + "\n\nBest here, where one was:\n" + "".join(f"\n- {row.scene}: {row.method}" for row in best)
+    )
