@@ -13,7 +13,7 @@ import torch
 from fedkeep import Method, Phase, Split, adam, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.local import batches
 from fedkeep.methods import terms
@@ -64,6 +64,47 @@ def test_the_order_depends_on_every_part_of_the_streams_name() -> None:
     ]
     assert len({str(o) for o in orders}) == 5
     assert drawn(phase) == orders[0]
+
+
+class Noting(torch.nn.Module):
+    """Notes what it is given, and then spoils it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(3))
+        self.seen: list[tuple[Any, ...]] = []
+
+    def forward(self, text: torch.Tensor, text_length: torch.Tensor) -> torch.Tensor:
+        self.seen.append((text.tolist(), text_length.tolist(), text.is_contiguous()))
+        text.zero_()
+        text_length.zero_()
+        return self.bias.expand(len(text), -1)
+
+
+@pytest.mark.parametrize("window", [1, 200, 400, 1 << 20])
+def test_batches_that_are_gathered_together_are_each_its_own(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedkeep.engines.local.WINDOW_BYTES", window)
+    lengths = [3, 0, 0, 0, 2, 9, 0]  # some mini-batches have no character at all
+    data = FederatedData.from_columns(
+        ["a"] * 7,
+        {
+            "text": Ragged.from_rows([[10 * row + k for k in range(n)] for row, n in enumerate(lengths)]),
+            "label": [0, 1, 2, 0, 1, 2, 0],
+        },
+        split=["train"] * 7,
+    )
+    phase = Phase(batch_size=2, epochs=2, repeats=2)
+    model = Noting()
+    run(model, [phase], data, split=Split())
+    expected = []
+    for chosen in batches(data, rows_of(data, 0), phase, DRAWS, 0):
+        longest = max(1, *(lengths[row] for row in chosen))
+        text = [[10 * row + k if k < lengths[row] else 0 for k in range(longest)] for row in chosen.tolist()]
+        expected += [(text, [max(1, lengths[row]) for row in chosen], True)] * 2
+    assert len(expected) == 16
+    assert model.seen == expected
 
 
 def test_no_example_no_step() -> None:

@@ -221,15 +221,16 @@ class OptimizerState:
 
 def _alike(values: list[Tensor], *others: list[Tensor]) -> bool:
     """Whether torch's fused steps may take these tensors: they read all of them in the order of memory, unchecked."""
-    kind, device = values[0].dtype, values[0].device
-    if kind not in (torch.float32, torch.float64) or device.type not in ("cpu", "cuda"):
+    kind, cpu, device = values[0].dtype, values[0].is_cpu, values[0].device
+    if (kind != torch.float32 and kind != torch.float64) or not (cpu or device.type == "cuda"):
         return False
-    sizes = [v.numel() for v in values]
-    return all(
-        t.is_contiguous() and t.numel() == size and t.dtype == kind and t.device == device
-        for tensors in (values, *others)
-        for t, size in zip(tensors, sizes, strict=True)
-    )
+    for tensors in (values, *others):
+        for t, value in zip(tensors, values, strict=True):
+            if t.dtype != kind or not t.is_contiguous() or t.numel() != value.numel():
+                return False
+            if not t.is_cpu if cpu else t.device != device:
+                return False
+    return True
 
 
 Bounds = Mapping[str, tuple[float, float]]

@@ -67,6 +67,10 @@ class Ragged:
         """Bytes of values and offsets together."""
         return self.values.nbytes + self.offsets.nbytes
 
+    def lengths(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the rows' lengths."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
     def take(self, rows: Rows) -> Ragged:
         """Return a ragged column of these rows, in this order."""
         start = self.offsets[rows]

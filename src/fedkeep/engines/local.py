@@ -21,6 +21,8 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, nonfinite
 from fedkeep.core.seeds import numpy_generator, stream
+from fedkeep.data import Ragged
+from fedkeep.data.columns import Column
 from fedkeep.engines.lazy import LazyRows, lazy_tables
 from fedkeep.engines.vocabulary import (
     Examples,
@@ -36,6 +38,8 @@ from fedkeep.methods import EarlyStopping, Phase
 from fedkeep.split import Split
 
 EVALUATION_BATCH = 512
+WINDOW_BYTES = 256 << 10
+"""Mini-batches of this size together are gathered at once."""
 READS_HIDDEN = (
     "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
     "examples too, so these would influence what leaves the client. Train that phase with "
@@ -163,6 +167,27 @@ def broken(draws: Stream, fault: str, steps: int) -> NonFiniteError:
 
 
 @dataclass(frozen=True)
+class _Loaded:
+    """A mini-batch among others that were gathered with it.
+
+    Attributes:
+        columns: of all of them.
+        start, end: its rows.
+        longest: by ragged column, the length of its longest row.
+    """
+
+    columns: Batch
+    start: int
+    end: int
+    longest: Mapping[str, int]
+
+    def batch(self) -> Batch:
+        """Return the mini-batch, its own each time: a model may change what it is given."""
+        mine = {name: value[self.start : self.end] for name, value in self.columns.items()}
+        return {n: (v[:, : self.longest[n]] if n in self.longest else v).clone() for n, v in mine.items()}
+
+
+@dataclass(frozen=True)
 class _LocalRun:
     """What the phases of one local run share; ``params`` is changed in place."""
 
@@ -193,8 +218,8 @@ class _LocalRun:
                 stopper = self._stopper(phase, one)
                 per_pass = steps_per_pass(len(usable(self.data, self.rows, phase, self.draws)), phase)
                 steps = batches(self.data, self.rows, phase, self.draws, number)
-                for position, chosen in enumerate(steps, 1):
-                    one.step(chosen, result)
+                for position, loaded in enumerate(self.loaded(steps), 1):
+                    one.step(loaded, result)
                     done += 1
                     self._look(done, [one], result)
                     if (
@@ -216,9 +241,9 @@ class _LocalRun:
                 for number in range(len(self.phases))
             ]
             steps = batches(self.data, self.rows, self.phases[0], self.draws, 0)
-            for position, chosen in enumerate(steps, 1):
+            for position, loaded in enumerate(self.loaded(steps), 1):
                 for each in passes:
-                    each.step(chosen, result)
+                    each.step(loaded, result)
                 self._look(position, passes, result)
             for each in passes:
                 each.finish(result)
@@ -255,6 +280,20 @@ class _LocalRun:
     def batch(self, chosen: np.ndarray) -> Batch:
         """Return a mini-batch."""
         return load_batch(self.data, chosen, self.device, float_type(self.params), self.tables)
+
+    def loaded(self, steps: Iterator[np.ndarray]) -> Iterator[_Loaded]:
+        """Yield mini-batches, gathered several at a time: it is the calls that cost, not the rows."""
+        ragged = {name: column for name, column in self.data.columns.items() if isinstance(column, Ragged)}
+        at_once = 0
+        while (first := next(steps, None)) is not None:
+            at_once = at_once or max(1, WINDOW_BYTES // batch_bytes(self.data.columns, first))
+            chosen = [first, *itertools.islice(steps, at_once - 1)]
+            rows, ends = np.concatenate(chosen), np.cumsum([len(c) for c in chosen])
+            starts = ends - [len(c) for c in chosen]
+            columns = self.batch(rows)
+            longest = {n: np.maximum.reduceat(c.lengths(rows), starts).clip(1) for n, c in ragged.items()}
+            for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+                yield _Loaded(columns, start, end, {n: int(each[k]) for n, each in longest.items()})
 
     def visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
         """Return the parameters that a phase may see.
@@ -308,10 +347,10 @@ class _Pass:
         for leaf in self.leaves.values():
             leaf.requires_grad_(False)
 
-    def step(self, chosen: np.ndarray, result: LocalResult) -> None:
+    def step(self, loaded: _Loaded, result: LocalResult) -> None:
         """Take the optimiser steps of one mini-batch."""
         for _ in range(self.phase.repeats if self.names else 0):
-            self._step(self.run.batch(chosen))
+            self._step(loaded.batch())
             result.steps += 1
             if self.run.after_step is not None:
                 self.run.after_step(result.steps)
@@ -488,6 +527,13 @@ def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.
     order = numpy_generator(draws.seed, "halves", draws.client).permutation(rows)
     half = len(rows) // 2
     return order[:half] if phase.part == "support" else order[half:]
+
+
+def batch_bytes(columns: Mapping[str, Column], rows: np.ndarray) -> int:
+    """Return about how many bytes the rows of a mini-batch take, at least 1."""
+    seen = [column for name, column in columns.items() if not name.startswith("_")]
+    wide = sum(int(c.lengths(rows).max()) * 8 if isinstance(c, Ragged) else c[:1].nbytes for c in seen)
+    return max(1, len(rows) * wide)
 
 
 def load_batch(

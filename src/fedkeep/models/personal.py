@@ -43,6 +43,9 @@ class PersonalClassifier(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits for features, shape (B, classes)."""
-        logits: Tensor = self.mlp(features)
+        logits = features
+        for layer in self.mlp:
+            if not (isinstance(layer, nn.Dropout) and layer.p == 0):  # a call for nothing
+                logits = layer(logits)
         bias: Tensor | None = getattr(self, "user_bias", None)
         return logits if bias is None else logits + bias
