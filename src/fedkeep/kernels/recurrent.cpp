@@ -348,7 +348,7 @@ void project(const T* table, const Used& used, i64 I, i64 HP, const T* panels, c
 // one after another as they are written and read: tile by tile, and in a tile by sequence. The LSTM's hidden states are
 // not kept: they follow from its records.
 template <class T, bool GRU> struct Kept {
-    static constexpr int W = Lanes<T>::W, RECORD = Cell<GRU>::RECORD;
+    static constexpr int RECORD = Cell<GRU>::RECORD;
     T* where;  // (B, HP): the steps of the greatest values
 
     Kept(const Call& call, const Task& task, i64 HP_, Arena* arena)
