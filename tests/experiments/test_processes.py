@@ -36,11 +36,12 @@ def test_each_begins_with_its_threads_and_what_it_was_given() -> None:
 
 
 MAIN = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from fedkeep.experiments.processes import processes
 from tests.experiments.test_processes import wait
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with processes(2) as pool:
         print(*pool.map(wait, [sys.argv[1]] * 2))
 """
