@@ -27,7 +27,7 @@ def test_round_trip_and_markdown(tmp_path: Path) -> None:
             scale="full",
             commit="a",
         ),
-        over_seeds("zulip", "local", "accuracy", {0: 0.5}, scale="full", commit="a"),
+        over_seeds("zulip", "local", "accuracy", {0: 0.5}, scale="full", commit="b, a"),
     ]
     text, markdown = write_results(
         tmp_path / "results",
@@ -46,7 +46,7 @@ def test_round_trip_and_markdown(tmp_path: Path) -> None:
     assert "# FURL, Table 3\n\nData *differ*.\n\n## zulip\n" in page
     assert "| Personalized FL | Accuracy | 56.00 ± 1.41 % | 62.41 % | −6.41 points | 2 |" in page
     assert "![bars one](../figures/bars%20one.png)" in page
-    assert "Scale: full. Seeds: 0, 1. Commit: a." in page
+    assert "Scale: full. Seeds: 0, 1. Commit: a, b." in page
 
 
 @pytest.mark.parametrize(

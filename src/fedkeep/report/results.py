@@ -169,9 +169,12 @@ def results_markdown(
     parts += [f"![{tables.markdown_escape(caption)}]({link})\n" for caption, link in figures]
     ran = [row for row in rows if row.seeds]
     seeds = sorted({seed for row in ran for seed in row.seeds})
+    commits = {
+        commit for row in rows for commit in row.commit.split(", ") if commit
+    }  # a row may have several
     parts.append(
         f"Scale: {', '.join(sorted({row.scale for row in rows}))}. Seeds: {', '.join(map(str, seeds)) or 'none'}. "
-        f"Commit: {', '.join(sorted({row.commit for row in rows if row.commit})) or 'not known'}. "
+        f"Commit: {', '.join(sorted(commits)) or 'not known'}. "
         "± is the sample standard deviation over seeds. Differences are in percentage points.\n"
     )
     return "\n".join(parts)
