@@ -48,7 +48,8 @@ def table3(request: Request) -> Path:
         ]
         sheet.keep(scene)
         jobs.run_jobs(wanted, request.workers, request.progress, partial(sheet.keep, scene))
-        sheet.draw(scene)
+        if any(request.wants(spec.name) for spec in sheet.specs[scene.name].values()):
+            sheet.draw(scene)  # times are measured for some figures: those of other pieces stay
     ran = [p for p in sorted(sheet.runs.glob("*")) if jobs.is_finished(p) and not (p / "fault.txt").exists()]
     if ran:
         page.write_report(ran, sheet.folder / "page", title="FURL, Table 3")
