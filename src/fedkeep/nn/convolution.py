@@ -342,17 +342,21 @@ class Eager(torch.autograd.Function):
     """The plain way, with a fraction of the dispatch cost of the ways that torch.func understands."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """See ``forward``."""
         output, kept = forward(x, weight, bias, plan)
         ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(kept)
         ctx.save_for_backward(kept, weight)
-        return output
+        return output, kept
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
+        if grad is None:
+            return (None,) * 4
         kept, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad[0]
         found = backward(grad, kept, weight, ctx.plan, wanted)
@@ -360,32 +364,63 @@ class Eager(torch.autograd.Function):
 
 
 class Transformed(torch.autograd.Function):
-    """The same for torch.func and torch.compile, on the custom operations."""
-
-    generate_vmap_rule = True
+    """The same for torch.func and torch.compile, on the custom operations; a cohort's vmap alone is the plain way."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool, cohort: bool
+    ) -> tuple[Tensor, Tensor]:
         """See ``forward``."""
-        found: tuple[Tensor, Tensor] = conv_pool(x, weight, bias, padding, flat, False)
+        found: tuple[Tensor, Tensor] = conv_pool(x, weight, bias, padding, flat, cohort)
         return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keeps what the backward pass reads."""
-        x, weight, _, ctx.padding, ctx.flat = inputs
-        ctx.image = list(x.shape)
+        x, weight, _, ctx.padding, ctx.flat, ctx.cohort = inputs
+        ctx.image = list(x.shape[-4:])
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1], weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
+        if grad is None:
+            return (None,) * 6
         kept, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad[0]
-        found = conv_pool_backward(grad, kept, weight, ctx.image, ctx.padding, ctx.flat, False, wanted)
-        return found[2] if wanted else None, found[0], found[1], None, None
+        found = conv_pool_backward(grad, kept, weight, ctx.image, ctx.padding, ctx.flat, ctx.cohort, wanted)
+        return found[2] if wanted else None, found[0], found[1], None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: tuple[int | None, ...],
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        padding: int,
+        flat: bool,
+        cohort: bool,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as a cohort."""
+        n = info.batch_size
+        x, weight, bias = (stacked(t, d, n, cohort) for t, d in zip((x, weight, bias), dims, strict=False))
+        found = _differentiable(x, weight, bias, padding, flat, True)
+        return tuple(unstacked(found, n, cohort)), (0, 0)
+
+
+def _differentiable(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool, cohort: bool
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor]
+    if traced():
+        found = Transformed.apply(x, weight, bias, padding, flat, cohort)  # type: ignore[no-untyped-call]
+    else:
+        found = Eager.apply(x, weight, bias, planned(x, weight, padding, flat, cohort))  # type: ignore[no-untyped-call]
+    return found
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool) -> Tensor:
@@ -394,9 +429,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool) -> Te
     Raises:
         DataError: a shape or a type is wrong.
     """
-    if traced():
-        return Transformed.apply(x, weight, bias, padding, flat)[0]  # type: ignore[no-untyped-call,no-any-return]
-    plan = planned(x, weight, padding, flat, False)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
-        return Eager.apply(x, weight, bias, plan)  # type: ignore[no-untyped-call,no-any-return]
-    return forward(x, weight, bias, plan, keep=False)[0]
+    differentiable = x.requires_grad or weight.requires_grad or bias.requires_grad
+    if traced() or (torch.is_grad_enabled() and differentiable):
+        return _differentiable(x, weight, bias, padding, flat, False)[0]
+    return forward(x, weight, bias, planned(x, weight, padding, flat, False), keep=False)[0]

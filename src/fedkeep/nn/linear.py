@@ -187,10 +187,10 @@ class Eager(torch.autograd.Function):
     """The plain way, with a fraction of the dispatch cost of the ways that torch.func understands."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, cohort: bool) -> Tensor:
         """See ``forward``."""
-        output = forward(x, weight, bias, relu)
-        ctx.relu = relu
+        output = forward(x, weight, bias, relu, cohort)
+        ctx.relu, ctx.cohort = relu, cohort
         ctx.save_for_backward(output, x, weight)
         return output
 
@@ -200,25 +200,23 @@ class Eager(torch.autograd.Function):
         """See ``backward``."""
         wanted = ctx.needs_input_grad[0]
         output, x, weight = ctx.saved_tensors
-        found = backward(grad, output, x, weight, ctx.relu, wanted)
-        return found[2] if wanted else None, found[0], found[1], None
+        found = backward(grad, output, x, weight, ctx.relu, wanted, ctx.cohort)
+        return found[2] if wanted else None, found[0], found[1], None, None
 
 
 class Transformed(torch.autograd.Function):
-    """The same for torch.func and torch.compile, on the custom operations."""
-
-    generate_vmap_rule = True
+    """The same for torch.func and torch.compile, on the custom operations; a cohort's vmap alone is the plain way."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, cohort: bool) -> Tensor:
         """See ``forward``."""
-        output: Tensor = linear(x, weight, bias, relu, False)
+        output: Tensor = linear(x, weight, bias, relu, cohort)
         return output
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keeps what the backward pass reads."""
-        x, weight, _, ctx.relu = inputs
+        x, weight, _, ctx.relu, ctx.cohort = inputs
         ctx.save_for_backward(output, x, weight)
 
     @staticmethod
@@ -226,14 +224,33 @@ class Transformed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
         wanted = ctx.needs_input_grad[0]
-        found = linear_backward(grad, *ctx.saved_tensors, ctx.relu, wanted, False)
-        return found[2] if wanted else None, found[0], found[1], None
+        found = linear_backward(grad, *ctx.saved_tensors, ctx.relu, wanted, ctx.cohort)
+        return found[2] if wanted else None, found[0], found[1], None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: tuple[int | None, ...],
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        relu: bool,
+        cohort: bool,
+    ) -> tuple[Tensor, int]:
+        """Runs what vmap maps over as a cohort."""
+        n = info.batch_size
+        x, weight, bias = (stacked(t, d, n, cohort) for t, d in zip((x, weight, bias), dims, strict=False))
+        return unstacked([_differentiable(x, weight, bias, relu, True)], n, cohort)[0], 0
+
+
+def _differentiable(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, cohort: bool) -> Tensor:
+    way = Transformed if traced() else Eager
+    return way.apply(x, weight, bias, relu, cohort)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """``forward``, differentiable, under vmap of a whole cohort."""
-    if traced():
-        return Transformed.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call,no-any-return]
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
-        return Eager.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call,no-any-return]
+    differentiable = x.requires_grad or weight.requires_grad or bias.requires_grad
+    if traced() or (torch.is_grad_enabled() and differentiable):
+        return _differentiable(x, weight, bias, relu, False)
     return forward(x, weight, bias, relu)

@@ -307,8 +307,9 @@ def _(
 
 
 def _keep(ctx: Any, work: Tensor, arguments: tuple[Any, ...]) -> None:
-    inputs, ids, lengths, ctx.gru, ctx.pool, *weights = arguments
+    inputs, ids, lengths, ctx.gru, ctx.pool, ctx.cohort, *weights = arguments
     ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(work)
     ctx.save_for_backward(work, inputs, ids, lengths, *weights)
 
 
@@ -317,49 +318,52 @@ def _gradients(ctx: Any, grad_output: Tensor | None, grad_pooled: Tensor | None)
     wanted = ctx.needs_input_grad[0]
     run = recurrent_backward if traced() else backward
     found = run(
-        grad_output, grad_pooled, work, inputs, ids, lengths, weights, ctx.gru, ctx.pool, False, wanted
+        grad_output, grad_pooled, work, inputs, ids, lengths, weights, ctx.gru, ctx.pool, ctx.cohort, wanted
     )
     grad_inputs = found.pop() if wanted else None
-    return grad_inputs, None, None, None, None, *found
+    return grad_inputs, None, None, None, None, None, *found
 
 
 class Eager(torch.autograd.Function):
     """The plain way, with a fraction of the dispatch cost of the ways that torch.func understands."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         """See ``forward``."""
-        inputs, ids, lengths, gru, pool, *weights = arguments
-        output, pooled, work = forward(inputs, ids, lengths, weights, gru, pool, cohort=False)
-        _keep(ctx, work, arguments)
-        return output, pooled
+        inputs, ids, lengths, gru, pool, cohort, *weights = arguments
+        found = forward(inputs, ids, lengths, weights, gru, pool, cohort)
+        _keep(ctx, found[2], arguments)
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
-        return _gradients(ctx, *grads)
+        return _gradients(ctx, *grads[:2])
 
 
 class Transformed(torch.autograd.Function):
-    """The same for torch.func and torch.compile, on the custom operations."""
-
-    generate_vmap_rule = True
+    """The same for torch.func and torch.compile, on the custom operations; a cohort's vmap alone is the plain way."""
 
     @staticmethod
     def forward(
-        inputs: Tensor, ids: Tensor | None, lengths: Tensor, gru: bool, pool: int, *weights: Tensor
+        inputs: Tensor,
+        ids: Tensor | None,
+        lengths: Tensor,
+        gru: bool,
+        pool: int,
+        cohort: bool,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See ``forward``."""
         found: tuple[Tensor, Tensor, Tensor] = recurrent(
-            inputs, ids, lengths, list(weights), gru, pool, False
+            inputs, ids, lengths, list(weights), gru, pool, cohort
         )
         return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         """Keeps what the backward pass reads."""
-        ctx.mark_non_differentiable(output[2])
         _keep(ctx, output[2], inputs)
 
     @staticmethod
@@ -370,6 +374,31 @@ class Transformed(torch.autograd.Function):
         """See ``backward``."""
         return _gradients(ctx, grad_output, grad_pooled)
 
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: tuple[int | None, ...],
+        inputs: Tensor,
+        ids: Tensor | None,
+        lengths: Tensor,
+        gru: bool,
+        pool: int,
+        cohort: bool,
+        *weights: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as a cohort."""
+        n = info.batch_size
+        tensors = zip((inputs, ids, lengths, *weights), (*dims[:3], *dims[6:]), strict=True)
+        inputs, ids, lengths, *several = (stacked(t, d, n, cohort) for t, d in tensors)
+        found = _differentiable(inputs, ids, lengths, gru, pool, True, *several)
+        return tuple(unstacked(found, n, cohort)), (0, 0, 0)
+
+
+def _differentiable(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of ``forward``; the arguments are those of ``Transformed.forward``."""
+    found: tuple[Tensor, Tensor, Tensor] = (Transformed if traced() else Eager).apply(*arguments)  # type: ignore[no-untyped-call]
+    return found
+
 
 def run(
     inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, pool: int
@@ -378,9 +407,7 @@ def run(
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (inputs, *weights))
     if not traced() and not differentiable:
         return forward(inputs, ids, lengths, weights, gru, pool, cohort=False, keep=False)[:2]
-    way = Transformed if traced() else Eager
-    output, pooled, *_ = way.apply(inputs, ids, lengths, gru, pool, *weights)  # type: ignore[no-untyped-call]
-    return output, pooled
+    return _differentiable(inputs, ids, lengths, gru, pool, False, *weights)[:2]
 
 
 def traced() -> bool:

@@ -1,0 +1,122 @@
+"""The layers as the engine for cohorts uses them: gradients taken outside ``vmap``, so no custom operation is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from fedkeep.kernels import status
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, convolution, linear, native
+
+pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
+
+CLIENTS = 4
+Layer = Callable[[], nn.Module]
+LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
+    "lstm": (lambda: LSTM(3, 5, True), (2, 6, 3)),
+    "gru": (lambda: GRU(3, 5), (2, 6, 3)),
+    "linear": (lambda: Linear(7, 6, relu=True), (3, 7)),
+    "convolution": (lambda: ConvPool(2, 3, 3, 1), (2, 2, 6, 8)),
+    "flat": (lambda: ConvPool(2, 3, 3, 1, flat=True), (2, 2, 6, 8)),
+}
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The linear layer takes the kernel where it would not pay; the custom operations are out of reach."""
+    monkeypatch.setattr(linear, "WEIGHTS", 1)
+    for module, names in (
+        (native, ("recurrent", "recurrent_backward")),
+        (linear, ("linear", "linear_backward")),
+        (convolution, ("conv_pool", "conv_pool_backward")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, None)
+
+
+def scalar(found: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return sum(((t * t.detach().sin()).sum() for t in (found if isinstance(found, tuple) else (found,))), torch.zeros(()))  # fmt: skip
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    assert found.shape == wanted.shape
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("shared", ["nothing", "inputs", "weights"])
+def test_gradients_outside_vmap(name: str, shared: str) -> None:
+    """Each client's gradients are its own; of what all share they are the clients' sum."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    layers = [make().double() for _ in range(CLIENTS)]
+    same = shared == "weights"
+    stacked, _ = stack_module_state(layers)  # type: ignore[arg-type]
+    parameters = {n: (v[0] if same else v).detach().requires_grad_() for n, v in stacked.items()}
+    x = torch.randn(*(() if shared == "inputs" else (CLIENTS,)), *shape, dtype=torch.float64)
+    x.requires_grad_()
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return scalar(functional_call(layers[0], parameters, (x,)))
+
+    dims = (None if same else 0, None if shared == "inputs" else 0)
+    losses = vmap(loss, in_dims=dims)(parameters, x)
+    found = torch.autograd.grad(losses.sum(), [x, *parameters.values()])
+    assert losses.shape == (CLIENTS,)
+
+    one_by_one = []
+    for client in range(CLIENTS):
+        own = {n: v if same else v[client] for n, v in parameters.items()}
+        one_by_one.append(loss(own, x if shared == "inputs" else x[client]))
+    wanted = torch.autograd.grad(sum(one_by_one), [x, *parameters.values()])
+    for a, b in zip(found, wanted, strict=True):
+        assert relative(a, b) < 1e-13
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nested(name: str) -> None:
+    """Two levels of vmap are one cohort."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    layer = make().double()
+    parameters = {
+        n: torch.randn(2, *v.shape, dtype=v.dtype).requires_grad_() for n, v in layer.named_parameters()
+    }
+    x = torch.randn(2, 3, *shape, dtype=torch.float64)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return scalar(functional_call(layer, parameters, (x,)))
+
+    losses = vmap(vmap(loss, in_dims=(None, 0)))(parameters, x)
+    found = torch.autograd.grad(losses.sum(), list(parameters.values()))
+    wanted = torch.autograd.grad(
+        sum(loss({n: v[i] for n, v in parameters.items()}, x[i, j]) for i in range(2) for j in range(3)),
+        list(parameters.values()),
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert relative(a, b) < 1e-13
+
+
+def test_starts_without_the_compiler() -> None:
+    """A cohort's first step does not import TorchDynamo, which takes seconds; a custom operation would."""
+    code = (
+        "import sys, torch\n"
+        "from torch.func import functional_call, vmap\n"
+        "from fedkeep.nn import LSTM\n"
+        "layer = LSTM(3, 4)\n"
+        "own = {n: torch.stack([v.detach()] * 2).requires_grad_() for n, v in layer.named_parameters()}\n"
+        "run = vmap(lambda p, x: functional_call(layer, p, (x,))[1].sum())\n"
+        "run(own, torch.ones(2, 1, 5, 3)).sum().backward()\n"
+        "assert own['weight_hh_l0'].grad.abs().sum() > 0\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.strip() == "False"
