@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.per_fedavg import AfterOneStep, halves
 from fedkeep.methods.pfedme import Apart
 from fedkeep.methods.terms import l2_penalty, squared_error
+from fedkeep.nn import LSTM
 from tests.engines.reference import close, rows_of
 from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
 from tests.tiny import Scalar, classes, everyone, pairs, same_bits, texts
@@ -213,6 +215,32 @@ def test_orders_differ_as_they_should() -> None:
     first, exact, free = (trained(methods.per_fedavg(0.5, order=o, **OPTIONS)).server for o in ORDERS)  # type: ignore[arg-type]
     assert not torch.allclose(first["encoder.weight"], exact["encoder.weight"], atol=1e-3)
     torch.testing.assert_close(free["encoder.weight"], exact["encoder.weight"], rtol=0, atol=1e-3)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the features one after the other, on the native kernel where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = LSTM(1, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body.pooled(x.unsqueeze(-1)))
+        return logits
+
+
+def test_exact_is_exact_through_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose gradient had no derivative of its own would give the first-order method, without an error."""
+    torch.manual_seed(0)
+    model = Recurrent()
+
+    def server(order: Any) -> dict[str, Tensor]:
+        return dict(trained(methods.per_fedavg(0.5, order=order, **OPTIONS), copy.deepcopy(model)).server)
+
+    first, exact = server("first"), server("exact")
+    monkeypatch.setattr("fedkeep.kernels.native.available", lambda: False)
+    close(exact, server("exact"), atol=1e-12)
+    assert not torch.allclose(first["body.weight_ih_l0"], exact["body.weight_ih_l0"], atol=1e-4)
 
 
 def test_per_fedavg_without_its_step_is_training_on_the_second_half() -> None:

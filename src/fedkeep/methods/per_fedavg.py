@@ -36,8 +36,8 @@ class AfterOneStep(Term):
     Attributes:
         rate: α, at least 0; 0 is L on D'.
         loss: L.
-        order: of the derivative: ``"first"``, ``"exact"`` (layers must allow second derivatives; fedkeep's recurrent
-            kernels don't), or ``"free"`` of Hessians: ∇²L u ≈ (∇L(w + δu) − ∇L(w − δu)) / 2δ with u = ∇L(w̃; D').
+        order: of the derivative: ``"first"``, ``"exact"`` (layers must allow second derivatives, as fedkeep's do),
+            or ``"free"`` of Hessians: ∇²L u ≈ (∇L(w + δu) − ∇L(w − δu)) / 2δ with u = ∇L(w̃; D').
         delta: δ · ‖u‖, the length of that step to both sides.
     """
 

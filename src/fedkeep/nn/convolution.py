@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.kernels import native
+from fedkeep.nn.higher import second
 from fedkeep.nn.native import per_client, stacked, traced, unstacked
 
 BLOCK = 16  # channels in a block of a packed image, at most, as in convolution.h
@@ -338,29 +338,98 @@ def _(
     return unstacked(found, n, cohort), [0] * len(found)
 
 
+def _keep(ctx: Any, arguments: tuple[Any, ...], kept: Tensor) -> None:
+    x, weight, bias, *ctx.how = arguments
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(kept)
+    ctx.save_for_backward(kept, x, weight, bias)
+
+
+def _gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
+    kept, x, weight, bias = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[0]
+    if torch.is_grad_enabled():  # the gradient may be differentiated again
+        found = Gradient.apply(grad, kept, x, weight, bias, *ctx.how, wanted)  # type: ignore[no-untyped-call]
+    else:
+        found = _backward(grad, kept, x, weight, *(*ctx.how, wanted))
+    return found[2] if wanted else None, found[0], found[1], None, None, None
+
+
+def _backward(
+    grad: Tensor,
+    kept: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    padding: int,
+    flat: bool,
+    cohort: bool,
+    input_grad: bool,
+) -> list[Tensor]:
+    image = list(x.shape[-4:])
+    if traced():
+        found: list[Tensor] = conv_pool_backward(grad, kept, weight, image, padding, flat, cohort, input_grad)
+        return found
+    return backward(grad, kept, weight, _again(weight, image, padding, flat, cohort), input_grad)
+
+
+class Gradient(torch.autograd.Function):
+    """``backward``, differentiable."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, kept: Tensor, x: Tensor, weight: Tensor, _: Tensor, *how: Any
+    ) -> tuple[Tensor, ...]:
+        """See ``backward``."""
+        return tuple(_backward(grad, kept, x, weight, *how))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps what the derivative reads."""
+        grad, _, x, weight, bias, *ctx.how = inputs
+        ctx.save_for_backward(grad, x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiates the layer in PyTorch alone, twice."""
+        grad, x, weight, bias = ctx.saved_tensors
+        padding, flat, cohort, input_grad = ctx.how
+
+        def layer(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor]:
+            return (pure(x, weight, bias, padding, flat),)
+
+        run = torch.func.vmap(layer) if cohort else layer
+        if input_grad:
+            of_weight, of_bias, of_x, of_grad = second(run, [weight, bias, x], [grad], wanted)
+            return of_grad, None, of_x, of_weight, of_bias, None, None, None, None
+        of_weight, of_bias, of_grad = second(lambda w, b: run(w, b, x), [weight, bias], [grad], wanted)
+        return of_grad, None, None, of_weight, of_bias, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as a cohort."""
+        n, (padding, flat, cohort, input_grad) = info.batch_size, arguments[5:]
+        own = [stacked(t, d, n, cohort) for t, d in zip(arguments[:5], dims, strict=False)]
+        found = Gradient.apply(*own, padding, flat, True, input_grad)  # type: ignore[no-untyped-call]
+        return tuple(unstacked(found, n, cohort)), (0,) * len(found)
+
+
 class Eager(torch.autograd.Function):
     """The plain way, with a fraction of the dispatch cost of the ways that torch.func understands."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         """See ``forward``."""
-        output, kept = forward(x, weight, bias, plan)
-        ctx.plan = plan
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(kept)
-        ctx.save_for_backward(kept, weight)
+        x, weight, bias, *how = arguments
+        output, kept = forward(x, weight, bias, planned(x, weight, *how))
+        _keep(ctx, arguments, kept)
         return output, kept
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
-        if grad is None:
-            return (None,) * 4
-        kept, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[0]
-        found = backward(grad, kept, weight, ctx.plan, wanted)
-        return found[2] if wanted else None, found[0], found[1], None
+        return _gradients(ctx, grad)
 
 
 class Transformed(torch.autograd.Function):
@@ -377,22 +446,12 @@ class Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keeps what the backward pass reads."""
-        x, weight, _, ctx.padding, ctx.flat, ctx.cohort = inputs
-        ctx.image = list(x.shape[-4:])
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1], weight)
+        _keep(ctx, inputs, output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
-        if grad is None:
-            return (None,) * 6
-        kept, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[0]
-        found = conv_pool_backward(grad, kept, weight, ctx.image, ctx.padding, ctx.flat, ctx.cohort, wanted)
-        return found[2] if wanted else None, found[0], found[1], None, None, None
+        return _gradients(ctx, grad)
 
     @staticmethod
     def vmap(
@@ -415,11 +474,8 @@ class Transformed(torch.autograd.Function):
 def _differentiable(
     x: Tensor, weight: Tensor, bias: Tensor, padding: int, flat: bool, cohort: bool
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor]
-    if traced():
-        found = Transformed.apply(x, weight, bias, padding, flat, cohort)  # type: ignore[no-untyped-call]
-    else:
-        found = Eager.apply(x, weight, bias, planned(x, weight, padding, flat, cohort))  # type: ignore[no-untyped-call]
+    way = Transformed if traced() else Eager
+    found: tuple[Tensor, Tensor] = way.apply(x, weight, bias, padding, flat, cohort)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fedkeep.kernels import native
+from fedkeep.nn.higher import second
 from fedkeep.nn.native import per_client, stacked, traced, unstacked
 
 # Where the kernel pays: few rows, so that reading the weights is what takes time, and many weights.
@@ -48,8 +48,13 @@ class Linear(nn.Linear):
         weight, bias = self.weight, self.bias
         if usable(x, weight, bias):
             return run(x, weight, bias, self.relu)
-        x = F.linear(x, weight, bias)
-        return F.relu(x) if self.relu else x
+        return pure(x, weight, bias, self.relu)
+
+
+def pure(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """The layer in PyTorch alone."""
+    x = F.linear(x, weight, bias)
+    return F.relu(x) if relu else x
 
 
 def usable(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
@@ -183,6 +188,71 @@ def _(
     return unstacked(found, n, cohort), [0] * len(found)
 
 
+def _keep(ctx: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.relu, ctx.cohort = arguments
+    ctx.save_for_backward(output, *tensors)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    output, x, weight, bias = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[0]
+    if torch.is_grad_enabled():  # the gradient may be differentiated again
+        found = Gradient.apply(grad, output, x, weight, bias, ctx.relu, wanted, ctx.cohort)  # type: ignore[no-untyped-call]
+    else:
+        found = (linear_backward if traced() else backward)(
+            grad, output, x, weight, ctx.relu, wanted, ctx.cohort
+        )
+    return found[2] if wanted else None, found[0], found[1], None, None
+
+
+class Gradient(torch.autograd.Function):
+    """``backward``, differentiable."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        output: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        _: Tensor,
+        relu: bool,
+        input_grad: bool,
+        cohort: bool,
+    ) -> tuple[Tensor, ...]:
+        """See ``backward``."""
+        run = linear_backward if traced() else backward
+        return tuple(run(grad, output, x, weight, relu, input_grad, cohort))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps what the derivative reads."""
+        grad, _, x, weight, bias, ctx.relu, ctx.input_grad, ctx.cohort = inputs
+        ctx.save_for_backward(grad, x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiates the layer in PyTorch alone, twice."""
+        grad, x, weight, bias = ctx.saved_tensors
+
+        def layer(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor]:
+            return (pure(x, weight, bias, ctx.relu),)
+
+        run = torch.func.vmap(layer) if ctx.cohort else layer
+        if ctx.input_grad:
+            of_weight, of_bias, of_x, of_grad = second(run, [weight, bias, x], [grad], wanted)
+            return of_grad, None, of_x, of_weight, of_bias, None, None, None
+        of_weight, of_bias, of_grad = second(lambda w, b: run(w, b, x), [weight, bias], [grad], wanted)
+        return of_grad, None, None, of_weight, of_bias, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as a cohort."""
+        n, (relu, input_grad, cohort) = info.batch_size, arguments[5:]
+        own = [stacked(t, d, n, cohort) for t, d in zip(arguments[:5], dims, strict=False)]
+        found = Gradient.apply(*own, relu, input_grad, True)  # type: ignore[no-untyped-call]
+        return tuple(unstacked(found, n, cohort)), (0,) * len(found)
+
+
 class Eager(torch.autograd.Function):
     """The plain way, with a fraction of the dispatch cost of the ways that torch.func understands."""
 
@@ -190,18 +260,13 @@ class Eager(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool, cohort: bool) -> Tensor:
         """See ``forward``."""
         output = forward(x, weight, bias, relu, cohort)
-        ctx.relu, ctx.cohort = relu, cohort
-        ctx.save_for_backward(output, x, weight)
+        _keep(ctx, (x, weight, bias, relu, cohort), output)
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
-        wanted = ctx.needs_input_grad[0]
-        output, x, weight = ctx.saved_tensors
-        found = backward(grad, output, x, weight, ctx.relu, wanted, ctx.cohort)
-        return found[2] if wanted else None, found[0], found[1], None, None
+        return _gradients(ctx, grad)
 
 
 class Transformed(torch.autograd.Function):
@@ -216,16 +281,12 @@ class Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keeps what the backward pass reads."""
-        x, weight, _, ctx.relu, ctx.cohort = inputs
-        ctx.save_for_backward(output, x, weight)
+        _keep(ctx, inputs, output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
-        wanted = ctx.needs_input_grad[0]
-        found = linear_backward(grad, *ctx.saved_tensors, ctx.relu, wanted, ctx.cohort)
-        return found[2] if wanted else None, found[0], found[1], None, None
+        return _gradients(ctx, grad)
 
     @staticmethod
     def vmap(

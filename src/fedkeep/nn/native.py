@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fedkeep.core.errors import DataError
 from fedkeep.kernels import native
-
-OUTPUT, LAST, MEAN, MAX = -1, 0, 1, 2  # what is wanted: all outputs and the last, or one vector per sequence
+from fedkeep.nn import pure
+from fedkeep.nn.higher import second
+from fedkeep.nn.pooling import LAST, MAX, OUTPUT
 
 
 def per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
@@ -316,12 +316,70 @@ def _keep(ctx: Any, work: Tensor, arguments: tuple[Any, ...]) -> None:
 def _gradients(ctx: Any, grad_output: Tensor | None, grad_pooled: Tensor | None) -> tuple[Tensor | None, ...]:
     work, inputs, ids, lengths, *weights = ctx.saved_tensors
     wanted = ctx.needs_input_grad[0]
-    run = recurrent_backward if traced() else backward
-    found = run(
-        grad_output, grad_pooled, work, inputs, ids, lengths, weights, ctx.gru, ctx.pool, ctx.cohort, wanted
-    )
+    given = (grad_output if ctx.pool == OUTPUT else None, grad_pooled, work, inputs, ids, lengths)
+    how = (ctx.gru, ctx.pool, ctx.cohort, wanted)
+    if torch.is_grad_enabled():  # the gradient may be differentiated again
+        found = list(Gradient.apply(*given, *how, *weights))  # type: ignore[no-untyped-call]
+    else:
+        found = _backward([*given, weights, *how])
     grad_inputs = found.pop() if wanted else None
     return grad_inputs, None, None, None, None, None, *found
+
+
+def _backward(arguments: list[Any]) -> list[Tensor]:
+    return (recurrent_backward if traced() else backward)(*arguments)
+
+
+class Gradient(torch.autograd.Function):
+    """``backward``, differentiable; the arguments are the same, weights last."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        """See ``backward``."""
+        given, how, weights = arguments[:6], arguments[6:10], arguments[10:]
+        return tuple(_backward([*given, list(weights), *how]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps what the derivative reads."""
+        grad_output, grad_pooled, _, *given = inputs[:6]
+        ctx.how = inputs[6:10]
+        ctx.save_for_backward(grad_output, grad_pooled, *given, *inputs[10:])
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiates the layer in PyTorch alone, twice."""
+        *given, table, ids, lengths = ctx.saved_tensors[:5]
+        gru, pool, cohort, input_grad = ctx.how
+        own = [*ctx.saved_tensors[5:], *([table] if input_grad else [])]
+        some = [g is not None for g in given]
+
+        def layer(ids: Tensor | None, lengths: Tensor, table: Tensor, *own: Tensor) -> tuple[Tensor, ...]:
+            weights = list(own[:-1] if input_grad else own)
+            results = pure.run(own[-1] if input_grad else table, ids, lengths, weights, gru, pool, True)
+            return tuple(r for r, is_given in zip(results, some, strict=True) if is_given)
+
+        def everyone(*own: Tensor) -> tuple[Tensor, ...]:
+            run = torch.func.vmap(layer) if cohort and ids is not None else layer
+            if cohort and ids is None:
+                run = torch.func.vmap(layer, (None, *[0] * (2 + len(own))))
+            found: tuple[Tensor, ...] = run(ids, lengths, table, *own)
+            return found
+
+        found = list(second(everyone, own, [g for g in given if g is not None], wanted))
+        of_weights = [found.pop(0) for _ in ctx.saved_tensors[5:]]
+        of_inputs = found.pop(0) if input_grad else None
+        of_grads = [found.pop(0) if is_given else None for is_given in some]
+        return (*of_grads, None, of_inputs, *[None] * 6, *of_weights)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as a cohort."""
+        n, (gru, pool, cohort, input_grad) = info.batch_size, arguments[6:10]
+        tensors = zip((*arguments[:6], *arguments[10:]), (*dims[:6], *dims[10:]), strict=True)
+        own = [stacked(t, d, n, cohort) for t, d in tensors]
+        found = Gradient.apply(*own[:6], gru, pool, True, input_grad, *own[6:])  # type: ignore[no-untyped-call]
+        return tuple(unstacked(found, n, cohort)), (0,) * len(found)
 
 
 class Eager(torch.autograd.Function):
@@ -336,7 +394,6 @@ class Eager(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """See ``backward``."""
         return _gradients(ctx, *grads[:2])
@@ -367,7 +424,6 @@ class Transformed(torch.autograd.Function):
         _keep(ctx, output[2], inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_output: Tensor | None, grad_pooled: Tensor | None, _: Any
     ) -> tuple[Tensor | None, ...]:

@@ -11,15 +11,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedkeep.core.errors import DataError
+from fedkeep.nn.pooling import MAX, MEAN, masked_max, masked_mean
+from fedkeep.nn.steps import recurrence
 
 
 def run(
-    inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, stepwise: bool
+    inputs: Tensor,
+    ids: Tensor | None,
+    lengths: Tensor,
+    weights: list[Tensor],
+    gru: bool,
+    pool: int,
+    stepwise: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Returns output (B, L, D*H) and last (B, D*H); arguments as in ``native.forward``.
+    """Returns output (B, L, D*H), whatever ``pool``, and last states, means or maxima (B, D*H).
+
+    The other arguments are those of ``native.forward``.
 
     Args:
-        stepwise: a loop over time from elementary operations, which torch.func can transform.
+        stepwise: a loop over time (``steps``), which torch.func can transform.
 
     Raises:
         DataError: a length or an id is out of range (not checked under torch.func, nor ids on CUDA).
@@ -50,7 +60,10 @@ def run(
         out = out.masked_fill(~inside.unsqueeze(-1), 0.0)
         lasts.append(torch.take_along_dim(out, end, 1).squeeze(1))
         outputs.append(torch.take_along_dim(out, turned, 1) if backwards else out)
-    return torch.cat(outputs, -1), torch.cat(lasts, -1)
+    output = torch.cat(outputs, -1)
+    if pool in (MEAN, MAX):
+        return output, (masked_mean if pool == MEAN else masked_max)(output, lengths)
+    return output, torch.cat(lasts, -1)
 
 
 def _library(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
@@ -66,32 +79,8 @@ def _library(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
 
 
 def _steps(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
-    """All D directions as one loop, (D, B, L, I) to (D, B, L, H); the equations are those of torch.nn.LSTM and GRU.
-
-    Under vmap a step is one batched matrix product over clients and directions, and a few operations on all of them.
-    """
+    """All D directions as one loop over time, (D, B, L, I) to (D, B, L, H)."""
     w_ih, w_hh, b_ih, b_hh = (torch.stack(weights[kind::4]) for kind in range(4))
-    back, bias = w_hh.transpose(1, 2), b_hh.unsqueeze(1)  # (D, H, K*H), (D, 1, K*H)
-    width = w_hh.shape[2]
-    h = c = (
-        torch.zeros_like(x[:, :, 0, :1]) * w_hh[:, :1]
-    )  # (D, B, H); vmap gives it both tensors' client axes
-    flat = x.flatten(1, 2) @ w_ih.transpose(1, 2) + b_ih.unsqueeze(1)  # (D, B*L, K*H)
-    projected = flat.reshape(*flat.shape[:1], *x.shape[1:3], -1)
-    outputs = []
-    for place in range(x.shape[2]):
-        step = projected[:, :, place]  # (D, B, K*H)
-        hidden = h @ back + bias
-        if gru:
-            gates, fresh = torch.split(step, [2 * width, width], -1)
-            gates_of_h, fresh_of_h = torch.split(hidden, [2 * width, width], -1)
-            reset, update = torch.sigmoid(gates + gates_of_h).chunk(2, -1)
-            fresh = torch.tanh(fresh + reset * fresh_of_h)
-            h = fresh + update * (h - fresh)
-        else:
-            gates, g, o = torch.split(step + hidden, [2 * width, width, width], -1)
-            i, f = torch.sigmoid(gates).chunk(2, -1)
-            c = f * c + i * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-        outputs.append(h)
-    return torch.stack(outputs, 2)
+    bias = b_ih if gru else b_ih + b_hh
+    flat = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), w_ih.transpose(1, 2))  # (D, B*L, K*H)
+    return recurrence(flat.reshape(*x.shape[:3], -1), w_hh, b_hh if gru else None)

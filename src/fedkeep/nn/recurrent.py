@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.nn import native, pure
-from fedkeep.nn.pooling import masked_max, masked_mean
+from fedkeep.nn.pooling import LAST, MAX, MEAN, OUTPUT
 
 Pool = Literal["last", "mean", "max"]
-_POOLS = {"last": native.LAST, "mean": native.MEAN, "max": native.MAX}
+_POOLS = {"last": LAST, "mean": MEAN, "max": MAX}
 
 
 def _pooled(
@@ -33,7 +33,7 @@ def _run(
     inputs: Tensor,
     ids: Tensor | None,
     lengths: Tensor | None,
-    pool: int = native.OUTPUT,
+    pool: int = OUTPUT,
 ) -> tuple[Tensor, Tensor]:
     # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
     weights = [getattr(layer, name) for name in layer._flat_weights_names]
@@ -48,10 +48,7 @@ def _run(
     gru = isinstance(layer, nn.GRU)
     if native.usable(inputs, weights):
         return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
-    output, last = pure.run(inputs, ids, lengths, weights, gru, native.functorch_active())
-    if pool in (native.MEAN, native.MAX):
-        last = (masked_mean if pool == native.MEAN else masked_max)(output, lengths)
-    return output, last
+    return pure.run(inputs, ids, lengths, weights, gru, pool, native.functorch_active())
 
 
 def _check(layer: nn.RNNBase, x: Tensor) -> None:

@@ -1,0 +1,225 @@
+"""The recurrence of LSTM and GRU for many weights at once, in PyTorch's operations, with a backward pass of its own.
+
+What ``vmap`` over clients runs where the native kernels don't: on CUDA, without a compiler, and for other number
+types. A step is one batched matrix product and a few operations on all clients and directions. The backward pass
+computes all steps at once, but for what flows from step to step. Left to autograd under ``vmap``, every operation of
+every step would be dispatched twice in each pass.
+
+Shapes: N weights (directions, or clients times directions), B sequences, L steps, H hidden units, K gates (LSTM 4,
+GRU 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep.nn.higher import second
+
+
+def recurrence(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
+    """Return all states of a layer that starts from zeros; the equations are those of torch.nn.LSTM and GRU.
+
+    Differentiable any number of times, also inside ``torch.func``.
+
+    Args:
+        projected: (N, B, L, K*H), what the inputs add to the gates: their product with ``w_ih``, and ``b_ih``; for an
+            LSTM ``b_hh`` too.
+        w_hh: (N, K*H, H).
+        b_hh: (N, K*H) of a GRU; None: an LSTM.
+
+    Returns:
+        (N, B, L, H).
+    """
+    states: Tensor = _Recurrence.apply(projected, w_hh, b_hh)[0]  # type: ignore[no-untyped-call]
+    return states
+
+
+def forward(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run all steps.
+
+    Returns:
+        The states (N, B, L, H), and an LSTM's cells (N, B, L, H), for a GRU (N, 0).
+    """
+    width, back = w_hh.shape[2], w_hh.transpose(1, 2)
+    states = projected.new_empty(*projected.shape[:3], width)
+    cells = states.new_empty(len(states), 0) if b_hh is not None else torch.empty_like(states)
+    h = c = states.new_zeros(*states.shape[:2], width)
+    for t in range(states.shape[2]):
+        step, state = projected[:, :, t], states[:, :, t]
+        if b_hh is not None:
+            product = torch.baddbmm(b_hh.unsqueeze(1), h, back)
+            rates = (step[..., : 2 * width] + product[..., : 2 * width]).sigmoid_()
+            reset, update = rates.chunk(2, -1)
+            fresh = torch.addcmul(step[..., 2 * width :], reset, product[..., 2 * width :]).tanh_()
+            h = torch.lerp(fresh, h, update)
+        else:
+            gates = torch.baddbmm(step, h, back)
+            i, f, g, o = gates.chunk(4, -1)
+            gates[..., : 2 * width].sigmoid_()
+            c = (f * c).addcmul_(i, g.tanh_())
+            h = o.sigmoid_() * c.tanh()
+            cells[:, :, t] = c
+        state.copy_(h)
+    return states, cells
+
+
+def backward(
+    grad: Tensor, states: Tensor, cells: Tensor, projected: Tensor, w_hh: Tensor, b_hh: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Run all steps back.
+
+    Args:
+        grad: (N, B, L, H), of the states.
+        states, cells: what ``forward`` gave; the other arguments are its own.
+
+    Returns:
+        The gradients of ``projected`` and ``w_hh``, and of a GRU's ``b_hh``.
+    """
+    before, back = _earlier(states), w_hh.transpose(1, 2)
+    dh = dc = grad.new_zeros(*grad.shape[:2], w_hh.shape[2])
+    flows = torch.empty_like(states)  # what arrives at each state
+    if b_hh is not None:
+        product = torch.baddbmm(b_hh.unsqueeze(1), before.flatten(1, 2), back).reshape_as(projected)
+        of_r, of_z, of_n = (projected.chunk(3, -1)[k] for k in range(3))
+        on_r, on_z, on_n = product.chunk(3, -1)
+        r, z = torch.sigmoid(of_r + on_r), torch.sigmoid(of_z + on_z)
+        n = torch.tanh(of_n + r * on_n)
+        through = (1 - z) * (1 - n * n)
+        slopes = torch.cat([through * on_n * r * (1 - r), (before - n) * z * (1 - z), through * r], -1)
+        for t in reversed(range(grad.shape[2])):
+            flow = torch.add(grad[:, :, t], dh)
+            by_gate = _by_gate(slopes[:, :, t], 3)
+            by_gate *= flow.unsqueeze(-2)
+            dh = torch.baddbmm(flow * z[:, :, t], slopes[:, :, t], w_hh)
+            flows[:, :, t] = flow
+        inward = torch.cat([*slopes.chunk(3, -1)[:2], flows * through], -1)
+    else:
+        gates = torch.baddbmm(projected.flatten(1, 2), before.flatten(1, 2), back).reshape_as(projected)
+        i, f, g, o = gates.chunk(4, -1)
+        i, f, g, o, squashed = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid(), cells.tanh()
+        through = o * (1 - squashed * squashed)
+        slopes = inward = torch.cat(
+            [g * i * (1 - i), _earlier(cells) * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], -1
+        )
+        for t in reversed(range(grad.shape[2])):
+            flow = torch.add(grad[:, :, t], dh)
+            dc = torch.addcmul(dc, flow, through[:, :, t])
+            by_gate = _by_gate(slopes[:, :, t], 4)
+            by_gate[..., :3, :] *= dc.unsqueeze(-2)
+            by_gate[..., 3, :] *= flow
+            dh = slopes[:, :, t] @ w_hh
+            dc = dc * f[:, :, t]
+    weights = slopes.flatten(1, 2).transpose(1, 2) @ before.flatten(1, 2)
+    return (inward, weights) if b_hh is None else (inward, weights, slopes.sum((1, 2)))
+
+
+def plain(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
+    """``recurrence`` without a backward pass of its own, for the derivatives of that one."""
+    back, width = w_hh.transpose(1, 2), w_hh.shape[2]
+    h = c = torch.zeros_like(projected[:, :, 0, :width])
+    states = []
+    for step in projected.unbind(2):
+        product = h @ back
+        if b_hh is not None:
+            product = product + b_hh.unsqueeze(1)
+            of_r, of_z, of_n = step.chunk(3, -1)
+            on_r, on_z, on_n = product.chunk(3, -1)
+            r, z = torch.sigmoid(of_r + on_r), torch.sigmoid(of_z + on_z)
+            n = torch.tanh(of_n + r * on_n)
+            h = n + z * (h - n)
+        else:
+            i, f, g, o = (step + product).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        states.append(h)
+    return torch.stack(states, 2)
+
+
+def _earlier(values: Tensor) -> Tensor:
+    """(N, B, L, H) one step later; the first is zero."""
+    return torch.cat([torch.zeros_like(values[:, :, :1]), values[:, :, :-1]], 2)
+
+
+def _by_gate(values: Tensor, gates: int) -> Tensor:
+    return values.view(*values.shape[:-1], gates, -1)
+
+
+def _together(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Tensors (N, ...) that vmap maps over as (clients*N, ...)."""
+    own = []
+    for t, d in zip(tensors, dims, strict=True):
+        if t is not None:
+            t = t.unsqueeze(0).expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            t = t.flatten(0, 1)
+        own.append(t)
+    return own
+
+
+def _apart(info: Any, found: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    size = info.batch_size
+    return tuple(t.reshape(size, len(t) // size, *t.shape[1:]) for t in found), (0,) * len(found)
+
+
+class _Recurrence(torch.autograd.Function):
+    """``forward`` with its gradient; vmap maps over it by one call with more weights."""
+
+    @staticmethod
+    def forward(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See ``forward``."""
+        return forward(projected, w_hh, b_hh)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps what the backward pass reads."""
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        """See ``backward``."""
+        if grad is None:
+            return None, None, None
+        found: tuple[Tensor, ...] = _Gradient.apply(grad, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return found if len(found) == 3 else (*found, None)
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Sequence[int | None], *tensors: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as more weights."""
+        return _apart(info, _Recurrence.apply(*_together(info, dims, tensors)))  # type: ignore[no-untyped-call]
+
+
+class _Gradient(torch.autograd.Function):
+    """``backward``, differentiable."""
+
+    @staticmethod
+    def forward(*tensors: Any) -> tuple[Tensor, ...]:
+        """See ``backward``."""
+        return backward(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps what the derivative reads."""
+        grad, _, _, *own = inputs
+        ctx.save_for_backward(grad, *own)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiates the plain loop twice."""
+        grad, projected, w_hh, b_hh = ctx.saved_tensors
+        own = [projected, w_hh] if b_hh is None else [projected, w_hh, b_hh]
+        *found, of_grad = second(lambda p, w, b=None: (plain(p, w, b),), own, [grad], wanted)
+        return of_grad, None, None, *found, *[None] * (3 - len(own))
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Sequence[int | None], *tensors: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Runs what vmap maps over as more weights."""
+        return _apart(info, _Gradient.apply(*_together(info, dims, tensors)))  # type: ignore[no-untyped-call]
