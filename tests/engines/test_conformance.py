@@ -64,9 +64,7 @@ CONTENDERS: dict[str, Contender] = {
     "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",), marks=(FORK,)),
     "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",), marks=(FORK,)),
     "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",), marks=(FORK,)),
-    "vectorised": Contender(
-        {"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping", "per_fedavg"})
-    ),
+    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping"})),
 }
 
 

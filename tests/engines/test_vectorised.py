@@ -341,6 +341,17 @@ def test_memory_is_counted() -> None:
     assert room.room(work) == room.CPU_BYTES // plain
 
 
+def test_memory_of_a_loss_that_takes_a_gradient_step() -> None:
+    """Per-FedAvg: torch.func allows no look at what is saved, so all that is made counts; more than FedAvg needs."""
+    data = classes(counts=(5, 30), valid=0, test=0)
+
+    def needed(method: Method) -> int:
+        return room.bytes_of(Stacked(*_first(job(Logits().double(), method, data))), {})
+
+    small, large = (needed(methods.per_fedavg(0.1, batch_size=b)) for b in (5, 30))
+    assert large > small > needed(methods.fedavg(batch_size=5))
+
+
 def _first(work: Job) -> tuple[Any, ...]:
     received = work.method.split.federated(work.net.initial())
     return work, received, [1], work.private([1]), 0, 0.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.params import nbytes
 from fedkeep.data import Ragged
 from fedkeep.engines.base import Job, defaults
@@ -61,18 +65,50 @@ def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
             continue
         batch = one.examples.batch(step)
         batch |= {n: F.pad(batch[n], (0, max(0, size - batch[n].shape[-1]))) for n, size in longest.items()}
-        saved: dict[int, int] = {}
-
-        def note(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
-            storage = tensor.untyped_storage()
-            saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            phase.gradients(step, slice(0, 1), batch)
+        saved = _saved(partial(phase.gradients, step, slice(0, 1), batch))
         optimizer = phase.phase.optimizer
         moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
         trained = nbytes({n: one.params[n] for n in phase.names})
         # Gradients and what the step needs for work; and as much as was saved once more, while gradients flow back.
-        needed = max(needed, (2 + moments) * trained + 2 * sum(saved.values()))
+        needed = max(needed, (2 + moments) * trained + 2 * saved)
     return one.nbytes + needed
+
+
+def _saved(compute: Callable[[], object]) -> int:
+    """Return the bytes that autograd saves on the way; all that is made where a loss takes gradients of its own."""
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            compute()
+    except MethodError as error:
+        if "saved tensor hooks" not in str(error):  # which torch.func does not allow
+            raise
+        made = _Made()
+        with made:
+            compute()
+        return made.nbytes
+    return sum(saved.values())
+
+
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of all tensors that operations return while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and note what it returns."""
+        found = func(*args, **(kwargs or {}))
+        for value in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(value, Tensor) and not value._is_view():
+                self.nbytes += value.nbytes
+        return found

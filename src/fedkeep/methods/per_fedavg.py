@@ -23,6 +23,7 @@ from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, Phase
 from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.nn.native import functorch_active
 from fedkeep.split import Split
 
 Order = Literal["first", "exact", "free"]
@@ -74,7 +75,7 @@ class AfterOneStep(Term):
 
         w = {n: params[n] for n in names}
         exact = self.order == "exact" and torch.is_grad_enabled()
-        trained = {n: v for n, v in w.items() if exact and v.requires_grad}
+        trained = {n: v for n, v in w.items() if exact and (v.requires_grad or functorch_active())}
         inner = slopes(value, {**leaves(w), **trained}, first, graph=exact)
         stepped = value({n: w[n] - self.rate * g for n, g in inner.items()}, second)
         if self.order != "free" or not self.rate:
@@ -90,17 +91,21 @@ class AfterOneStep(Term):
 
 
 def slopes(value: Value, at: Params, examples: Batch, graph: bool = False) -> Params:
-    """Return the gradient of ``value`` for those of the tensors ``at`` that have one."""
+    """Return the gradient of ``value`` for those of the tensors ``at`` that have one (under vmap, zeros for others)."""
+    if functorch_active():
+        found = torch.func.grad(value)(at, examples)
+        return found if graph else {n: g.detach() for n, g in found.items()}
     with torch.enable_grad():
-        found = torch.autograd.grad(
+        grads = torch.autograd.grad(
             value(at, examples), list(at.values()), create_graph=graph, allow_unused=True
         )
-    return {n: g for n, g in zip(at, found, strict=True) if g is not None}
+    return {n: g for n, g in zip(at, grads, strict=True) if g is not None}
 
 
 def leaves(tensors: Params) -> Params:
-    """Return the same values at the start of a graph of their own."""
-    return {n: v.detach().requires_grad_() for n, v in tensors.items()}
+    """Return the same values at the start of a graph of their own (which torch.func makes itself)."""
+    fresh = {n: v.detach() for n, v in tensors.items()}
+    return fresh if functorch_active() else {n: v.requires_grad_() for n, v in fresh.items()}
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
