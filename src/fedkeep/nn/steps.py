@@ -79,40 +79,49 @@ def backward(
     Returns:
         The gradients of ``projected`` and ``w_hh``, and of a GRU's ``b_hh``.
     """
-    before, back = _earlier(states), w_hh.transpose(1, 2)
-    dh = dc = grad.new_zeros(*grad.shape[:2], w_hh.shape[2])
-    flows = torch.empty_like(states)  # what arrives at each state
+    before, back, width = _earlier(states), w_hh.transpose(1, 2), w_hh.shape[2]
+    dh = dc = grad.new_zeros(*grad.shape[:2], width)
+    slopes = torch.empty_like(projected)  # of what stands before each gate; by all that arrives, once it has
     if b_hh is not None:
         product = torch.baddbmm(b_hh.unsqueeze(1), before.flatten(1, 2), back).reshape_as(projected)
-        of_r, of_z, of_n = (projected.chunk(3, -1)[k] for k in range(3))
-        on_r, on_z, on_n = product.chunk(3, -1)
-        r, z = torch.sigmoid(of_r + on_r), torch.sigmoid(of_z + on_z)
-        n = torch.tanh(of_n + r * on_n)
+        hidden = product[..., 2 * width :]
+        rates = (projected[..., : 2 * width] + product[..., : 2 * width]).sigmoid_()
+        r, z = rates.chunk(2, -1)
+        n = torch.addcmul(projected[..., 2 * width :], r, hidden).tanh_()
         through = (1 - z) * (1 - n * n)
-        slopes = torch.cat([through * on_n * r * (1 - r), (before - n) * z * (1 - z), through * r], -1)
+        to_r, to_z, to_n = slopes.chunk(3, -1)
+        to_r.copy_(through * hidden * r * (1 - r))
+        to_z.copy_((before - n) * z * (1 - z))
+        to_n.copy_(through * r)  # the part of n that is behind the reset gate
+        flows = torch.empty_like(states)
         for t in reversed(range(grad.shape[2])):
-            flow = torch.add(grad[:, :, t], dh)
+            flow = torch.add(grad[:, :, t], dh, out=flows[:, :, t])
             by_gate = _by_gate(slopes[:, :, t], 3)
             by_gate *= flow.unsqueeze(-2)
             dh = torch.baddbmm(flow * z[:, :, t], slopes[:, :, t], w_hh)
-            flows[:, :, t] = flow
-        inward = torch.cat([*slopes.chunk(3, -1)[:2], flows * through], -1)
+        inward = torch.cat([slopes[..., : 2 * width], flows * through], -1)
     else:
         gates = torch.baddbmm(projected.flatten(1, 2), before.flatten(1, 2), back).reshape_as(projected)
+        gates[..., : 2 * width].sigmoid_()
         i, f, g, o = gates.chunk(4, -1)
-        i, f, g, o, squashed = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid(), cells.tanh()
-        through = o * (1 - squashed * squashed)
-        slopes = inward = torch.cat(
-            [g * i * (1 - i), _earlier(cells) * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], -1
-        )
+        g.tanh_()
+        o.sigmoid_()
+        squashed = cells.tanh()
+        through = o * (1 - squashed * squashed)  # from a state into its cell
+        to_i, to_f, to_g, to_o = slopes.chunk(4, -1)
+        to_i.copy_(g * i * (1 - i))
+        to_f.copy_(_earlier(cells) * f * (1 - f))
+        to_g.copy_(i * (1 - g * g))
+        to_o.copy_(squashed * o * (1 - o))
         for t in reversed(range(grad.shape[2])):
-            flow = torch.add(grad[:, :, t], dh)
+            flow = grad[:, :, t] + dh
             dc = torch.addcmul(dc, flow, through[:, :, t])
             by_gate = _by_gate(slopes[:, :, t], 4)
             by_gate[..., :3, :] *= dc.unsqueeze(-2)
             by_gate[..., 3, :] *= flow
             dh = slopes[:, :, t] @ w_hh
             dc = dc * f[:, :, t]
+        inward = slopes
     weights = slopes.flatten(1, 2).transpose(1, 2) @ before.flatten(1, 2)
     return (inward, weights) if b_hh is None else (inward, weights, slopes.sum((1, 2)))
 
