@@ -24,6 +24,7 @@ LAYERS: dict[str, Layer] = {
         lambda m, x: torch.cat([t.flatten() for t in m(x, LENGTHS)]),
     ),
     "gru": (lambda: GRU(2, 2, True), (2, 3, 2), lambda m, x: torch.cat([t.flatten() for t in m(x, LENGTHS)])),
+    "outputs": (lambda: GRU(2, 2), (2, 3, 2), lambda m, x: m(x, LENGTHS)[0]),
     "last": (lambda: LSTM(2, 2), (3, 2), lambda m, x: m.pooled_ids(IDS, x, LENGTHS)),  # type: ignore[operator]
     "mean": (lambda: GRU(2, 2), (2, 3, 2), lambda m, x: m.pooled(x, LENGTHS, "mean")),  # type: ignore[operator]
     "max": (lambda: LSTM(2, 2, True), (2, 3, 2), lambda m, x: m.pooled(x, LENGTHS, "max")),  # type: ignore[operator]

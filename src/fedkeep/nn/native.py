@@ -359,14 +359,10 @@ class Gradient(torch.autograd.Function):
             results = pure.run(own[-1] if input_grad else table, ids, lengths, weights, gru, pool, True)
             return tuple(r for r, is_given in zip(results, some, strict=True) if is_given)
 
-        def everyone(*own: Tensor) -> tuple[Tensor, ...]:
-            run = torch.func.vmap(layer) if cohort and ids is not None else layer
-            if cohort and ids is None:
-                run = torch.func.vmap(layer, (None, *[0] * (2 + len(own))))
-            found: tuple[Tensor, ...] = run(ids, lengths, table, *own)
-            return found
-
-        found = list(second(everyone, own, [g for g in given if g is not None], wanted))
+        dims = (None if ids is None else 0, *[0] * (2 + len(own)))
+        run = torch.func.vmap(layer, dims) if cohort else layer
+        there = [g for g in given if g is not None]
+        found = list(second(lambda *own: run(ids, lengths, table, *own), own, there, wanted))
         of_weights = [found.pop(0) for _ in ctx.saved_tensors[5:]]
         of_inputs = found.pop(0) if input_grad else None
         of_grads = [found.pop(0) if is_given else None for is_given in some]
