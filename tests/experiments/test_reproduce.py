@@ -199,10 +199,12 @@ def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert second["Global FL, best recipe"][1] == [0, 1]
     assert second["Global Server"] == first["Global Server"]
     assert not list((tmp_path / "furl-table3-quick").glob("*cold-start*"))
-    held_out = "sticker-personalized-fl-0-held-out"  # trained for a picture, with the piece of its run
     assert piece("*-personalized-server-0") == {"sticker-personalized-server-0"}
-    assert piece("*-personalized-fl-0") == {"sticker-personalized-fl-0", held_out}
+    assert piece("*-personalized-fl-0") == {"sticker-personalized-fl-0"}
     assert piece("*-personalized-fl-0") == set()
+    assert not list((tmp_path / "furl-table3-quick").glob("*cold-start*"))
+    assert piece("*-held-out") == {"sticker-personalized-fl-0-held-out"}  # trained for a picture
+    assert (tmp_path / "furl-table3-quick" / "sticker-cold-start.png").exists()
     assert len(piece()) == 12 - 6  # the rest
     assert all(seeds == [0, 1] for _, seeds in values().values())
     with pytest.raises(

@@ -6,14 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import aggregation_time, cold_start_analysis, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
 from fedkeep.experiments.reproduce import jobs
-from fedkeep.experiments.reproduce.furl_scenes import SCENES, Scene, changes_of, result_name, specs_of
+from fedkeep.experiments.reproduce.furl_scenes import (
+    SCENES,
+    Scene,
+    changes_of,
+    held_out_of,
+    result_name,
+    specs_of,
+)
 from fedkeep.experiments.reproduce.jobs import JobSpec, Outcome
 
 if TYPE_CHECKING:
@@ -39,16 +46,11 @@ def table3(request: Request) -> Path:
     from fedkeep.report import page
 
     sheet = _Sheet(request)
-    request.check([spec.name for scene in SCENES for spec in sheet.specs[scene.name].values()])
+    request.check([name for scene in SCENES for name in sheet.names(scene)])
     for scene in SCENES:
-        wanted = [
-            spec
-            for key, spec in sheet.specs[scene.name].items()
-            if request.wants(spec.name) and not sheet.file(scene, key).exists()
-        ]
         sheet.keep(scene)
-        jobs.run_jobs(wanted, request.workers, request.progress, partial(sheet.keep, scene))
-        if any(request.wants(spec.name) for spec in sheet.specs[scene.name].values()):
+        jobs.run_jobs(sheet.missing(scene), request.workers, request.progress, partial(sheet.keep, scene))
+        if any(request.wants(name) for name in sheet.names(scene)):
             sheet.draw(scene)  # times are measured for some figures: those of other pieces stay
     ran = [p for p in sorted(sheet.runs.glob("*")) if jobs.is_finished(p) and not (p / "fault.txt").exists()]
     if ran:
@@ -74,6 +76,27 @@ class _Sheet:
     def file(self, scene: Scene, key: tuple[str, int]) -> Path:
         return self.specs[scene.name][key].file(self.kept, self.sources[scene.name])
 
+    def held_out(self, scene: Scene) -> JobSpec | None:
+        """Return the run with users held out, of the first seed, that one figure needs; None: this scale has none."""
+        if self.request.scale == "medium" and not scene.cold_start:
+            return None
+        return held_out_of(next(spec for (row, _), spec in self.specs[scene.name].items() if row == PAIR[1]))
+
+    def names(self, scene: Scene) -> list[str]:
+        """Return the names of the scene's runs."""
+        held = self.held_out(scene)
+        return [spec.name for spec in (*self.specs[scene.name].values(), *([held] if held else []))]
+
+    def missing(self, scene: Scene) -> list[JobSpec]:
+        """Return the wanted runs whose outcomes (or figure) are not there."""
+        missing = [spec for key, spec in self.specs[scene.name].items() if not self.file(scene, key).exists()]
+        held = self.held_out(scene)
+        if held is not None and (
+            held.folder.exists() or not _figure(self.folder, scene, "cold-start").exists()
+        ):
+            missing.append(held)
+        return [spec for spec in missing if self.request.wants(spec.name)]
+
     def keep(self, scene: Scene) -> None:
         """Keep the outcomes of the scene's finished runs, and write the results."""
         for key, spec in self.specs[scene.name].items():
@@ -87,7 +110,10 @@ class _Sheet:
         return {key: jobs.kept(file) for key, file in files.items() if file.exists()}
 
     def draw(self, scene: Scene) -> None:
-        _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder, self.request)
+        _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder)
+        held = self.held_out(scene)
+        if held is not None and jobs.is_finished(held.folder) and not (held.folder / "fault.txt").exists():
+            _draw_cold_start(held, _figure(self.folder, scene, "cold-start"))
 
     def write(self) -> Path:
         """Write the results of what is there."""
@@ -153,7 +179,6 @@ def _draw(
     specs: Mapping[tuple[str, int], JobSpec],
     outcomes: Mapping[tuple[str, int], Outcome],
     folder: Path,
-    request: Request,
 ) -> None:
     """Draw the scene's figures: the bars over all seeds, the others of the first one."""
     from fedkeep.report import plots, tables
@@ -200,22 +225,12 @@ def _draw(
         write_analyses(federated.folder, {"embedding_map": analysis, "aggregation_time": times})
         plots.embedding_map(analysis, _figure(folder, scene, "figure45"))
         plots.aggregation_time(times, _figure(folder, scene, "aggregation"))
-    if (scene.cold_start or request.scale != "medium") and request.wants(federated.name):
-        _cold(federated, _figure(folder, scene, "cold-start"), plots)
 
 
-def _cold(spec: JobSpec, path: Path, plots: Any) -> None:
-    """Train once more with a tenth of the users held out, and measure these against their own examples."""
-    held = JobSpec(
-        spec.config,
-        (*spec.overrides, ("run.hold_out", "0.1"), ("name", '"Personalized FL, a tenth of users held out"')),
-        spec.folder.with_name(spec.folder.name + "-held-out"),
-        spec.data,
-    )
-    if path.exists() and not held.folder.exists():
-        return
-    if not jobs.is_finished(held.folder):
-        held()
+def _draw_cold_start(held: JobSpec, path: Path) -> None:
+    """Measure the users who were held out against their own examples."""
+    from fedkeep.report import plots
+
     analysis = cold_start_analysis(jobs.load_job(held))
     write_analyses(held.folder, {"cold_start": analysis})
     plots.cold_start(analysis, path)

@@ -145,6 +145,16 @@ def specs_of(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int]
     }
 
 
+def held_out_of(spec: JobSpec) -> JobSpec:
+    """Return the run of a configuration in which a tenth of the users is held out of federation."""
+    return JobSpec(
+        spec.config,
+        (*spec.overrides, ("run.hold_out", "0.1"), ("name", '"Personalized FL, a tenth of users held out"')),
+        spec.folder.with_name(spec.folder.name + "-held-out"),
+        spec.data,
+    )
+
+
 def result_name(name: str, scale: str) -> str:
     """Return the results' name: a shorter run doesn't replace a longer one's."""
     return name if scale == "full" else f"{name}-{scale}"
