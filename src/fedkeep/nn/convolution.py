@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.kernels import native
+from fedkeep.nn.cohort import stacked, unstacked
 from fedkeep.nn.higher import second
-from fedkeep.nn.native import per_client, stacked, traced, unstacked
+from fedkeep.nn.native import per_client, traced
 
 BLOCK = 16  # channels in a block of a packed image, at most, as in convolution.h
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.kernels import native
+from fedkeep.nn.cohort import stacked, unstacked
 from fedkeep.nn.higher import second
-from fedkeep.nn.native import per_client, stacked, traced, unstacked
+from fedkeep.nn.native import per_client, traced
 
 # Where the kernel pays: few rows, so that reading the weights is what takes time, and many weights.
 ROWS, WEIGHTS = 16, 1 << 16

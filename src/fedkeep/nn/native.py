@@ -15,6 +15,7 @@ from torch import Tensor
 from fedkeep.core.errors import DataError
 from fedkeep.kernels import native
 from fedkeep.nn import pure
+from fedkeep.nn.cohort import stacked, unstacked
 from fedkeep.nn.higher import second
 from fedkeep.nn.pooling import LAST, MAX, OUTPUT
 
@@ -246,19 +247,6 @@ def _(
     input_grad: bool,
 ) -> list[Tensor]:
     return [w.new_empty(w.shape) for w in weights] + [inputs.new_empty(inputs.shape)] * input_grad
-
-
-def stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
-    """An argument under vmap as one with a client axis in front; an axis that is there already is merged."""
-    if tensor is None:
-        return None
-    tensor = tensor.unsqueeze(0).expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return tensor.flatten(0, 1) if cohort else tensor
-
-
-def unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
-    """Results under vmap with the axis of vmap in front again."""
-    return [t.reshape(clients, t.shape[0] // clients, *t.shape[1:]) if cohort else t for t in tensors]
 
 
 @recurrent.register_vmap

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep.nn.cohort import stacked, unstacked
 from fedkeep.nn.higher import second
 
 
@@ -157,20 +158,13 @@ def _by_gate(values: Tensor, gates: int) -> Tensor:
     return values.view(*values.shape[:-1], gates, -1)
 
 
-def _together(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Tensors (N, ...) that vmap maps over as (clients*N, ...)."""
-    own = []
-    for t, d in zip(tensors, dims, strict=True):
-        if t is not None:
-            t = t.unsqueeze(0).expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            t = t.flatten(0, 1)
-        own.append(t)
-    return own
-
-
-def _apart(info: Any, found: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    size = info.batch_size
-    return tuple(t.reshape(size, len(t) // size, *t.shape[1:]) for t in found), (0,) * len(found)
+def _mapped(
+    function: type[torch.autograd.Function], info: Any, dims: Sequence[int | None], tensors: Any
+) -> Any:
+    """Run what vmap maps over as more weights: (clients*N, ...), and apart again."""
+    several = [stacked(t, d, info.batch_size, True) for t, d in zip(tensors, dims, strict=True)]
+    found = function.apply(*several)  # type: ignore[no-untyped-call]
+    return tuple(unstacked(found, info.batch_size, True)), (0,) * len(found)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -197,11 +191,9 @@ class _Recurrence(torch.autograd.Function):
         return found if len(found) == 3 else (*found, None)
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Sequence[int | None], *tensors: Tensor | None
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def vmap(info: Any, dims: Sequence[int | None], *tensors: Tensor | None) -> Any:
         """Runs what vmap maps over as more weights."""
-        return _apart(info, _Recurrence.apply(*_together(info, dims, tensors)))  # type: ignore[no-untyped-call]
+        return _mapped(_Recurrence, info, dims, tensors)
 
 
 class _Gradient(torch.autograd.Function):
@@ -227,8 +219,6 @@ class _Gradient(torch.autograd.Function):
         return of_grad, None, None, *found, *[None] * (3 - len(own))
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Sequence[int | None], *tensors: Tensor | None
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def vmap(info: Any, dims: Sequence[int | None], *tensors: Tensor | None) -> Any:
         """Runs what vmap maps over as more weights."""
-        return _apart(info, _Gradient.apply(*_together(info, dims, tensors)))  # type: ignore[no-untyped-call]
+        return _mapped(_Gradient, info, dims, tensors)
