@@ -31,13 +31,9 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The linear layer takes the kernel where it would not pay; the custom operations are out of reach."""
     monkeypatch.setattr(linear, "WEIGHTS", 1)
-    for module, names in (
-        (native, ("recurrent", "recurrent_backward")),
-        (linear, ("linear", "linear_backward")),
-        (convolution, ("conv_pool", "conv_pool_backward")),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, None)
+    for passes in (native.PASSES, linear.PASSES, convolution.PASSES):
+        for name in ("custom", "custom_backward"):
+            monkeypatch.setattr(passes, name, None)
 
 
 def scalar(found: Tensor | tuple[Tensor, ...]) -> Tensor:

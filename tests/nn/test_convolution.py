@@ -272,12 +272,13 @@ def test_traced_as_eager() -> None:
     wanted = torch.autograd.grad(layer(x).sin().sum(), list(parameters.values()))
     found = grad(loss)(parameters)
     assert all(torch.equal(found[n], w) for n, w in zip(parameters, wanted, strict=True))
-    args = (x.requires_grad_(), layer.weight, layer.bias, 1, True, False)
+    tensors, how = [layer.weight, layer.bias, x.requires_grad_()], (1, True)
+    args = (tensors, how, False)
     torch.library.opcheck(
         torch.ops.fedkeep.conv_pool.default, args, test_utils=("test_schema", "test_faketensor")
     )
     y, kept = torch.ops.fedkeep.conv_pool(*args)
-    back = (torch.randn_like(y), kept, layer.weight, list(x.shape), 1, True, False, True)
+    back = ([torch.randn_like(y)], kept, tensors, how, False, True)
     torch.library.opcheck(
         torch.ops.fedkeep.conv_pool_backward.default, back, test_utils=("test_schema", "test_faketensor")
     )

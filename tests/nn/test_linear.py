@@ -141,10 +141,11 @@ def test_where_the_kernel_pays() -> None:
 def test_shapes_are_known_beforehand() -> None:
     layer, x = Linear(7, 6), torch.randn(3, 7)
     utils = ("test_schema", "test_faketensor")
-    args = (x, layer.weight, layer.bias, True, False)
+    tensors = [layer.weight, layer.bias, x]
+    args = (tensors, (True,), False)
     torch.library.opcheck(torch.ops.fedkeep.linear.default, args, test_utils=utils)
-    y = torch.ops.fedkeep.linear(*args)
-    back = (torch.randn_like(y), y, x, layer.weight, True, True, False)
+    (y,) = torch.ops.fedkeep.linear(*args)
+    back = ([torch.randn_like(y)], y, tensors, (True,), False, True)
     torch.library.opcheck(torch.ops.fedkeep.linear_backward.default, back, test_utils=utils)
 
 

@@ -398,11 +398,13 @@ def test_custom_operations_pass_torchs_checks() -> None:
     layer = LSTM(3, 4, True)
     weights = [w.detach() for w in layer.parameters()]
     x, lengths = torch.randn(2, 6, 3), torch.tensor([6, 2])
-    torch.library.opcheck(
-        native.recurrent,
-        (x, None, lengths, weights, False, native.OUTPUT, False),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    utils = ("test_schema", "test_faketensor")
+    for pool in (native.OUTPUT, native.MAX):
+        tensors, how = [*weights, x, None, lengths], (False, pool)
+        torch.library.opcheck(torch.ops.fedkeep.recurrent.default, (tensors, how, False), test_utils=utils)
+        *results, kept = torch.ops.fedkeep.recurrent(tensors, how, False)
+        back = ([None, torch.randn_like(results[-1])][-len(results) :], kept, tensors, how, False, True)
+        torch.library.opcheck(torch.ops.fedkeep.recurrent_backward.default, back, test_utils=utils)
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([3, 1])])

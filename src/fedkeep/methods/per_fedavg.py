@@ -23,7 +23,7 @@ from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, Phase
 from fedkeep.methods.terms import Term, cross_entropy
-from fedkeep.nn.native import functorch_active
+from fedkeep.nn.operation import functorch_active
 from fedkeep.split import Split
 
 Order = Literal["first", "exact", "free"]

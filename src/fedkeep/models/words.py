@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.models.personal import PersonalClassifier
-from fedkeep.nn.native import functorch_active
+from fedkeep.nn.operation import functorch_active
 
 
 class BagOfWords(PersonalClassifier):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-OUTPUT, LAST, MEAN, MAX = (
-    -1,
-    0,
-    1,
-    2,
-)  # what is wanted of a layer: all outputs and the last, or one vector per sequence
+# What is wanted of a layer: all outputs and the last, or one vector per sequence.
+OUTPUT, LAST, MEAN, MAX = -1, 0, 1, 2
 
 
 def masked_mean(x: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ PyTorch. ``torch.func.vmap`` over stacked parameters runs a whole cohort of clie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.nn import native, pure
+from fedkeep.nn.operation import functorch_active
 from fedkeep.nn.pooling import LAST, MAX, MEAN, OUTPUT
 
 Pool = Literal["last", "mean", "max"]
@@ -25,7 +27,7 @@ def _pooled(
 ) -> Tensor:
     if how not in _POOLS:
         raise ConfigError(f"a sequence is pooled by 'last', 'mean' or 'max'; got {how!r}")
-    return _run(layer, inputs, ids, lengths, _POOLS[how])[1]
+    return _run(layer, inputs, ids, lengths, _POOLS[how])[-1]
 
 
 def _run(
@@ -34,7 +36,7 @@ def _run(
     ids: Tensor | None,
     lengths: Tensor | None,
     pool: int = OUTPUT,
-) -> tuple[Tensor, Tensor]:
+) -> Sequence[Tensor]:
     # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
     weights = [getattr(layer, name) for name in layer._flat_weights_names]
     sequences, length = (inputs if ids is None else ids).shape[:2]
@@ -48,7 +50,7 @@ def _run(
     gru = isinstance(layer, nn.GRU)
     if native.usable(inputs, weights):
         return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
-    return pure.run(inputs, ids, lengths, weights, gru, pool, native.functorch_active())
+    return pure.run(inputs, ids, lengths, weights, gru, pool, functorch_active())
 
 
 def _check(layer: nn.RNNBase, x: Tensor) -> None:
@@ -90,7 +92,8 @@ class LSTM(nn.LSTM):
             DataError: a shape, a type or a length is wrong.
         """
         _check(self, x)
-        return _run(self, x, None, lengths)
+        output, last = _run(self, x, None, lengths)
+        return output, last
 
     def forward_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``forward(embedding(ids, table), lengths)``, faster: only the table rows in use are multiplied, once.
@@ -104,7 +107,8 @@ class LSTM(nn.LSTM):
             DataError: a shape, a type, a length or an id is wrong.
         """
         _check_ids(self, ids, table)
-        return _run(self, table, ids, lengths)
+        output, last = _run(self, table, ids, lengths)
+        return output, last
 
     def pooled(self, x: Tensor, lengths: Tensor | None = None, how: Pool = "last") -> Tensor:
         """One vector per sequence, faster than pooling the outputs, which are never written.
@@ -147,12 +151,14 @@ class GRU(nn.GRU):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """As ``LSTM.forward``."""
         _check(self, x)
-        return _run(self, x, None, lengths)
+        output, last = _run(self, x, None, lengths)
+        return output, last
 
     def forward_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As ``LSTM.forward_ids``."""
         _check_ids(self, ids, table)
-        return _run(self, table, ids, lengths)
+        output, last = _run(self, table, ids, lengths)
+        return output, last
 
     def pooled(self, x: Tensor, lengths: Tensor | None = None, how: Pool = "last") -> Tensor:
         """As ``LSTM.pooled``."""
