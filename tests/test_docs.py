@@ -66,8 +66,9 @@ def test_configurations_in_the_documents_are_valid() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+    links = re.findall(r"\[([^\]]*)\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert [t for _, t in links if "://" not in t and not (page.parent / t).exists()] == []
+    assert [t for text, t in links if not text] == []
 
 
 def example(name: str) -> Any:
