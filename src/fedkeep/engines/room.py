@@ -86,9 +86,8 @@ def _saved(compute: Callable[[], object]) -> int:
     try:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             compute()
-    except (
-        MethodError
-    ):  # torch.func allows no such hooks where gradients are taken within; any other error comes again
+    except MethodError:
+        # torch.func allows no such hooks where gradients are taken within; any other error comes once more.
         made = _Made()
         with made:
             compute()

@@ -148,7 +148,6 @@ class Plan:
         self.output = _channels_last(front, images, outputs, high, wide)
         self.kept = (*front, images, packed + high * wide * outputs // (8 if double else 4) + 1)
         self.images = _channels_last(front, images, channels, height, width)
-        self.bias = (*front, outputs)
         self.steps = (high * wide, wide, 1)  # between channels, rows and columns of a flat output
 
     def five(self, strides: tuple[int, ...]) -> tuple[int, ...]:
