@@ -42,7 +42,7 @@ def show_clients(run: Run, split: str) -> None:
     for judged in judge(
         run.method, run.net, run.server, run.private, run.data, run.clients.tolist(), split, device=run.device
     ):
-        metric = judged.task.metric("rmse" if judged.task.kind == "regression" else "accuracy")
+        metric = judged.task.client_metric
         rows = [
             [str(run.data.ids[client]), f"{count:,}", number(value, metric)]
             for client, (value, count) in judged.per_client().items()

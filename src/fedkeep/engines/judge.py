@@ -38,6 +38,11 @@ class Task:
         """Return the metric's name, with the task's name where there are several."""
         return base if self.name is None else f"{base}/{self.name}"
 
+    @property
+    def client_metric(self) -> str:
+        """The name of what ``Judgement.per_client`` gives: accuracy, or RMSE for regression."""
+        return self.metric("rmse" if self.kind == "regression" else "accuracy")
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -84,7 +89,7 @@ class Judgement:
         )
 
     def per_client(self) -> dict[int, tuple[float, int]]:
-        """Return by client (accuracy, or RMSE for regression; number of examples)."""
+        """Return by client (``Task.client_metric``, number of examples)."""
         values = self.loss if self.task.kind == "regression" else self.right()
         clients, count = np.unique(self.client, return_counts=True)
         sums = np.bincount(np.searchsorted(clients, self.client), weights=values, minlength=len(clients))
@@ -233,7 +238,7 @@ def to_records(
         n = len(judgement.client)
         records += [Record(round, epoch, split, None, m, v, n) for m, v in judgement.metrics().items()]
         if per_client:
-            metric = judgement.task.metric("rmse" if judgement.task.kind == "regression" else "accuracy")
+            metric = judgement.task.client_metric
             for client, (value, count) in judgement.per_client().items():
                 records.append(Record(round, epoch, split, str(data.ids[client]), metric, value, count))
     return records

@@ -261,9 +261,8 @@ class _LocalRun:
 
     def _seed(self, number: int) -> None:
         seed = stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round)
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would note a traceback for a GPU each time
+        # Not torch.manual_seed, which notes a traceback for a GPU each time.
+        torch.default_generator.manual_seed(seed)
         if self.device.startswith("cuda"):
             torch.cuda.manual_seed(seed)
 

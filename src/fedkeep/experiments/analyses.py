@@ -45,15 +45,19 @@ class Trait:
 
 
 def user_trait(data: FederatedData) -> Trait:
-    """Return each client's trait: share of positive labels (binary tasks), else the most-used training label."""
+    """Return each client's trait: share of positive labels (binary), mean label (regression), else the most-used label.
+
+    Of several tasks it is the first's; examples without its label do not count.
+    """
     task = tasks_of(data)[0]
     labels = np.asarray(data.columns[task.label])
+    known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
     binary = task.kind == "binary"
     names = data.meta.get("label_names")
     values: list[Any] = []
     for client in range(len(data)):
         rows = data.rows(client, "train")
-        own = labels[rows.start : rows.stop]
+        own = labels[rows.start : rows.stop][known[rows.start : rows.stop]]
         if binary or task.kind == "regression":
             values.append(float(own.mean()) if len(own) else float("nan"))
         else:
@@ -71,7 +75,7 @@ def user_vectors(run: Run, clients: Sequence[int]) -> np.ndarray:
     """
     values = run.private.read(list(clients))
     values = {"user": values["user"]} if "user" in values else values
-    parts = [v.flatten(1) for v in values.values() if v.is_floating_point()]
+    parts = [v.unsqueeze(-1).flatten(1) for v in values.values() if v.is_floating_point()]
     if not parts:
         raise ConfigError(
             f"The run of {run.method.name!r} has no private parameters, so there is nothing to map."
@@ -122,7 +126,7 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
         "note": f"Private user vectors of {len(chosen)} users: {note}.",
         "trait_name": trait.name,
         "trait_kind": trait.kind,
-        "value_name": "accuracy",
+        "value_name": tasks_of(first.data)[0].client_metric,
         "linear_cka": linear_cka(aligned[0], aligned[1]) if len(aligned) == 2 else None,
         "panels": panels,
     }
@@ -181,7 +185,7 @@ def adapted_form(found: AdaptedClients) -> dict[str, Any]:
     examples is left out.
     """
     run, task = found.run, tasks_of(found.run.data)[0]
-    metric = task.metric("rmse" if task.kind == "regression" else "accuracy")
+    metric = task.client_metric
     columns, values = ["client"], []
     shared = run.method.waits(sorted(run.net.trainable()))
     for split in ("valid", "test"):

@@ -178,7 +178,7 @@ def cold_start(
         raise ConfigError(f"k must be at least 0, or None for all; got {list(ks)}.")
     task = tasks_of(run.data)[0]
     metric = task.metric(HEADLINE[task.kind])
-    user_metric = task.metric("rmse" if task.kind == "regression" else "accuracy")
+    user_metric = task.client_metric
     mean, std, pooled, records = [], [], [], []
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
         for number, k in enumerate(ks):

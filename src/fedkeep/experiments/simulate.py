@@ -22,7 +22,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
 from fedkeep.core.records import Record, read_records
-from fedkeep.data import FederatedData
+from fedkeep.data import FederatedData, hold_out
 from fedkeep.engines import (
     Auto,
     AutoDevice,
@@ -459,8 +459,6 @@ def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarr
 
     A client without training examples is never drawn, but judged with default private values (FURL, §4.2).
     """
-    from fedkeep.data import hold_out
-
     if not 0 <= fraction < 1:
         raise ConfigError(f"hold_out must be a fraction in [0, 1); got {fraction}.")
     return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
