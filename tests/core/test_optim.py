@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,9 +37,10 @@ def follow(
     laid: Callable[[Tensor, int], Tensor] = lambda g, step: g.clone(),
     kind: torch.dtype = torch.float64,
     bound: float = 1e-12,
+    held: Callable[[Tensor, int], Tensor] = lambda value, _: value,
 ) -> None:
-    """Both take the same steps; ``laid`` lays out the values of our gradients in memory."""
-    mine, state = {n: v.to(kind) for n, v in start().items()}, ours.init()
+    """Both take the same steps; ``laid`` lays out our gradients in memory, ``held`` our parameters."""
+    mine, state = {n: held(v.to(kind), 0) for n, v in start().items()}, ours.init()
     leaves = {n: v.clone().requires_grad_() for n, v in start().items()}
     reference = theirs([{"params": [v], "lr": ours.rate(n)} for n, v in leaves.items()])
     for step, grads in enumerate(slopes()):
@@ -92,6 +94,18 @@ def test_strides_and_types_make_no_difference(
     follow(adam(0.01, **decay), lambda groups: torch.optim.Adam(groups, **decay), laid, kind, bound)
     decoupled = adam(0.01, decoupled=True, **decay)
     follow(decoupled, lambda groups: torch.optim.AdamW(groups, **decay), laid, kind, bound)
+
+
+def test_parameters_of_other_strides_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go the general way, without the fused steps, each of which would take them in a wrong order."""
+    for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_"):
+        monkeypatch.setattr(torch, name, None)
+    for constants in ({}, {"weight_decay": 0.01}, {"momentum": 0.5}, {"weight_decay": 0.01, "momentum": 0.5}):
+        follow(sgd(0.1, **constants), partial(torch.optim.SGD, **constants), held=backwards)
+    for decay in (0.0, 0.1):
+        moments: dict[str, Any] = {"betas": (0.8, 0.99), "eps": 1e-5, "weight_decay": decay}
+        follow(adam(0.01, **moments), partial(torch.optim.Adam, **moments), held=backwards)
+        follow(adam(0.01, decoupled=True, **moments), partial(torch.optim.AdamW, **moments), held=backwards)
 
 
 def test_values_of_mixed_types_and_strides() -> None:
