@@ -55,6 +55,37 @@ def test_every_reproduction_is_described() -> None:
     assert {"furl-table3", "furl-sweep", "kteps-table3", "kteps-figure5"} <= set(REPRODUCTIONS)
 
 
+def test_what_each_scale_runs(tmp_path: Path) -> None:
+    names = {}
+    for one in furl_scenes.SCENES:
+        full = furl_scenes.specs_of(one, Request(tmp_path, tmp_path, "full"), tmp_path)
+        assert len(full) == 18
+        for (row, seed), spec in full.items():
+            alone = parse_config(builtin_text(spec.config), "it", {"seed": str(seed), "name": f'"{row}"'})
+            assert spec.resolved() == alone  # nothing is cut
+        medium = furl_scenes.specs_of(one, Request(tmp_path, tmp_path, "medium"), tmp_path)
+        names[one.stands_for] = {
+            row: spec.resolved().run.epochs for (row, seed), spec in medium.items() if not seed
+        }
+        assert len(names[one.stands_for]) == len(medium)
+        assert furl_scenes.changes_of(one, "full") == "nothing."
+    longer = {"Personalized Server": 12, "Personalized FL, best recipe": 12}
+    shorter = ("Global Server", "Global FL, paper's recipe", "Personalized FL, paper's recipe")
+    assert names["Subreddit"] == longer | dict.fromkeys(shorter, 6)
+    assert names["Subreddit-words"]["Global FL, paper's recipe"] == 8
+    assert names["Subreddit-words"]["Global FL, best recipe"] == 15
+    assert set(names["Sticker"].values()) == {20}
+    said = furl_scenes.changes_of(furl_scenes.SCENES[0], "medium")
+    assert said == (
+        "`run.epochs = 12`, `data.max_length = 80`; Global Server `run.epochs = 6`; Global FL, paper's recipe "
+        "`run.epochs = 6`; Personalized FL, paper's recipe `run.epochs = 6`; Global FL, best recipe was not run."
+    )
+    with pytest.raises(
+        DataError, match=r"^The scene zulip_channels reads real data\. Name its folder with --data"
+    ):
+        furl_scenes.specs_of(furl_scenes.SCENES[0], request(tmp_path), tmp_path)
+
+
 def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(furl, "SCENES", (scene(),))
     bars, draw = [], plots.comparison_bars
