@@ -19,7 +19,7 @@ from fedkeep.data import Ragged
 from fedkeep.engines import Job, Sequential, Server, Stream, lazy, local, local_run, run_round, vocabulary
 from fedkeep.engines.client import decode, train_client
 from fedkeep.engines.combine import mean_of
-from fedkeep.methods import copies
+from fedkeep.methods import EarlyStopping, copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
 from fedkeep.privacy import GaussianNoise
@@ -141,6 +141,35 @@ def test_fedprox_is_exact_with_local_rows(momentum: float) -> None:
         simulate(Words(), rule.but(tables=t), DATA, rounds=3, cohort=3).server for t in ("exact", "whole")
     ]
     close(found[0], found[1], atol=1e-14)
+
+
+@pytest.mark.parametrize("client", range(5))
+def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
+    """Validation examples use rows that no mini-batch looked up lately: with momentum these are late until then."""
+
+    class Dense(Words):
+        lookup: ClassVar = {}
+
+    data = texts(counts=(9, 6, 7, 5, 8), vocabulary=40, valid=6)
+    rule = Phase(
+        cross_entropy(),
+        optimizer=STEEP,
+        batch_size=2,
+        epochs=12,
+        early_stopping=EarlyStopping(every=2, patience=2),
+    )
+    found = []
+    for net in (Net(Words()), Net(Dense())):
+        held, start = data.rows(client, "valid"), net.initial()
+        result = local_run(
+            net, Split(), [rule], start, start, data, rows_of(data, client), Stream(3, f"user-{client}"),
+            valid=np.arange(held.start, held.stop),
+        )  # fmt: skip
+        found.append((result.stopped, result.params, bool(result.tables)))
+    assert [lazily for _, _, lazily in found] == [True, False]
+    assert found[0][0] == found[1][0]
+    assert 0 < found[0][0][0] < 12
+    close(found[0][1], found[1][1], atol=1e-13)
 
 
 @pytest.mark.parametrize("build", [methods.ditto, methods.apfl, methods.fine_tuned, methods.local])

@@ -80,10 +80,6 @@ def test_what_each_scale_runs(tmp_path: Path) -> None:
         "`run.epochs = 12`, `data.max_length = 80`; Global Server `run.epochs = 6`; Global FL, paper's recipe "
         "`run.epochs = 6`; Personalized FL, paper's recipe `run.epochs = 6`; Global FL, best recipe was not run."
     )
-    with pytest.raises(
-        DataError, match=r"^The scene zulip_channels reads real data\. Name its folder with --data"
-    ):
-        furl_scenes.specs_of(furl_scenes.SCENES[0], request(tmp_path), tmp_path)
 
 
 def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

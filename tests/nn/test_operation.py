@@ -1,0 +1,83 @@
+"""The custom operations by themselves under vmap: as a client at a time, with what all clients share, and nested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep.kernels import status
+from fedkeep.nn import convolution, linear, native
+from fedkeep.nn.operation import Operation
+
+pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
+
+CLIENTS = 3
+Case = tuple[Operation, tuple[int, ...], list[Any]]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(CLIENTS, *shape, dtype=torch.float64)
+
+
+def case(name: str) -> Case:
+    """Return an operation, its settings, and its tensors with an axis of clients in front; lengths are shared."""
+    torch.manual_seed(0)
+    if name == "linear":
+        return linear.PASSES, (1,), [draw(4, 5), draw(4), draw(2, 5)]
+    if name == "convolution":
+        return convolution.PASSES, (1, 0), [draw(3, 2, 3, 3), draw(3), draw(2, 2, 6, 8)]
+    weights = [draw(12, 3), draw(12, 4), draw(12), draw(12)] * 2
+    pool = native.MAX if name == "pooled" else native.OUTPUT
+    return native.PASSES, (1, pool), [*weights, draw(2, 6, 3), None, torch.tensor([6, 2])]
+
+
+def client(tensors: list[Any], k: int) -> list[Any]:
+    return [t[k] if t is not None and t.is_floating_point() else t for t in tensors]
+
+
+@pytest.mark.parametrize("name", ["recurrent", "pooled", "linear", "convolution"])
+def test_vmap_is_a_client_at_a_time(name: str) -> None:
+    layer, how, tensors = case(name)
+    mapped = [t for t in tensors if t is not None and t.is_floating_point()]
+    rest = tensors[len(mapped) :]
+
+    def forward(*mine: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer.custom([*mine, *rest], how, False))
+
+    found = torch.vmap(forward)(*mapped)
+    results = found if layer.keeps_result else found[:-1]
+    grads = [torch.randn_like(r) for r in results]
+
+    def backward(kept: Tensor, grads: list[Tensor], *mine: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer.custom_backward(grads, kept, [*mine, *rest], how, False, True))
+
+    slopes = torch.vmap(backward)(found[-1], grads, *mapped)
+    for k in range(CLIENTS):
+        own = client(tensors, k)
+        *_, kept = alone = layer.forward(own, how, False)
+        assert all(torch.equal(a[k], b) for a, b in zip(results, alone, strict=False))
+        wanted = layer.backward([g[k] for g in grads], kept, own, how, False, True)
+        assert len(wanted) == len(mapped)
+        assert all(torch.equal(a[k], b) for a, b in zip(slopes, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", ["recurrent", "pooled", "linear", "convolution"])
+def test_what_all_share_and_two_axes(name: str) -> None:
+    """Inputs that clients share, inside a second vmap over two copies of everything."""
+    layer, how, tensors = case(name)
+    place = len(tensors) - layer.others - 1
+    weights, x, rest = tensors[:place], tensors[place], tensors[place + 1 :]
+
+    def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        found: Tensor = layer.custom([*weights, x, *rest], how, False)[0]
+        return found
+
+    inner = torch.vmap(forward, (None, *[0] * place))
+    found = torch.vmap(inner)(x[:2], *[torch.stack([w, 2 * w]) for w in weights])
+    for copy in range(2):
+        for k in range(CLIENTS):
+            own = [(1 + copy) * w[k] for w in weights]
+            assert torch.equal(found[copy, k], layer.forward([*own, x[copy], *rest], how, False)[0])
