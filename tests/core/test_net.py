@@ -193,6 +193,31 @@ def test_gradients_reach_only_the_rows_of_the_own_clients(kind: type[Logits]) ->
     assert slope[2].tolist() == [1 + 7 + 10, 2 + 8 + 11, 3 + 9 + 12]
 
 
+def test_batches_are_not_normalised_example_by_example() -> None:
+    """Without statistics kept it would even work, and be another model than each client's."""
+
+    class Normalised(Mapped):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.norm(x))
+
+    model = Normalised()
+    net, values = (
+        PooledNet(model, frozenset({"user"})),
+        {**tables(model), **dict(model.norm.named_parameters("norm"))},
+    )
+    with pytest.raises(MethodError) as error:
+        net(values, {**BATCH, "client": CLIENT})
+    assert str(error.value) == (
+        "Normalised normalises over a batch, but in centralised training it is computed example by example, each with "
+        "its own client's ['user']. If its forward takes a row of these for each example, name them in its attribute "
+        "per_example; else choose a federated engine."
+    )
+
+
 def test_without_private_names_pooled_is_plain() -> None:
     model = Logits()
     net = PooledNet(model, frozenset())

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
 from fedkeep.core.errors import MethodError, did_you_mean
@@ -149,7 +150,8 @@ class PooledNet(Net):
 
     Every example is computed with its own client's row, found by the batch's column ``client``. A module that
     names its private parameters in ``per_example`` is given the gathered rows at once, shape
-    (examples, *shape); any other module is mapped over the examples one by one (``torch.func.vmap``).
+    (examples, *shape); any other module is mapped over the examples one by one (``torch.func.vmap``), which batch
+    normalisation cannot be trained with.
 
     Args:
         module: the model.
@@ -177,6 +179,12 @@ class PooledNet(Net):
         shared = {name: value for name, value in params.items() if name not in self.private}
         if self.gathers:
             return super().call(method, shared | rows, batch)
+        if self.module.training and any(isinstance(layer, _BatchNorm) for layer in self.module.modules()):
+            raise MethodError(
+                f"{type(self.module).__name__} normalises over a batch, but in centralised training it is computed "
+                f"example by example, each with its own client's {sorted(self.private)}. If its forward takes a row of "
+                f"these for each example, name them in its attribute per_example; else choose a federated engine."
+            )
 
         def one(own: Params, example: Batch) -> Any:
             single = {name: value.unsqueeze(0) for name, value in example.items()}
