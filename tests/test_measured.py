@@ -1,0 +1,160 @@
+"""The tables of README and docs/measured.md hold the numbers of the files in results/."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import claims
+from tests.documents import ROOT
+
+README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
+NUMBER = re.compile(r"[+−-]?\d+(?:\.\d+)?")
+Table = list[list[str]]
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def tables(page: Path) -> Iterator[Table]:
+    """Yield a page's tables: the head, then the rows."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found: Table = []
+    for line in [*lines, ""]:
+        if line.startswith("|"):
+            found.append([cell.strip() for cell in line.strip()[1:-1].split("|")])
+        elif found:
+            yield [row for row in found if not row[-1].startswith("---")]
+            found = []
+
+
+def table(page: Path, wanted: Callable[[Table], bool]) -> Table:
+    """Return the body of the one table that is wanted."""
+    (found,) = [each for each in tables(page) if wanted(each)]
+    return found[1:]
+
+
+def said(cell: str) -> list[str]:
+    return NUMBER.findall(cell)
+
+
+def check(where: str, cell: str, numbers: list[float]) -> None:
+    """Check that a cell shows these numbers and no others, rounded to the digits that it shows."""
+    shown = said(cell)
+    assert len(shown) == len(numbers), f"{where}: {cell!r} should show {numbers}"
+    for text, number in zip(shown, numbers, strict=True):
+        digits = len(text.partition(".")[2])
+        off = abs(float(text.replace("−", "-")) - number)
+        assert off <= 0.5 * 10**-digits + 1e-9, f"{where}: {cell!r} shows {text}, measured was {number:.4g}"
+
+
+def percent(row: dict[str, Any]) -> list[float]:
+    """Return mean and, where there is one, deviation in percent."""
+    return [100 * row["value"], *([100 * row["std"]] if row["std"] is not None else [])]
+
+
+def by_scene(name: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["scene"], row["method"]): row for row in results(name)}
+
+
+def speed_of(row: list[str], known: list[str]) -> tuple[str, int, str | None]:
+    """Return workload, clients and the loop that ratios are over (None: whoever the column names)."""
+    if row[0] == "the same, over loops that pad":
+        return "W1 ragged", 6, "plain_padded"
+    name = "W1 ragged" if "10 to 200" in row[0] else row[0].partition(":")[0] or known[-1]
+    known.append(name)
+    return name, int(row[1]), None
+
+
+@pytest.mark.parametrize("page", [README, MEASURED], ids=lambda p: p.name)
+def test_speed(page: Path) -> None:
+    files = [results(name) for name in ("speed", "speed-zen4", "speed-avx2")]
+    body, known = table(page, lambda t: t[0][0] == "workload"), [""]
+    assert len(body) >= 6
+    for row in body:
+        name, cohort, over = speed_of(row, known)
+        best = [claims.best(rows, name, cohort) for rows in files]
+        for contender, cell in zip(("plain", "pfl", "flower"), row[2:], strict=True):
+            if cell == "–":
+                assert over
+                continue
+            check(f"{name}, {cohort}", cell, [r[f"ratio_to_{over or contender}"] for r in best if r])
+
+
+FURL = {
+    "Global FL, the paper's recipe": "Global FL, paper's recipe",
+    "Global FL, the paper's recipe (plain FedAvg)": "Global FL, paper's recipe",
+    "Personalized FL, the paper's recipe": "Personalized FL, paper's recipe",
+    "Global FL, ours": "Global FL, best recipe",
+    "Global FL, our recipe": "Global FL, best recipe",
+    "Personalized FL, ours": "Personalized FL, best recipe",
+    "Personalized FL, our recipe": "Personalized FL, best recipe",
+    "known without training": "(each user's most frequent label)",
+    "each user's most frequent channel, without training": "(each user's most frequent label)",
+}
+SCENES = ("zulip_channels", "zulip_channels, bag of words", "sticker-like (generated)")
+
+
+@pytest.mark.parametrize(
+    ("page", "columns", "file"),
+    [(README, 4, "furl-table3"), (MEASURED, 4, "furl-table3"), (MEASURED, 3, "furl-table3-medium")],
+)
+def test_furl(page: Path, columns: int, file: str) -> None:
+    rows = by_scene(file)
+    body = table(page, lambda t: t[1][0] == "Global Server" and len(t[0]) == columns)
+    assert len(body) == 7
+    for name, *cells in body:
+        for scene, cell in zip(SCENES, cells, strict=False):
+            row = rows.get((scene, FURL.get(name, name)))
+            if row is None:
+                row = rows.get((scene, "(best possible, user known)"))
+            where = f"{scene}, {name}"
+            if row is None or row["value"] is None:
+                assert cell == "not run", where
+                continue
+            shown = re.sub(r"\((?!.*seed)[^)]*\)", "", cell)  # words about it
+            seeds = re.search(r"\((\w+) seeds?\)", cell)
+            if seeds:
+                assert len(row["seeds"]) == {"one": 1, "two": 2, "three": 3}[seeds[1]], where
+                shown = shown.replace(seeds[0], "")
+            check(where, shown, percent(row))
+
+
+def test_mixture_table_2() -> None:
+    rows = by_scene("moe-table2")
+    body = table(MEASURED, lambda t: t[0][1] == "p = 1" and "±" in t[1][1])
+    assert [row[0] for row in body[:4]] == ["FedAvg", "Local", "Fine-tuned", "Mixture"]
+    for name, *cells in body[:4]:
+        for p, cell in zip(("1", "0.9", "0.8"), cells, strict=True):
+            row = rows[f"CIFAR-10, 5 × 500, p = {p}, paper's protocol", name]
+            check(f"{name}, p = {p}", cell, [*percent(row), 100 * row["published"]])
+
+
+def test_mixture_beside_all_methods() -> None:
+    rows = by_scene("moe-methods-medium")
+    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "accuracy (%)"]
+    assert len(head) == 14
+    for label, *cells in body:
+        for method, cell in zip(head[1:], cells, strict=True):
+            row = rows[f"CIFAR-10, 5 × 500, {label}, clean protocol", method]
+            check(f"{method}, {label}", cell, percent(row))
+
+
+def test_kteps() -> None:
+    ag = {row["method"]: row for row in results("kteps-table2") if row["metric"] == "accuracy_ag"}
+    ap = {row["method"]: row for row in results("kteps-table3") if row["metric"] == "accuracy_ap"}
+    body = table(MEASURED, lambda t: t[0][1] == "Ag")
+    assert len(body) == 12
+    for name, first, second, _ in body:
+        method = name.removesuffix(", centralised")
+        for cell, rows in ((first, ag), (second, ap)):
+            if cell == "–":
+                assert method not in rows
+            else:
+                check(name, cell, [100 * rows[method]["value"], 100 * rows[method]["published"]])
