@@ -65,6 +65,26 @@ def test_evaluation_equals_a_plain_loop(
     assert run.evaluate("test", shared=True) != run.evaluate("test")
 
 
+@pytest.mark.parametrize("kind", [Logits, Plain])
+def test_a_model_that_does_not_fit_the_examples_is_an_error_that_says_whose(kind: type[Logits]) -> None:
+    data = classes(counts=(5, 9, 3, 7, 4, 6), labels=4, test=1)
+    data.columns["label"][:] = np.minimum(data.columns["label"], 2)  # type: ignore[index]
+    for client in (1, 3, 4, 5):
+        data.columns["label"][data.rows(client, "test")[0]] = 3  # type: ignore[index]
+    run = simulate(kind(), methods.furl("user"), data, rounds=1, evaluate_every=0)
+    with pytest.raises(MethodError) as error:
+        run.evaluate("test", clients=[1, 3, 4, 5])
+    whose, examples = (
+        ("'user-1', 'user-3', 'user-4' and 1 more", "4 examples")
+        if kind is Logits
+        else ("'user-1'", "1 example")
+    )
+    assert str(error.value) == (
+        f"Judging the test examples of {whose}: the model failed on a batch of {examples}: Target 3 is out of bounds. "
+        "Check its forward and the data's columns: an id or a label may be beyond what it was made for."
+    )
+
+
 def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
     data = FederatedData.from_columns(
         ["a"] * 4 + ["b"] * 2, {"x": np.zeros((6, 3)), "label": np.array([0, 0, 0, 0, 0, 1])},

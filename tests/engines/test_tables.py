@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Phase, Split, adam, methods, sgd, simulate
-from fedkeep.core.errors import UploadError
+from fedkeep.core.errors import DataError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
@@ -96,6 +96,19 @@ def test_equal_to_the_dense_computation(name: str, clip: float | None) -> None:
     close(
         run.server, expected, atol=1e-12 if clip is None else 1e-5
     )  # torch adds 1e-6 to the norm, and so do we
+
+
+@pytest.mark.parametrize("tables", ["exact", "local", "whole"])
+@pytest.mark.parametrize(("wrong", "at"), [(40, 0), (-1, 3)])
+def test_an_id_beyond_the_table_is_named(tables: str, wrong: int, at: int) -> None:
+    data = texts(counts=(2, 3), vocabulary=40)
+    data.columns["text"].values[at] = wrong  # type: ignore[union-attr]
+    with pytest.raises(DataError) as error:
+        simulate(Words(), method(tables=tables), data, rounds=1, cohort=2)
+    assert str(error.value) == (
+        f"The column 'text' holds the id {wrong}, but the table 'embedding.weight' that it looks up has the rows 0 to 39. "
+        "Make the model with a larger vocabulary, or encode the data with the model's."
+    )
 
 
 def test_a_row_catches_up_by_hand() -> None:

@@ -472,9 +472,9 @@ def test_clients_whose_model_fails_are_named() -> None:
     with pytest.raises(MethodError) as error:
         cohort(work, Vectorised())
     assert str(error.value) == (
-        "Clients 'user-0', round 3: the model failed on batches of 1 examples: Expected more than 1 value per channel "
-        "when training, got input size torch.Size([1, 3]) Check its forward and the data's columns; batch normalisation "
-        "needs batches of more than one example. engine='sequential' says which client it is."
+        "Clients 'user-0', round 3: the model failed on a batch of 1 example: Expected more than 1 value per channel "
+        "when training, got input size torch.Size([1, 3]). Check its forward and the data's columns; batch normalisation "
+        "needs more than one example. engine='sequential' says which client it is."
     )
 
 

@@ -16,7 +16,7 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import defaults
-from fedkeep.engines.local import float_type, load_batch
+from fedkeep.engines.local import MODEL_ERRORS, failed, float_type, load_batch
 from fedkeep.engines.pooled import WithClient
 from fedkeep.methods import Method
 from fedkeep.methods.terms import check_regression, output_of
@@ -130,7 +130,8 @@ def judge(
         A judgement for each task of the data set.
 
     Raises:
-        MethodError: ``shared`` is asked of a method whose shared part can't predict.
+        MethodError: ``shared`` is asked of a method whose shared part can't predict, or the model does not fit the
+            examples; says whose.
     """
     predict = method.predict_shared if shared else method.predict
     if predict is None:
@@ -140,11 +141,15 @@ def judge(
     tasks = tasks_of(data)
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in tasks]
     with torch.no_grad():
-        for output, batch, owner in _predictions(
-            predict, net, server, store, data, clients, split, device, shared
+        for judged, params, batch, owner in _batches(
+            net, server, store, data, clients, split, device, shared
         ):
-            for number, task in enumerate(tasks):
-                parts[number].append(_reduce(task, output, batch, owner))
+            try:
+                output = predict(judged, params, batch)
+                for number, task in enumerate(tasks):
+                    parts[number].append(_reduce(task, output, batch, owner))
+            except MODEL_ERRORS as error:
+                raise failed(_whose(data, owner, split), len(owner), error) from error
     empty = tuple(np.zeros(0) for _ in range(4))
     return [
         Judgement(task, *(np.concatenate(column) for column in zip(*(rows or [empty]), strict=True)))
@@ -152,10 +157,11 @@ def judge(
     ]
 
 
-def _predictions(
-    predict: Any, net: Net, server: Mapping[str, Tensor], store: PrivateStore, data: FederatedData,
-    clients: Sequence[int], split: str, device: str, shared: bool,
-) -> Iterator[tuple[Any, Params, np.ndarray]]:  # fmt: skip
+def _batches(
+    net: Net, server: Mapping[str, Tensor], store: PrivateStore, data: FederatedData, clients: Sequence[int],
+    split: str, device: str, shared: bool,
+) -> Iterator[tuple[Net, Params, Params, np.ndarray]]:  # fmt: skip
+    """Yield nets with the parameters and the batch to predict, and each example's client."""
     kind = float_type({**server, **store.default.initial})
     for group in groups(data, clients, split):
         values = defaults(store, group) if shared else store.read(group)
@@ -167,29 +173,27 @@ def _predictions(
         for start in range(0, len(rows), CHUNK):
             chosen = rows[start : start + CHUNK]
             batch = load_batch(view, chosen, device, kind)
-            owner = np.asarray(group, np.int64)[batch["client"].cpu().numpy()]
             if pooled.gathers or not values:
-                yield predict(pooled, params, batch), batch, owner
+                yield pooled, params, batch, np.asarray(group, np.int64)[batch["client"].cpu().numpy()]
             else:
-                yield from _one_by_one(predict, net, server, values, batch, group, device)
+                yield from _one_by_one(net, server, values, batch, group, device)
 
 
 def _one_by_one(
-    predict: Any,
-    net: Net,
-    server: Mapping[str, Tensor],
-    values: Params,
-    batch: Params,
-    group: list[int],
-    device: str,
-) -> Iterator[tuple[Any, Params, np.ndarray]]:
+    net: Net, server: Mapping[str, Tensor], values: Params, batch: Params, group: list[int], device: str
+) -> Iterator[tuple[Net, Params, Params, np.ndarray]]:
     net.train(False)
     for position in torch.unique(batch["client"]).tolist():
         mine = batch["client"] == position
         own = {n: v[position].to(device) for n, v in values.items()}
         part = {n: v[mine] for n, v in batch.items()}
-        owner = np.full(int(mine.sum()), group[position], np.int64)
-        yield predict(net, {**server, **own}, part), part, owner
+        yield net, {**server, **own}, part, np.full(int(mine.sum()), group[position], np.int64)
+
+
+def _whose(data: FederatedData, owner: np.ndarray, split: str) -> str:
+    names = [repr(str(data.ids[c])) for c in np.unique(owner)]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"Judging the {split} examples of {', '.join(names[:3])}{more}"
 
 
 def groups(data: FederatedData, clients: Sequence[int], split: str) -> Iterator[list[int]]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, nonfinite
@@ -164,6 +164,21 @@ def broken(draws: Stream, fault: str, steps: int) -> NonFiniteError:
         f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {steps} steps. "
         f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
     )
+
+
+MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
+"""What a model raises that does not fit its data."""
+
+
+def failed(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
+    """Return the error of a model that failed on a batch, with what usually helps."""
+    help = "Check its forward and the data's columns"
+    if isinstance(error, IndexError):
+        help += ": an id or a label may be beyond what it was made for"
+    elif examples == 1:
+        help += "; batch normalisation needs more than one example"
+    batch = f"a batch of {examples} example{'s' * (examples != 1)}"
+    return MethodError(f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {help}.{more}")
 
 
 @dataclass(frozen=True)
@@ -376,12 +391,9 @@ class _Pass:
         draws = self.run.draws
         try:
             return self.phase.loss(self.run.net, self.seen, batch, received)
-        except (ValueError, IndexError, RuntimeError) as error:
-            raise MethodError(
-                f"Client {draws.client!r}, round {draws.round}: the model failed on a batch of "
-                f"{len(next(iter(batch.values())))} examples: {error} Check its forward and the data's columns; "
-                f"batch normalisation needs batches of more than one example."
-            ) from error
+        except MODEL_ERRORS as error:
+            who = f"Client {draws.client!r}, round {draws.round}"
+            raise failed(who, len(next(iter(batch.values()))), error) from error
 
     def validation_loss(self) -> float:
         """Return the phase's loss on the client's validation examples, in evaluation mode."""

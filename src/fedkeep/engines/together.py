@@ -20,7 +20,15 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
 from fedkeep.engines.gathered import Step, lockstep
-from fedkeep.engines.local import READS_HIDDEN, batches, float_type, gradients, hidden_from
+from fedkeep.engines.local import (
+    MODEL_ERRORS,
+    READS_HIDDEN,
+    batches,
+    failed,
+    float_type,
+    gradients,
+    hidden_from,
+)
 from fedkeep.engines.noise import Noise
 from fedkeep.engines.stacked import Pick, Stacked, flat, picked, put_back
 
@@ -98,7 +106,7 @@ class Pass:
             losses = self._losses(step, {**self.seen, **stacked, **leaves}, pick, batch)
         except torch.OutOfMemoryError:
             raise
-        except (ValueError, IndexError, RuntimeError) as error:
+        except MODEL_ERRORS as error:
             raise self._failed(step, error) from error
         return stacked, losses.detach(), gradients(losses.sum(), leaves)
 
@@ -121,11 +129,8 @@ class Pass:
     def _failed(self, step: Step, error: Exception) -> MethodError:
         names = [self.clients.draws[k].client for k in step.who[:3]]
         more = f" and {len(step.who) - 3} more" if len(step.who) > 3 else ""
-        return MethodError(
-            f"Clients {', '.join(map(repr, names))}{more}, round {self.clients.round}: the model failed on batches of "
-            f"{step.rows.shape[1]} examples: {error} Check its forward and the data's columns; batch normalisation "
-            f"needs batches of more than one example. engine='sequential' says which client it is."
-        )
+        who = f"Clients {', '.join(map(repr, names))}{more}, round {self.clients.round}"
+        return failed(who, step.rows.shape[1], error, " engine='sequential' says which client it is.")
 
     def _update(self, who: np.ndarray, pick: Pick, values: Params, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.errors import DataError
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import Batch, Params
 from fedkeep.data import Ragged
@@ -113,7 +114,10 @@ def local_tables(
         if column not in found:
             size = len(params[parameter])
             every = torch.arange(size)
-            found[column] = (every, every) if mode == "whole" else _used(ids, read, opted_in, size)
+            values = ids.take(read).values
+            check_ids(values, column, parameter, size)
+            leaving = values if read is opted_in else ids.take(opted_in).values
+            found[column] = (every, every) if mode == "whole" else _used(values, leaving, size)
         tables.append(LocalTable(parameter, column, *found[column]))
     return tables + own
 
@@ -136,17 +140,23 @@ def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.
     return rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
 
 
-def _used(ids: Ragged, read: np.ndarray, opted_in: np.ndarray, size: int) -> tuple[Tensor, Tensor]:
-    used = np.zeros(size, bool)
-    used[0] = True
-    used[ids.take(read).values] = True
-    leaving = used
-    if read is not opted_in:
-        leaving = np.zeros(size, bool)
-        leaving[0] = True
-        leaving[ids.take(opted_in).values] = True
+def check_ids(ids: np.ndarray, column: str, parameter: str, size: int) -> None:
+    """Raise DataError at an id that a table has no row for."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+        wrong = int(ids.min() if ids.min() < 0 else ids.max())
+        raise DataError(
+            f"The column {column!r} holds the id {wrong}, but the table {parameter!r} that it looks up has the rows 0 "
+            f"to {size - 1}. Make the model with a larger vocabulary, or encode the data with the model's."
+        )
+
+
+def _used(read: np.ndarray, leaving: np.ndarray, size: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the rows that ids look up, and positions among these of those that may leave."""
+    used, may_leave = np.zeros(size, bool), np.zeros(size, bool)
+    used[read] = may_leave[leaving] = True
+    used[0] = may_leave[0] = True
     rows = np.flatnonzero(used)
-    return torch.from_numpy(rows), torch.from_numpy(np.flatnonzero(leaving[rows]))
+    return torch.from_numpy(rows), torch.from_numpy(np.flatnonzero(may_leave[rows]))
 
 
 def narrow(params: Mapping[str, Tensor], tables: Sequence[LocalTable]) -> Params:
