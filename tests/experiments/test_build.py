@@ -222,6 +222,32 @@ def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
+@pytest.mark.parametrize(
+    ("personalization", "task", "message"),
+    [
+        (
+            {"steps": 3, "every": 2},
+            {},
+            "Personalisation wants a ratio of at least 0, and steps that are a multiple ",
+        ),
+        (
+            {},
+            {"task": "regression"},
+            "The personalisation curve measures accuracy; this task is a regression.",
+        ),
+    ],
+)
+def test_a_personalisation_that_cannot_be_is_refused_before_anything_is_trained(
+    personalization: dict[str, int], task: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    toys = {"reader": "toy", "users": 4, "examples": 6, "features": 3, "classes": 3, **task}
+    linear = {"kind": "linear", "features": 3, "classes": 3}
+    wanted = config(data=toys, model=linear, personalization=personalization)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        run_config(wanted, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_whole_run_of_reviews_with_a_personalisation_curve(tmp_path: Path) -> None:
     wanted = config(
         data=REVIEWS, model=CLASSIFIER, method={"kind": "fedavg", "batch_size": 2},
@@ -316,7 +342,7 @@ def test_loss() -> None:
         ({"kind": "fural"}, "method.kind: there is no method 'fural'; there are fedavg, furl, local, "),
         ({"batch": 3}, "method.batch: unknown key. "),
         ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
-        ({"weighting": "none"}, "method.weighting: wanted Literal['examples', 'uniform']; got 'none'."),
+        ({"weighting": "none"}, "method.weighting: wanted one of 'examples', 'uniform'; got 'none'."),
         (
             {"kind": "local", "server_optimizer": {}},
             "method.server_optimizer: 'local' has no server optimiser.",

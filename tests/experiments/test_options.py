@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert fault() == "table: missing count."
     assert fault(count="3") == "table.count: wanted int; got '3'."
     assert fault(count=True) == "table.count: wanted int; got True."
-    assert fault(count=3, kind="c") == "table.kind: wanted Literal['a', 'b']; got 'c'."
+    assert fault(count=3, kind="c") == "table.kind: wanted one of 'a', 'b'; got 'c'."
     assert fault(count=3, init=["normal", "x"]).startswith(
         "table.init: wanted float | tuple[Literal['normal'], float]; "
     )

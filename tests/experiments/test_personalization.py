@@ -164,11 +164,17 @@ def test_opted_out_examples_are_trained_on_too() -> None:
 
 
 def test_what_is_refused() -> None:
-    for wrong in ({"ratio": -1.0}, {"steps": 0}, {"every": 0}, {"steps": 10, "every": 3}):
+    for wrong, got in (
+        ({"ratio": -1.0}, "ratio -1.0, steps 200 and every 20"),
+        ({"steps": 0}, "ratio 0.01, steps 0 and every 20"),
+        ({"every": 0}, "ratio 0.01, steps 200 and every 0"),
+        ({"steps": 10, "every": 3}, "ratio 0.01, steps 10 and every 3"),
+    ):
         with pytest.raises(ConfigError) as error:
             replace(Protocol(), **wrong)  # type: ignore[arg-type]
-        assert str(error.value).startswith(
-            "Wanted a ratio of at least 0, and steps that are a multiple of every, both at least 1; got Protocol("
+        assert str(error.value) == (
+            f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least 1; got "
+            f"{got}."
         )
     untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
     with pytest.raises(ConfigError) as error:

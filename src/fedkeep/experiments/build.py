@@ -20,7 +20,7 @@ from fedkeep.core.seeds import stream
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
 from fedkeep.experiments.options import check_options
-from fedkeep.experiments.personalization import Protocol, add_curve
+from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.methods import METHODS, Method, Phase, terms
 from fedkeep.methods.augment import Augmented
@@ -329,12 +329,15 @@ def run_config(
         workers: as for ``simulate``, instead of what the configuration says.
     """
     data = data if data is not None else build_data(config, folder)
+    protocol = None if config.personalization is None else Protocol(**config.personalization.model_dump())
+    if protocol is not None:  # said now, not after hours of training
+        check_task(data)
     settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
     run = simulate(
         build_model(config, data, folder), build_method(config.method), data, **settings, seed=config.seed, out=out,
         resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),
         progress=progress,
     )  # fmt: skip
-    if config.personalization is not None:
-        add_curve(run, Protocol(**config.personalization.model_dump()), progress)
+    if protocol is not None:
+        add_curve(run, protocol, progress)
     return run

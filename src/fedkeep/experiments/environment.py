@@ -21,8 +21,8 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"The device {device!r} cannot be used: {reason} Use device='cpu'.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(f"The device {device!r} cannot be used: {reason}. Use device='cpu'.") from error
 
 
 def environment() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -64,10 +64,13 @@ def _fitted(place: str, wanted: Any, value: Any) -> Any:
             return adapter.validate_python(form)
         except ValidationError as error:
             first = first or error
-    shown = (
-        getattr(wanted, "__name__", None) if isinstance(wanted, type) else str(wanted).replace("typing.", "")
-    )
     got = repr(value)
     raise ConfigError(
-        f"{place}: wanted {shown}; got {type(value).__name__ if chr(10) in got else got}."
+        f"{place}: wanted {_shown(wanted)}; got {type(value).__name__ if chr(10) in got else got}."
     ) from first
+
+
+def _shown(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return f"one of {', '.join(map(repr, get_args(wanted)))}"
+    return wanted.__name__ if isinstance(wanted, type) else str(wanted).replace("typing.", "")

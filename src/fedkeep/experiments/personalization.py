@@ -17,6 +17,7 @@ from fedkeep.core.files import write_whole
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, read_records, to_line
+from fedkeep.data import FederatedData
 from fedkeep.engines import Stream, Watch, judge, local_run, tasks_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.simulate import Run
@@ -49,7 +50,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if not (self.ratio >= 0 and self.steps >= 1 and self.every >= 1 and self.steps % self.every == 0):
             raise ConfigError(
-                f"Wanted a ratio of at least 0, and steps that are a multiple of every, both at least 1; got {self}."
+                f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least "
+                f"1; got ratio {self.ratio}, steps {self.steps} and every {self.every}."
             )
 
 
@@ -118,8 +120,7 @@ def personalization_curve(
     chosen = [int(c) for c in (run.clients if clients is None else clients) if run.data.count(int(c), split)]
     if not chosen:
         raise ConfigError(f"No client has {split} examples, so there is no personalisation curve.")
-    if tasks_of(run.data)[0].kind == "regression":
-        raise ConfigError("The personalisation curve measures accuracy; this task is a regression.")
+    check_task(run.data)
     ways = {OWN: run.method.predict, **(predicts or {})}
     found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
     examples: dict[str, int] = {}
@@ -132,6 +133,12 @@ def personalization_curve(
             bar.update(number + 1, {})
     steps = tuple(range(0, protocol.steps + 1, protocol.every))
     return Curves(protocol, steps, found, examples, run.round, run.epoch)
+
+
+def check_task(data: FederatedData) -> None:
+    """Raise ConfigError unless the data's task has an accuracy."""
+    if tasks_of(data)[0].kind == "regression":
+        raise ConfigError("The personalisation curve measures accuracy; this task is a regression.")
 
 
 def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> None:
