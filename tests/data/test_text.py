@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
-from fedkeep.data import CharVocabulary, HashedWords, WordVocabulary, vocabulary_from
+from fedkeep.data import CharVocabulary, HashedWords, TokenVocabulary, WordVocabulary, vocabulary_from
 
 
 def test_characters_by_frequency_then_by_value() -> None:
@@ -51,7 +52,7 @@ def test_counts_of_clients_add() -> None:
 @given(
     known=st.text(max_size=20),
     texts=st.lists(st.text(max_size=12), max_size=6),
-    cut=st.integers(0, 12) | st.none(),
+    cut=st.integers(1, 12) | st.none(),
 )
 def test_characters_equal_a_loop(known: str, texts: list[str], cut: int | None) -> None:
     vocabulary = CharVocabulary.from_texts([known])
@@ -66,6 +67,18 @@ def test_words_equal_a_loop(known: str, texts: list[str]) -> None:
     ids = {symbol: number for number, symbol in enumerate(vocabulary.symbols, start=2)}
     encoded = vocabulary.encode_all(texts, 3)
     assert [row.tolist() for row in encoded] == [[ids.get(w, 1) for w in text.split()[:3]] for text in texts]
+
+
+@pytest.mark.parametrize("cut", [0, -1])
+@pytest.mark.parametrize("kind", [CharVocabulary, WordVocabulary, TokenVocabulary, HashedWords])
+def test_a_text_keeps_at_least_one_symbol(kind: Any, cut: int) -> None:
+    """Minus one would cut the last one off."""
+    vocabulary = kind(9) if kind is HashedWords else kind("ab")
+    with pytest.raises(DataError) as error:
+        vocabulary.encode_all(["a b"], cut)
+    assert str(error.value) == (
+        f"max_length is how many characters or words of a text to keep, at least 1; got {cut}."
+    )
 
 
 def test_characters_beyond_the_basic_plane_and_lone_surrogates() -> None:

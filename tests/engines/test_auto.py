@@ -84,7 +84,7 @@ def test_when_workers_pay(first: float, others: list[float], left: int, pays: bo
 
 def test_reasons() -> None:
     engine = measured(0.5, [0.1, 0.1])
-    assert engine.choice.reason == "nothing was trained"
+    assert engine.choice.reason == "too little was trained to tell whether processes pay"
     engine._pays(1)
     assert engine.choice.reason == "a client takes 100 ms; processes would save too little"
     engine._pays(1000)

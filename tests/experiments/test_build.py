@@ -103,6 +103,7 @@ def test_a_place_is_looked_up_in_the_folder_of_data(tmp_path: Path) -> None:
         ({"reader": "table", "path": 3}, ".", ConfigError, "data.path: wanted a path as text; got 3."),
         ({"reader": "movielens"}, None, DataError, "The reader 'movielens' wants a folder of data."),
         ({"reader": "movielens"}, "none", DataError, "The folder of data none does not exist."),
+        ({"reader": "movielens"}, __file__, DataError, f"The folder of data {__file__} is no folder."),
         ({"reader": "toy", "split": {"order": 1}}, None, ConfigError, "data.split.order: wanted str; got 1."),
         (
             {"reader": "toy", "split": {"odrer": "x"}},

@@ -250,3 +250,11 @@ def check_ids(ids: Sequence[str]) -> Ids:
             )
         seen.add(client_id)
     return PackedIds.pack(list(ids))
+
+
+def check_max_length(max_length: int | None) -> None:
+    """Raise DataError unless a text keeps at least one symbol (None: all of them)."""
+    if max_length is not None and max_length < 1:
+        raise DataError(
+            f"max_length is how many characters or words of a text to keep, at least 1; got {max_length}."
+        )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Ragged, offsets_of
+from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\s\w]|_")
 
@@ -34,6 +34,7 @@ class HashedWords:
 
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
+        check_max_length(max_length)
         known: dict[str, int] = {}
         rows: list[int] = []
         lengths = []

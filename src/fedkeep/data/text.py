@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Ragged, offsets_of
+from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 from fedkeep.data.hashing import HashedWords
 
 PAD, UNKNOWN = 0, 1
@@ -159,6 +159,7 @@ class CharVocabulary(Vocabulary):
 
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` characters."""
+        check_max_length(max_length)
         cut = [text[:max_length] for text in texts]
         codes = np.frombuffer("".join(cut).encode("utf-32-le", "surrogatepass"), np.dtype("<u4"))
         return Ragged(
@@ -191,6 +192,7 @@ class WordVocabulary(Vocabulary):
 
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
+        check_max_length(max_length)
         return self._ids_of([self.words(text)[:max_length] for text in texts])
 
     def _ids_of(self, words: Sequence[Sequence[str]]) -> Ragged:
@@ -218,6 +220,7 @@ class TokenVocabulary(WordVocabulary):
 
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words, none empty."""
+        check_max_length(max_length)
         # No word is empty, so "" is unknown to every vocabulary.
         return self._ids_of([self.words(text)[:max_length] or [""] for text in texts])
 

@@ -75,7 +75,7 @@ class Auto:
     def __init__(self, rounds: int, cohort: int, workers: Workers) -> None:
         self.rounds, self.cohort, self.workers = rounds, cohort, workers
         self.trained, self.seconds = 0, 0.0
-        self.choice = Choice("sequential", "nothing was trained")
+        self.choice = Choice("sequential", "too little was trained to tell whether processes pay")
         self.starting = STARTING[workers.start or start_method()]
 
     @property

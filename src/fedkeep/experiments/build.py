@@ -162,9 +162,8 @@ def _located(what: str, named: str, folder: Path | None) -> Path:
             f"{named!r} is looked up in it."
         )
     if not folder.is_dir():
-        raise DataError(
-            f"The folder of data {folder} does not exist. Name another with --data DIR or FEDKEEP_DATA."
-        )
+        fault = "is no folder" if folder.exists() else "does not exist"
+        raise DataError(f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA.")
     if not (folder / path).exists() and folder.name == path.name:
         return folder  # --data names the data set's own folder
     return folder / path
