@@ -83,21 +83,6 @@ def test_dropout_stands_behind_the_first_linear_layer() -> None:
     assert (seen[0] >= 0).all()  # after the ReLU
 
 
-def test_the_gate() -> None:
-    gate = Gate(FashionCNN(1)).eval()
-    image = images(4, 1, 28)
-    share = gate(image)
-    assert share.shape == (4,)
-    assert ((share > 0) & (share < 1)).all()
-    torch.testing.assert_close(share, torch.sigmoid(gate.network(image)[:, 0]), rtol=0, atol=0)
-    with torch.no_grad():
-        gate.network.out.bias.fill_(1e4)
-    assert torch.isfinite(gate.logit(image)).all()  # where the share itself is 1
-    with pytest.raises(ConfigError) as error:
-        Gate(FashionCNN(2))
-    assert str(error.value) == "A gate needs a network with one output; got 2. Make it with classes=1."
-
-
 def test_images_of_another_size() -> None:
     with pytest.raises(DataError) as error:
         CifarCNN(10)(images(2, 1, 28))

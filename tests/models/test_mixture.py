@@ -145,6 +145,43 @@ def test_gates_that_do_not_fit() -> None:
     )
 
 
+def test_a_network_as_a_gate() -> None:
+    network = CNN(1, 1, 16, widths=(2, 2), hidden=(6, 5)).eval()
+    gate, image = Gate(network), torch.rand(4, 1, 16, 16)
+    share = gate(image=image, label=torch.zeros(4))
+    assert share.shape == (4,)
+    assert ((share > 0) & (share < 1)).all()
+    torch.testing.assert_close(share, torch.sigmoid(network(image)[:, 0]), rtol=0, atol=0)
+    with torch.no_grad():
+        network.out.bias.fill_(1e4)
+    assert torch.isfinite(gate.logit(image=image)).all()  # where the share itself is 1
+    with pytest.raises(MethodError) as error:
+        Gate(CNN(2, 1, 16)).logit(image=image)
+    assert str(error.value) == (
+        "A gate needs a network with one output, shape (B, 1); CNN gave (4, 2). Make it with one class."
+    )
+
+
+def test_a_gate_of_any_network_and_columns() -> None:
+    class Surer(nn.Module):
+        """The difference of what the experts are most sure of, and of a column."""
+
+        def forward(self, local_logits: Tensor, global_logits: Tensor, note: Tensor) -> Tensor:
+            return local_logits.amax(1) - global_logits.amax(1) + note
+
+    mixture = MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), Gate(Surer()))
+    note = torch.tensor([0.0, math.log(3.0)], dtype=torch.float64)
+    # The local expert says 0.8 at most, the global one 0.7: h / (1 − h) is 8/7, and three times that.
+    expected = [(8 / 15) * 0.8 + (7 / 15) * 0.3, (24 / 31) * 0.8 + (7 / 31) * 0.3]
+    assert mixture(x=X, note=note).exp()[:, 0].tolist() == pytest.approx(expected)
+    with pytest.raises(MethodError) as error:
+        MixtureOfExperts(Says(0.3, 0.7), Says(0.8, 0.2), Gate(Surer()))(x=X)
+    assert str(error.value) == (
+        "The mixture's gate, Gate, wants the column 'note'; the data have ['global_logits', 'local_logits', 'x']. Name "
+        "the argument as the column."
+    )
+
+
 def test_a_part_that_is_not_trained_predicts_without_dropout() -> None:
     def part(classes: int) -> CNN:
         return CNN(classes, 1, 16, widths=(3, 4), hidden=(16, 8), dropout=0.5)

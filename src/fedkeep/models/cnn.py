@@ -1,4 +1,4 @@
-"""The small convolutional networks of the federated mixture of experts, and its gate.
+"""The small convolutional networks of the federated mixture of experts.
 
 Source: arXiv:2010.02056, experiments ("two convolutional and two fully connected layers"); layer sizes from the
 authors' code, state of November 2020. Both networks have three linear layers there, dropout behind the first.
@@ -100,31 +100,6 @@ class CifarCNN(CNN):
 
     def __init__(self, classes: int, dropout: float = 0.5) -> None:
         super().__init__(classes, dropout=dropout)
-
-
-class Gate(nn.Module):
-    """A network with one output through a sigmoid: how much of a prediction is the local expert's.
-
-    Args:
-        network: maps images to (B, 1), e.g. ``CifarCNN(1)``: the same trunk as an expert's, with one unit.
-    """
-
-    def __init__(self, network: CNN) -> None:
-        super().__init__()
-        if network.out.out_features != 1:
-            raise ConfigError(
-                f"A gate needs a network with one output; got {network.out.out_features}. Make it with classes=1."
-            )
-        self.network = network
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the local expert's share, shape (B,), between 0 and 1."""
-        return torch.sigmoid(self.logit(image))
-
-    def logit(self, image: Tensor) -> Tensor:
-        """Return log(h / (1 − h)) of the share h, shape (B,): exact where h itself rounds to 0 or 1."""
-        logit: Tensor = self.network(image).squeeze(1)
-        return logit
 
 
 def scaled(image: Tensor, kind: torch.dtype) -> Tensor:

@@ -46,7 +46,7 @@ class MixtureOfExperts(nn.Module):
         self._wanted = {
             "global_expert": _columns(global_expert, "forward"),
             "local_expert": _columns(local_expert, "forward"),
-            "gate": _columns(gate, "logit"),
+            "gate": _columns(gate.network, "forward") if isinstance(gate, Gate) else _columns(gate, "logit"),
         }
         self._fits = False
 
@@ -96,16 +96,8 @@ class MixtureOfExperts(nn.Module):
 
     def _given(self, name: str, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the columns that a part wants."""
-        wanted = self._wanted[name]
-        if wanted is None:
-            return dict(columns)
-        missing = [c for c, needed in wanted.items() if needed and c not in columns]
-        if missing:
-            raise MethodError(
-                f"The mixture's {name}, {type(self.get_submodule(name)).__name__}, wants the column {missing[0]!r}; "
-                f"the data have {sorted(columns)}. Name the argument as the column."
-            )
-        return {c: columns[c] for c in wanted if c in columns}
+        part = self.get_submodule(name)
+        return _chosen(f"The mixture's {name}, {type(part).__name__},", self._wanted[name], columns)
 
     def _check(self, columns: Mapping[str, Tensor]) -> None:
         """Compare all outputs' shapes at the first use: a mixture is trained long after its global expert."""
@@ -126,6 +118,42 @@ class MixtureOfExperts(nn.Module):
                 f".logit gave {tuple(logit.shape)}."
             )
         self._fits = True
+
+
+class Gate(nn.Module):
+    """A network with one output through a sigmoid: how much of a prediction is the local expert's.
+
+    Args:
+        network: gives (B, 1) or (B,) for the columns that its ``forward`` names, e.g. ``CifarCNN(1)``: the same trunk
+            as an expert's, with one unit.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._wanted = _columns(network, "forward")
+
+    def forward(self, **columns: Tensor) -> Tensor:
+        """Return the local expert's share, shape (B,), between 0 and 1."""
+        return torch.sigmoid(self.logit(**columns))
+
+    def logit(self, **columns: Tensor) -> Tensor:
+        """Return log(h / (1 − h)) of the share h, shape (B,): exact where h itself rounds to 0 or 1.
+
+        Raises:
+            MethodError: the network wants a column that is not there, or has not one output.
+        """
+        name = type(self.network).__name__
+        given = _chosen(f"The gate's network, {name},", self._wanted, columns)
+        out: Tensor = self.network(**given)
+        if out.dim() == 2 and out.shape[1] == 1:
+            return out.squeeze(1)
+        if out.dim() != 1:
+            raise MethodError(
+                f"A gate needs a network with one output, shape (B, 1); {name} gave {tuple(out.shape)}. Make it with "
+                f"one class."
+            )
+        return out
 
 
 class ConfidenceGate(nn.Module):
@@ -155,7 +183,7 @@ class ConfidenceGate(nn.Module):
         logit: Tensor = self.weigh(torch.stack(seen, 1)).squeeze(1)
         if self.network is None:
             return logit
-        given = columns if self._wanted is None else {c: columns[c] for c in self._wanted if c in columns}
+        given = _chosen(f"The gate's network, {type(self.network).__name__},", self._wanted, columns)
         added: Tensor = self.network.logit(**given)  # type: ignore[operator]
         return logit + added
 
@@ -181,6 +209,18 @@ def _columns(part: nn.Module, method: str) -> dict[str, bool] | None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return {p.name: p.default is p.empty for p in parameters}
+
+
+def _chosen(who: str, wanted: Mapping[str, bool] | None, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the columns that are wanted, of which those that are True are needed; None: all of them."""
+    if wanted is None:
+        return dict(columns)
+    missing = [name for name, needed in wanted.items() if needed and name not in columns]
+    if missing:
+        raise MethodError(
+            f"{who} wants the column {missing[0]!r}; the data have {sorted(columns)}. Name the argument as the column."
+        )
+    return {name: columns[name] for name in wanted if name in columns}
 
 
 def _same_width(own: Tensor, shared: Tensor) -> None:
