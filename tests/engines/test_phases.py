@@ -96,8 +96,8 @@ def test_early_stopping_wants_validation_examples() -> None:
     with pytest.raises(MethodError) as error:
         local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
     assert str(error.value) == (
-        "Client 'a': a phase is to stop early by the validation loss, but the client has no example in the split 'valid'. "
-        "Hold some out (data.split), or set early_stopping=None."
+        "Client 'a', round 0: a phase is to stop early by the validation loss, but there is no example in the split "
+        "'valid'. Hold some out (data.split), or set early_stopping=None."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, adam, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Stream
 from fedkeep.engines.local import batches
+from fedkeep.methods.terms import squared_error
 from fedkeep.models import MatrixFactorization
 from tests.engines.reference import close, rows_of, trained
-from tests.tiny import Logits, classes, parts
+from tests.tiny import Logits, Scalar, classes, pairs, parts
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6))
 
@@ -182,3 +184,17 @@ def test_opted_out_examples_do_not_train_a_pooled_model() -> None:
     other.columns["x"][out] += 3.0
     runs = [simulate(Logits(), methods.furl("user", batch_size=4), d, rounds=2, engine="pooled", evaluate_every=0) for d in (data, other)]  # fmt: skip
     assert all(torch.equal(runs[0].server[n], runs[1].server[n]) for n in runs[0].server)
+
+
+def test_training_that_breaks_down_is_named() -> None:
+    data, method = pairs({"a": [(1, 1), (2, 3)]}), methods.fedavg(loss=squared_error(), optimizer=sgd(1e200))
+    with pytest.raises(
+        NonFiniteError, match=r"^Centralised training, round 0: .* became NaN or infinite after"
+    ):
+        simulate(
+            Scalar(),
+            method.but(phases=(replace(method.phases[0], epochs=4),)),
+            data,
+            rounds=1,
+            engine="pooled",
+        )

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedkeep.split.split as split_room
 from fedkeep import Phase, Run, adam, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.params import clone
 from fedkeep.engines import Stream
 from fedkeep.engines.local import batches
@@ -185,3 +185,11 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         personalization_curve(simulate(Scalar(), squared, numbers, rounds=0))
     assert str(error.value) == "The personalisation curve measures accuracy; this task is a regression."
+
+
+def test_fine_tuning_that_breaks_down_is_named() -> None:
+    run = trained(methods.furl("user", optimizer=sgd(1.0), batch_size=4))
+    with pytest.raises(
+        NonFiniteError, match=r"^Client 'user-0', fine-tuning: .* became NaN or infinite after"
+    ):
+        personalization_curve(run, Protocol(ratio=1.5e308, steps=4, every=4))

@@ -49,11 +49,20 @@ READS_HIDDEN = (
 
 @dataclass(frozen=True)
 class Stream:
-    """Names the random streams of one local run; every draw depends on these alone."""
+    """Names the random streams of one local run; every draw depends on these alone.
+
+    Attributes:
+        seed, client, round: the names.
+        who: who trains, in messages; by default the client and the round.
+    """
 
     seed: int
     client: str
     round: int = 0
+    who: str = ""
+
+    def __str__(self) -> str:
+        return self.who or f"Client {self.client!r}, round {self.round}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ def local_run(
 def broken(draws: Stream, fault: str, steps: int) -> NonFiniteError:
     """Return the error of a client whose training broke down."""
     return NonFiniteError(
-        f"Client {draws.client!r}, round {draws.round}: {fault} became NaN or infinite after {steps} steps. "
+        f"{draws}: {fault} became NaN or infinite after {steps} steps. "
         f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
     )
 
@@ -286,8 +295,8 @@ class _LocalRun:
             return None
         if self.valid is None or not len(self.valid):
             raise MethodError(
-                f"Client {self.draws.client!r}: a phase is to stop early by the validation loss, but the client has no "
-                f"example in the split 'valid'. Hold some out (data.split), or set early_stopping=None."
+                f"{self.draws}: a phase is to stop early by the validation loss, but there is no example in the split "
+                f"'valid'. Hold some out (data.split), or set early_stopping=None."
             )
         return Stopper(phase.early_stopping, one.validation_loss, self.params)
 
@@ -388,12 +397,10 @@ class _Pass:
 
     def loss(self, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the phase's loss on a batch."""
-        draws = self.run.draws
         try:
             return self.phase.loss(self.run.net, self.seen, batch, received)
         except MODEL_ERRORS as error:
-            who = f"Client {draws.client!r}, round {draws.round}"
-            raise failed(who, len(next(iter(batch.values()))), error) from error
+            raise failed(str(self.run.draws), len(next(iter(batch.values()))), error) from error
 
     def validation_loss(self) -> float:
         """Return the phase's loss on the client's validation examples, in evaluation mode."""

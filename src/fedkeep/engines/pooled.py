@@ -59,8 +59,8 @@ class Pooled:
             self.states = [phase.optimizer.init() for phase in method.phases]
         local = local_run(
             net, split, method.phases, split.merge(received, tables), received, data, rows,
-            Stream(job.seed, "pooled", round), turns=method.turns, tables=method.tables, device=job.device,
-            progress=progress, states=self.states,
+            Stream(job.seed, "pooled", round, f"Centralised training, round {round}"), turns=method.turns,
+            tables=method.tables, device=job.device, progress=progress, states=self.states,
             after_step=None if notify is None else lambda step: notify(step / max(steps, 1)),
         )  # fmt: skip
         self.states = local.states

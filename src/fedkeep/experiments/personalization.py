@@ -184,10 +184,14 @@ def _curve(
     rows = run.data.rows(client, "train")
     if protocol.ratio == 0 or not len(rows):
         return {way: tuple(values * (protocol.steps // protocol.every + 1)) for way, values in found.items()}
+    name = str(run.data.ids[client])
+    draws = Stream(
+        run.private.default.seed, f"personalization/{name}", run.round, f"Client {name!r}, fine-tuning"
+    )
     phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol)
     local_run(
         run.net, Split(("*",)), phases, start, run.server, run.data, np.arange(rows.start, rows.stop),
-        Stream(run.private.default.seed, f"personalization/{run.data.ids[client]}", run.round),
+        draws,
         turns="batches" if len(phases) > 1 else "phases", tables=run.method.tables, device=run.device,
         watch=Watch(protocol.every, lambda _, params: test(params)),
     )  # fmt: skip

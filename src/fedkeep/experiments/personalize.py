@@ -118,7 +118,8 @@ def adapt_client(
                 f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
             )
     params = {**run.server, **{n: v.to(run.device) for n, v in own.items()}}
-    draws = Stream(numpy_seed(run), f"personalize/{source.ids[client]}", len(rows))
+    name = source.ids[client]
+    draws = Stream(numpy_seed(run), f"personalize/{name}", len(rows), f"Client {name!r}, adapting")
     held = source.rows(client, "valid")
     result = local_run(
         run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device,
