@@ -15,7 +15,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import LocalResult, Stream, local_run
-from fedkeep.engines.local import batches
+from fedkeep.engines.local import batches, failed
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.reference import rows_of
@@ -311,3 +311,29 @@ def test_received_parameters_carry_no_graph() -> None:
             moved[n], v, rtol=0, atol=1e-12
         )  # one step of rate 1 on ½‖w − w_t‖² leads back
     assert isinstance(methods.fedavg(), Method)
+
+
+@pytest.mark.parametrize(
+    ("error", "examples", "message"),
+    [
+        (
+            IndexError("out of range"),
+            3,
+            "3 examples: out of range. Check its forward and the data's columns: an id or a",
+        ),
+        (
+            ValueError("More than 1."),
+            1,
+            "1 example: More than 1. Check its forward and the data's columns; batch norm",
+        ),
+        (RuntimeError("shapes "), 1000, "1000 examples: shapes. Check its forward and the data's columns."),
+        (
+            torch.OutOfMemoryError("none left"),
+            8,
+            "8 examples: none left. Use a smaller batch_size, or another device.",
+        ),
+    ],
+)
+def test_what_helps_a_model_that_failed(error: Exception, examples: int, message: str) -> None:
+    found = str(failed("Client 'a', round 2", examples, error))
+    assert found.startswith(f"Client 'a', round 2: the model failed on a batch of {message}")

@@ -181,13 +181,17 @@ MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
 
 def failed(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
     """Return the error of a model that failed on a batch, with what usually helps."""
-    help = "Check its forward and the data's columns"
-    if isinstance(error, IndexError):
-        help += ": an id or a label may be beyond what it was made for"
+    advice = "Check its forward and the data's columns"
+    if isinstance(error, torch.OutOfMemoryError):
+        advice = "Use a smaller batch_size, or another device"
+    elif isinstance(error, IndexError):
+        advice += ": an id or a label may be beyond what it was made for"
     elif examples == 1:
-        help += "; batch normalisation needs more than one example"
+        advice += "; batch normalisation needs more than one example"
     batch = f"a batch of {examples} example{'s' * (examples != 1)}"
-    return MethodError(f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {help}.{more}")
+    return MethodError(
+        f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {advice}.{more}"
+    )
 
 
 @dataclass(frozen=True)
