@@ -249,6 +249,10 @@ def test_fingerprint_sees_every_part() -> None:
             "Wanted 3 rows in column 'label', as in column 'x'; got 2.",
         ),
         (
+            {"columns": {3: np.zeros(3)}},
+            "A column's name must be a valid argument name, as a model's forward takes it; got 3.",
+        ),
+        (
             {"columns": {"x y": np.zeros(3)}},
             "A column's name must be a valid argument name, as a model's forward takes it; got 'x y'.",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from typing import Any
 
@@ -230,6 +231,8 @@ def test_nan_in_the_loss_names_the_client() -> None:
         ({}, ConfigError, "Give either rounds or epochs."),
         ({"rounds": 1, "epochs": 1}, ConfigError, "Give either rounds or epochs."),
         ({"rounds": -1}, ConfigError, "rounds must be at least 0; got -1."),
+        ({"epochs": math.nan}, ConfigError, "epochs must be a number of at least 0; got nan."),
+        ({"epochs": math.inf}, ConfigError, "epochs must be a number of at least 0; got inf."),
         ({"rounds": 1, "cohort": 0}, ConfigError, "cohort must be at least 1; got 0."),
         (
             {"rounds": 1, "engine": "sequentail"},
@@ -258,6 +261,30 @@ def test_bad_calls(options: dict[str, Any], kind: type[Exception], message: str)
     with pytest.raises(kind) as error:
         simulate(Logits(), FURL, DATA, **options)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": Logits}, "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>."),
+        ({"method": "furl"}, "method must be a method, e.g. fedkeep.methods.fedavg(); got 'furl'."),
+        ({"data": [1]}, "data must be a data set, e.g. fedkeep.FederatedData.from_columns(...); got [1]."),
+    ],
+)
+def test_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulate(**{"model": Logits(), "method": FURL, "data": DATA, **given}, rounds=1)
+    assert str(error.value) == message
+
+
+def test_data_without_the_column_of_the_loss() -> None:
+    data = FederatedData.from_columns(["a"] * 3, {"x": np.ones((3, 3)), "labels": [0, 1, 2]}, ["train"] * 3)
+    with pytest.raises(MethodError) as error:
+        simulate(Logits().double(), FURL, data, rounds=1)
+    assert str(error.value) == (
+        "The loss wants the column 'label'; the data have ['labels', 'x']. Did you mean 'labels'? Name it so, or say in "
+        "the loss which column it is."
+    )
 
 
 def test_other_words_are_refused() -> None:

@@ -48,7 +48,7 @@ def as_columns(columns: Mapping[str, Column], rows: int | None = None) -> dict[s
 
 
 def _as_column(name: str, column: Column) -> Column:
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise DataError(
             f"A column's name must be a valid argument name, as a model's forward takes it; got {name!r}."
         )

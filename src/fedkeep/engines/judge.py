@@ -19,7 +19,7 @@ from fedkeep.engines.base import defaults
 from fedkeep.engines.local import MODEL_ERRORS, failed, float_type, load_batch
 from fedkeep.engines.pooled import WithClient
 from fedkeep.methods import Method
-from fedkeep.methods.terms import check_regression, output_of
+from fedkeep.methods.terms import check_regression, label_of, output_of
 from fedkeep.metrics import auc
 from fedkeep.store import PrivateStore
 
@@ -215,7 +215,7 @@ def groups(data: FederatedData, clients: Sequence[int], split: str) -> Iterator[
 
 def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray) -> tuple[np.ndarray, ...]:
     out = output_of(output, task.name).double()
-    label = batch[task.label]
+    label = label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
     out, label, client = out[known], label[known], owner[known.cpu().numpy()]
     if task.kind == "regression":

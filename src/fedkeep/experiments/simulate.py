@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import datetime
+import math
 import operator
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,6 +181,9 @@ def simulate(
     Raises:
         FedkeepError: with what was wanted, what was got and what to do.
     """
+    check_kind("model", model, nn.Module, "a torch.nn.Module")
+    check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
+    check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
     seed, cohort = operator.index(seed), operator.index(cohort)
     rounds = None if rounds is None else operator.index(rounds)
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
@@ -454,6 +459,12 @@ class _Simulation:
         }
 
 
+def check_kind(name: str, given: object, kind: type, wanted: str) -> None:
+    """Raise ConfigError unless an argument is of a kind."""
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} must be {wanted}; got {textwrap.shorten(repr(given), 80)}.")
+
+
 def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of clients in federation and of those held out of it.
 
@@ -482,6 +493,8 @@ def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> in
     """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
     if (rounds is None) == (epochs is None):
         raise ConfigError("Give either rounds or epochs.")
+    if epochs is not None and not math.isfinite(epochs):
+        raise ConfigError(f"epochs must be a number of at least 0; got {epochs}.")
     wanted = rounds if rounds is not None else round(float(epochs or 0) * per_epoch)
     if wanted < 0:
         raise ConfigError(f"rounds must be at least 0; got {wanted}.")

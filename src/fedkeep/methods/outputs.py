@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.terms import CrossEntropy, Sum, Term, example_mean
+from fedkeep.methods.terms import CrossEntropy, Sum, Term, example_mean, label_of
 
 
 class _Output(Net):
@@ -75,7 +75,7 @@ class NegativeLogLikelihood(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
-        chosen = net(params, batch).gather(1, batch[self.label].unsqueeze(1)).squeeze(1)
+        chosen = net(params, batch).gather(1, label_of(batch, self.label).unsqueeze(1)).squeeze(1)
         return example_mean(-chosen, batch.get("weight"))
 
 

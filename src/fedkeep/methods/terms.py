@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 
@@ -163,7 +163,7 @@ class CrossEntropy(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         logits = output_of(net(params, batch), self.task)
-        label = batch[self.label]
+        label = label_of(batch, self.label)
         weight = batch.get("weight")
         if self.task is None:
             if weight is None:
@@ -198,7 +198,7 @@ class SquaredError(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         out = output_of(net(params, batch), self.task)
-        label = batch[self.label].to(out.dtype)
+        label = label_of(batch, self.label).to(out.dtype)
         check_regression(out, label)
         keep = None if self.task is None else ~torch.isnan(label)
         return example_mean(
@@ -227,6 +227,20 @@ class L2Penalty(Term):
                 f"The penalty's pattern {self.pattern!r} matches no parameter; they are {list(params)}."
             )
         return 0.5 * torch.stack([(v**2).sum() for v in chosen]).sum()
+
+
+def label_of(batch: Batch, column: str) -> Tensor:
+    """Return the column that a loss compares with.
+
+    Raises:
+        MethodError: the batch lacks it.
+    """
+    if column not in batch:
+        raise MethodError(
+            f"The loss wants the column {column!r}; the data have {sorted(batch)}.{did_you_mean(column, batch)} Name "
+            f"it so, or say in the loss which column it is."
+        )
+    return batch[column]
 
 
 def check_regression(output: Tensor, label: Tensor) -> None:
