@@ -277,6 +277,26 @@ def test_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:
     assert str(error.value) == message
 
 
+def test_a_device_by_torchs_name() -> None:
+    runs = [
+        simulate(Logits(), FURL, DATA, rounds=1, cohort=2, device=d) for d in ("cpu", torch.device("cpu"))
+    ]
+    assert runs[1].device == "cpu"
+    assert same_bits(runs[0].server, runs[1].server)
+
+
+def test_a_model_that_returns_no_tensor() -> None:
+    class Pair(Logits):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x), x  # type: ignore[return-value]
+
+    with pytest.raises(MethodError) as error:
+        simulate(Pair().double(), FURL, DATA, rounds=1)
+    assert str(error.value) == (
+        "The model returned a tuple; the loss wants a tensor, or a dict of tensors by task."
+    )
+
+
 def test_data_without_the_column_of_the_loss() -> None:
     data = FederatedData.from_columns(["a"] * 3, {"x": np.ones((3, 3)), "labels": [0, 1, 2]}, ["train"] * 3)
     with pytest.raises(MethodError) as error:

@@ -156,6 +156,32 @@ def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"optimizer": "sgd"},
+            "optimizer must be one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1); got 'sgd'.",
+        ),
+        (
+            {"loss": len},
+            "loss must be a term, e.g. fedkeep.methods.terms.cross_entropy(); got <built-in function len>.",
+        ),
+        (
+            {"server_optimizer": torch.optim.SGD},
+            (
+                "server_optimizer must be one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1); got <class "
+                "'torch.optim.sgd.SGD'>."
+            ),
+        ),
+    ],
+)
+def test_what_is_of_another_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        fedavg(**options)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"phases": ()}, "Method 'fedavg' has no phase: a round would train nothing."),
         ({"weighting": "size"}, "weighting must be 'examples' or 'uniform'; got 'size'."),
         ({"private_scale": 2}, "private_scale must be 1 or 'fedavg'; got 2."),

@@ -1,14 +1,17 @@
-"""Descriptions of values as plain data: for a run's file, and to tell whether two settings are the same."""
+"""Descriptions of values as plain data: for a run's file, and to tell whether settings are the same, or of a kind."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedkeep.core.errors import ConfigError
 
 
 def describe(value: Any) -> Any:
@@ -43,3 +46,9 @@ def differences(wanted: Any, got: Any, path: str = "") -> list[str]:
             lines += differences(wanted.get(key), got.get(key), f"{path}.{key}" if path else str(key))
         return lines
     return [] if wanted == got else [f"{path}: {got!r} in the run, {wanted!r} now"]
+
+
+def check_kind(name: str, given: object, kind: type, wanted: str) -> None:
+    """Raise ConfigError unless an argument is of a kind, which ``wanted`` says in words."""
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} must be {wanted}; got {textwrap.shorten(repr(given), 80)}.")

@@ -7,17 +7,17 @@ import datetime
 import math
 import operator
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedkeep.core.allocator import tune_allocator
-from fedkeep.core.describe import describe, digest
+from fedkeep.core.describe import check_kind, describe, digest
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.net import Net
@@ -130,7 +130,7 @@ def simulate(
     seed: int = 0,
     engine: str = "auto",
     workers: int | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     epochs: float | None = None,
@@ -188,7 +188,7 @@ def simulate(
     rounds = None if rounds is None else operator.index(rounds)
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
-        model, method, data, rounds, epochs, cohort, seed, engine, workers, device, sampling, evaluate_every,
+        model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
         evaluate_shared, hold_out, on_nonfinite, private, name, config, config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
@@ -457,12 +457,6 @@ class _Simulation:
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
         }
-
-
-def check_kind(name: str, given: object, kind: type, wanted: str) -> None:
-    """Raise ConfigError unless an argument is of a kind."""
-    if not isinstance(given, kind):
-        raise ConfigError(f"{name} must be {wanted}; got {textwrap.shorten(repr(given), 80)}.")
 
 
 def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
@@ -20,6 +21,7 @@ from fedkeep.split import Split
 
 Predict = Callable[[Net, Params, Batch], Any]
 Patterns = str | tuple[str, ...] | list[str]
+OPTIMIZERS = "one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1)"
 
 
 def forward(net: Net, params: Params, batch: Batch) -> Any:
@@ -88,6 +90,8 @@ class Phase:
     by_client: bool = False
 
     def __post_init__(self) -> None:
+        check_kind("loss", self.loss, Term, "a term, e.g. fedkeep.methods.terms.cross_entropy()")
+        check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
         if self.repeats < 1:
             raise MethodError(f"repeats must be at least 1; got {self.repeats}.")
         if self.epochs < 0 or (self.steps is not None and self.steps < 0):
@@ -185,6 +189,7 @@ class Method:
         ):
             if getattr(self, name) not in allowed:
                 raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+        check_kind("server_optimizer", self.server_optimizer, Optimizer, OPTIMIZERS)
         if self.turns == "batches" and len({_schedule_of(p) for p in self.phases}) > 1:
             raise MethodError(
                 f"The phases of {self.name!r} take turns on every mini-batch, so they must agree in epochs, steps, "

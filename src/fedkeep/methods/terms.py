@@ -259,8 +259,12 @@ def output_of(output: Any, task: str | None) -> Tensor:
             raise MethodError(
                 f"The model returns outputs for {sorted(output)}; the loss asks for task {task!r}."
             )
-        return output[task]  # type: ignore[no-any-return]
-    return output  # type: ignore[no-any-return]
+        output = output[task]
+    if not isinstance(output, Tensor):
+        raise MethodError(
+            f"The model returned a {type(output).__name__}; the loss wants a tensor, or a dict of tensors by task."
+        )
+    return output
 
 
 def cross_entropy(label: str = "label", task: str | None = None, smoothing: float = 0.0) -> Term:
