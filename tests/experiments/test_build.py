@@ -528,8 +528,8 @@ def test_models_within_a_model() -> None:
             "model.global_expert.kind: wanted a name; got 3.",
         ),
         (
-            {"kind": "gate", "network": {"kind": "linear", "features": 3, "classes": 1}},
-            "model.network: wanted CNN; got Linear.",
+            {"kind": "gate", "network": 3},
+            "model.network: wanted Module; got 3.",
         ),
     ],
 )  # fmt: skip
