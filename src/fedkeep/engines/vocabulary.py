@@ -115,7 +115,7 @@ def local_tables(
             size = len(params[parameter])
             every = torch.arange(size)
             values = ids.take(read).values
-            check_ids(values, column, parameter, size)
+            check_in_table(values, column, parameter, size)
             leaving = values if read is opted_in else ids.take(opted_in).values
             found[column] = (every, every) if mode == "whole" else _used(values, leaving, size)
         tables.append(LocalTable(parameter, column, *found[column]))
@@ -140,7 +140,7 @@ def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.
     return rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
 
 
-def check_ids(ids: np.ndarray, column: str, parameter: str, size: int) -> None:
+def check_in_table(ids: np.ndarray, column: str, parameter: str, size: int) -> None:
     """Raise DataError at an id that a table has no row for."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         wrong = int(ids.min() if ids.min() < 0 else ids.max())
