@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedkeep import methods, simulate
-from fedkeep.engines import Auto, AutoDevice, Choice, Sequential, Server, Workers, auto, choose, run_round
+from fedkeep.engines import AutoDevice, Choice, Measured, Sequential, Server, Workers, auto, choose, run_round
 from fedkeep.engines.auto import one_thread
 from fedkeep.engines.pool import start_method
 from fedkeep.experiments.engine import make_engine
@@ -22,44 +22,41 @@ from tests.tiny import Logits, bits, classes, everyone, job, same_bits
 FURL = methods.furl("user", batch_size=4)
 DATA = classes(kind="f4")
 FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not forked here")
-ENGINES = ("sequential", "workers", "pooled")
 
 
 @pytest.mark.parametrize(
-    ("device", "cohort", "workers", "engines", "expected"),
+    ("device", "cohort", "workers", "expected"),
     [
-        ("cpu", 10, 2, ENGINES, None),
-        ("cpu", 1, 8, ENGINES, Choice("sequential", "a round has one client")),
-        ("cpu", 10, 1, ENGINES, Choice("sequential", "there is one core to use")),
-        ("cuda:1", 10, 8, ENGINES, Choice("sequential", "the device is cuda")),
-        ("cuda", 1, 1, (*ENGINES, "vectorised"), Choice("vectorised", "the device is cuda")),
+        ("cpu", 10, 2, None),
+        ("cpu", 1, 8, Choice("sequential", "a round has one client")),
+        ("cpu", 10, 1, Choice("sequential", "there is one core to use")),
+        ("cuda", 1, 1, Choice("vectorised", "the device is cuda")),
+        ("mps:0", 10, 8, Choice("vectorised", "the device is mps")),
     ],
 )
-def test_what_is_known_beforehand(
-    device: str, cohort: int, workers: int, engines: Any, expected: Any
-) -> None:
-    assert choose(device, cohort, workers, engines) == expected
+def test_what_is_known_beforehand(device: str, cohort: int, workers: int, expected: Choice | None) -> None:
+    assert choose(device, cohort, workers) == expected
 
 
 def test_where_processes_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's script without a guard of __main__ would be run again in each of them, so only on demand."""
     monkeypatch.setattr(auto, "start_method", lambda: "spawn")
     monkeypatch.setattr(auto, "available_cores", lambda: 4)
-    assert choose("cpu", 10, None, ENGINES) == Choice(
+    assert choose("cpu", 10, None) == Choice(
         "sequential", "processes cannot be forked here; workers=N starts them anew"
     )
-    assert choose("cpu", 10, 2, ENGINES) is None
+    assert choose("cpu", 10, 2) is None
     monkeypatch.setattr(auto, "available_cores", lambda: 1)
-    assert choose("cpu", 10, None, ENGINES) == Choice("sequential", "there is one core to use")
+    assert choose("cpu", 10, None) == Choice("sequential", "there is one core to use")
 
 
 def test_a_daemon_trains_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    assert choose("cpu", 10, 8, ENGINES) == Choice("sequential", "a daemon process may not start others")
+    assert choose("cpu", 10, 8) == Choice("sequential", "a daemon process may not start others")
 
 
-def measured(first: float, others: list[float], workers: int = 4, cohort: int = 10) -> Auto:
-    engine = Auto(100, cohort, Workers(workers, start="fork"))
+def measured(first: float, others: list[float], workers: int = 4, cohort: int = 10) -> Measured:
+    engine = Measured(100, cohort, Workers(workers, start="fork"))
     for seconds in (first, *others):
         engine._measured(seconds)
     return engine
@@ -103,13 +100,13 @@ def test_the_result_does_not_depend_on_when_it_changes_over(
 ) -> None:
     """In the middle of a round, at its start, or never."""
     found = []
-    for engine in (Sequential(), Auto(3, 4, Workers(2))):
+    for engine in (Sequential(), Measured(3, 4, Workers(2))):
         monkeypatch.setattr(engine, "_pays", lambda left, e=engine: e.trained >= change, raising=False)
         work = job(Logits(), FURL, DATA)
         server = Server(FURL.split.federated(work.net.initial()))
         reports = [run_round(work, engine, server, [0, 3, 5, 2]) for _ in range(3)]
         found.append((server.params, everyone(work.store, 6), [r.loss for r in reports]))
-        if isinstance(engine, Auto):
+        if isinstance(engine, Measured):
             assert engine.trained == min(change, 12)
             assert (engine.workers._pool is not None) == (change < 12)
         engine.close()

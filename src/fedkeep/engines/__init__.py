@@ -1,6 +1,6 @@
 """The local run, the round, and the engines that run a cohort."""
 
-from fedkeep.engines.auto import Auto, AutoDevice, Choice, choose
+from fedkeep.engines.auto import Auto, AutoDevice, Choice, Measured, choose
 from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.cores import available_cores
@@ -21,6 +21,7 @@ __all__ = [
     "Job",
     "Judgement",
     "LocalResult",
+    "Measured",
     "Pooled",
     "RoundReport",
     "RunningMean",

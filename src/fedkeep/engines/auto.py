@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from fedkeep.engines.client import ClientResult, collect, train_client
 from fedkeep.engines.cores import available_cores
 from fedkeep.engines.pool import start_method
 from fedkeep.engines.sequential import Sequential
+from fedkeep.engines.small import as_one_program
 from fedkeep.engines.vectorised import Vectorised
 from fedkeep.engines.workers import Workers
 
@@ -37,18 +38,17 @@ class Choice:
     reason: str
 
 
-def choose(device: str, cohort: int, workers: int | None, engines: Collection[str]) -> Choice | None:
-    """Return the engine for a run, where that is known before anything is computed; None: measure (``Auto``).
+def choose(device: str, cohort: int, workers: int | None) -> Choice | None:
+    """Return the engine for clients that aren't small, where it is known beforehand; None: measure (``Measured``).
 
     Args:
         device: where to compute.
         cohort: clients a round.
         workers: how many processes there may be, if the user says so; None: as many as there are cores.
-        engines: the names of those there are.
     """
     kind = torch.device(device).type
     if kind != "cpu":
-        return Choice("vectorised" if "vectorised" in engines else "sequential", f"the device is {kind}")
+        return Choice("vectorised", f"the device is {kind}")
     if cohort == 1:
         return Choice("sequential", "a round has one client")
     if (workers or available_cores()) == 1:
@@ -62,6 +62,54 @@ def choose(device: str, cohort: int, workers: int | None, engines: Collection[st
 
 
 class Auto:
+    """Trains small clients in large cohorts as one tensor program, and others with another engine.
+
+    The program computes with one thread: more would only wait for each other, and the bits shall not depend on them.
+
+    Args:
+        cohort: clients a round.
+        other: trains what isn't small.
+        reason: why it is this one, unless it says so itself.
+    """
+
+    def __init__(self, cohort: int, other: Measured | Sequential, reason: str = "") -> None:
+        self.cohort, self.other, self.reason = cohort, other, reason
+        self._program: Vectorised | None = None
+        self._why = ""
+        self._job: Job | None = None
+
+    @property
+    def name(self) -> str:
+        """The engine in use."""
+        return self.choice.name
+
+    @property
+    def choice(self) -> Choice:
+        """The engine in use, and why."""
+        if self._program is not None:
+            return Choice(self._program.name, self._why)
+        return self.other.choice if isinstance(self.other, Measured) else Choice(self.other.name, self.reason)
+
+    def run_cohort(
+        self, job: Job, received: Params, clients: list[int], round: int, progress: float
+    ) -> CohortResult:
+        """Train the clients from ``received`` and their own private values."""
+        if job is not self._job:
+            with one_thread():
+                why = as_one_program(job, self.cohort)
+            self._job, self._why = job, why or ""
+            self._program = Vectorised() if why else None
+        if self._program is None:
+            return self.other.run_cohort(job, received, clients, round, progress)
+        with one_thread():
+            return self._program.run_cohort(job, received, clients, round, progress)
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        self.other.close()
+
+
+class Measured:
     """Trains one client after the other, until workers would save more time than it takes to start them.
 
     It computes with one thread either way, so the result does not depend on when it changes over, or if it does.

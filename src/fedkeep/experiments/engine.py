@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.engines import Auto, AutoDevice, Engine, Pooled, Sequential, Vectorised, Workers, choose
+from fedkeep.engines import (
+    Auto,
+    AutoDevice,
+    Engine,
+    Measured,
+    Pooled,
+    Sequential,
+    Vectorised,
+    Workers,
+    choose,
+)
 from fedkeep.engines.workers import check_device
 
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -37,10 +47,9 @@ def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds
         return Workers(workers), ""
     if name != "auto":
         return ENGINES[name](), ""
-    side_by_side = Workers(workers)
-    choice = choose(device, cohort, workers, ENGINES)
+    choice = choose(device, cohort, workers)
     if choice is None:
-        return Auto(rounds, cohort, side_by_side), ""
+        return Auto(cohort, Measured(rounds, cohort, Workers(workers))), ""
     if choice.name == "vectorised":
         return AutoDevice(choice), ""
-    return ENGINES[choice.name](), choice.reason
+    return Auto(cohort, Sequential(), choice.reason), ""

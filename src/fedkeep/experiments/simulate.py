@@ -156,8 +156,8 @@ def simulate(
         seed: everything random follows from it.
         engine: ``"auto"`` (the fastest of the following here), ``"sequential"`` (one client after the other),
             ``"workers"`` (clients side by side in processes of one thread each), ``"vectorised"`` (clients side by
-            side as one tensor program, for a GPU), or ``"pooled"`` (centralised training: each round is one pass over
-            all clients' pooled examples; ``cohort`` is not used).
+            side as one tensor program, for a GPU or small clients), or ``"pooled"`` (centralised training: each round
+            is one pass over all clients' pooled examples; ``cohort`` is not used).
         workers: how many processes at most, for ``"workers"`` and ``"auto"``; by default the physical cores that this
             process may use. The result doesn't depend on it.
         device: e.g. ``"cpu"`` or ``"cuda"``.

@@ -1,0 +1,212 @@
+"""Which jobs are so small that ``auto`` trains them as one tensor program, and that it does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Phase, adam, methods, sgd, simulate
+from fedkeep.core.errors import MethodError
+from fedkeep.engines import Vectorised, auto, run_round
+from fedkeep.engines.small import as_one_program, width
+from fedkeep.methods import EarlyStopping
+from fedkeep.models import BagOfWords
+from tests.engines.test_auto import Judged
+from tests.tiny import Logits, classes, everyone, job, same_bits, texts
+
+FURL = methods.furl("user", batch_size=4)
+MANY = classes(counts=[8] * 30, kind="f4")
+
+
+@pytest.mark.parametrize(
+    ("counts", "epochs", "cohort", "expected"),
+    [
+        ([8] * 6, 1, 6, 6.0),  # two steps, all six in each
+        ([8] * 6, 3, 6, 6.0),
+        ([8] * 6, 1, 2, 2.0),
+        ([8] * 6, 1, 100, 6.0),  # there are no more than six
+        ([4, 4, 4, 16], 1, 4, 7 / 4),  # three are through when the fourth has three more
+        ([5, 6, 7, 4], 1, 4, 7 / 4),  # one full step of all, then mini-batches of 1, 2 and 3 apart
+        ([5, 5, 7, 7], 2, 4, 16 / 6),  # each pass: one of all, one of two, one of the other two
+        ([0, 0, 8, 8], 1, 2, 2.0),  # who has no examples takes no step
+        ([8], 1, 1, 1.0),
+        ([4, 40, 4, 4], 1, 2, 1.0 * 11 / 10),  # of 4 4 4 40 those at one and three quarters: 4 and 40
+    ],
+)
+def test_width_by_hand(counts: list[int], epochs: int, cohort: int, expected: float) -> None:
+    method = methods.furl("user", batch_size=4, epochs=epochs)
+    assert width(job(Logits(), method, classes(counts=counts)), cohort) == pytest.approx(expected)
+
+
+def test_every_phase_counts() -> None:
+    """Eight mini-batches of one phase, two of the other: 30 + 60 steps alone, in 1 + 2 together."""
+    method = replace(
+        FURL, phases=(Phase(trains="private", batch_size=8), Phase(trains="federated", batch_size=4))
+    )
+    assert width(job(Logits(), method, MANY), 30) == 30.0
+    data = classes(counts=[8] * 15 + [4] * 15)
+    assert width(job(Logits(), method, data), 30) == pytest.approx((30 + 45) / (2 + 2))
+
+
+class Wide(nn.Module):
+    """A small input and output, and much between them."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.user = nn.Parameter(torch.zeros(hidden))
+        self.front, self.back = nn.Linear(3, hidden), nn.Linear(hidden, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.back(torch.relu(self.front(x) + self.user))
+        return logits
+
+
+STOPPING = replace(
+    FURL, phases=(Phase(trains="all", batch_size=4, epochs=2, early_stopping=EarlyStopping(patience=1)),)
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "cohort", "chosen"),
+    [
+        (Logits(), FURL, 30, True),
+        (Logits(), FURL, 9, False),  # nine step at once
+        (Logits(), FURL, 10, True),
+        (Wide(100), FURL, 30, True),
+        (Wide(20_000), FURL, 30, False),  # 640 kB of parameters
+        (Wide(6_000), FURL, 30, False),  # 190 kB, but with gradients and activations 900
+        (Logits(), STOPPING, 30, False),
+        (Logits(), methods.furl("user", batch_size=4, loss=Judged()), 30, False),
+    ],
+)
+def test_what_is_small(model: nn.Module, method: Any, cohort: int, chosen: bool) -> None:
+    reason = as_one_program(job(model, method, MANY), cohort)
+    assert (reason is not None) == chosen
+    if chosen:
+        assert reason == f"clients are small, and of {cohort} about {cohort} take each step at once"
+
+
+def test_a_large_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stacked copies of it, to see if vmap can, would take time and memory for nothing."""
+    monkeypatch.setattr(Vectorised, "suits", lambda _: pytest.fail("tried"))
+    assert as_one_program(job(Wide(20_000), FURL, MANY), 30) is None
+    assert as_one_program(job(Logits(), FURL, MANY), 9) is None
+
+
+def test_moments_count() -> None:
+    """Adam keeps two numbers for each parameter."""
+    for optimizer, chosen in ((sgd(0.1), True), (adam(0.1), False)):
+        work = job(Wide(2_000), methods.furl("user", batch_size=4, optimizer=optimizer), MANY)
+        assert (as_one_program(work, 30) is not None) == chosen
+
+
+def test_of_a_large_table_the_rows_in_use_count() -> None:
+    """A table of 1.6 MB, of which a client's texts use some rows."""
+    data = texts(counts=[8] * 30, vocabulary=100_000)
+    work = job(
+        BagOfWords(100_000, 3, embedding_dim=4), methods.fedavg(batch_size=4, optimizer=sgd(0.1)), data
+    )
+    assert as_one_program(work, 30) is not None
+    decaying = methods.fedavg(batch_size=4, optimizer=sgd(0.1, weight_decay=0.1))  # moves all rows
+    assert as_one_program(replace(work, method=decaying), 30) is None
+
+
+def test_nobody_has_examples() -> None:
+    assert as_one_program(job(Logits(), FURL, classes(counts=[0] * 30)), 30) is None
+
+
+class Failing(Logits):
+    """Looks up a row that is not there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fail."""
+        return super().forward(x) + nn.functional.embedding(torch.tensor([7]), torch.zeros(5, 3))
+
+
+def test_a_model_that_fails_is_named_by_training() -> None:
+    """The check computes too, for clients who are nobody's fault; the error is that of the client whose turn it is."""
+    with pytest.raises(
+        MethodError, match=r"Client 'user-\d+', round 0: the model failed on a batch of 4 examples"
+    ):
+        simulate(Failing(), FURL, MANY, rounds=1, cohort=20)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2])
+def test_auto_trains_small_clients_together(
+    workers: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one thread, whatever is set: the bits of ``vectorised`` so."""
+    options: Any = {"rounds": 3, "cohort": 20, "out": tmp_path / "run"}
+    seen = []
+
+    def spy(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return train(*arguments)
+
+    train = Vectorised.run_cohort
+    monkeypatch.setattr(Vectorised, "run_cohort", spy)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = simulate(Logits(), FURL, MANY, engine="vectorised", rounds=3, cohort=20)
+    torch.set_num_threads(2)
+    try:
+        run = simulate(Logits(), FURL, MANY, engine="auto", workers=workers, **options)
+        assert torch.get_num_threads() == 2
+        assert seen == [1] * 6
+    finally:
+        torch.set_num_threads(before)
+    assert run.engine == "vectorised"
+    assert run.engine_reason == "clients are small, and of 20 about 20 take each step at once"
+    assert same_bits(run.server, expected.server)
+    assert same_bits(everyone(run.private, 30), everyone(expected.private, 30))
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["engine"], info["engine_reason"]) == (run.engine, run.engine_reason)
+
+
+def test_it_is_asked_once_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(work: Any, cohort: int) -> str | None:
+        asked.append((work, cohort))
+        return as_one_program(work, cohort)
+
+    monkeypatch.setattr(auto, "as_one_program", spy)
+    engine = auto.Auto(20, auto.Sequential(), "there is one core to use")
+    assert engine.choice == auto.Choice("sequential", "there is one core to use")
+    first, second = job(Logits(), FURL, MANY), job(Logits(), STOPPING, MANY)
+    federated = FURL.split.federated(first.net.initial())
+    for work in (first, first, second):
+        engine.run_cohort(work, federated, list(range(20)), 0, 0.0)
+        expected = "vectorised" if work is first else "sequential"
+        assert engine.name == expected
+    assert asked == [(first, 20), (second, 20)]
+    assert engine.choice.reason == "there is one core to use"
+    engine.close()
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = simulate(Logits(), FURL, MANY, rounds=4, cohort=20)
+    options: Any = {"rounds": 4, "cohort": 20, "out": tmp_path / "run"}
+
+    def stopped(*arguments: Any) -> Any:
+        if arguments[2].round == 2:
+            raise KeyboardInterrupt
+        return run_round(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedkeep.experiments.simulate.run_round", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(Logits(), FURL, MANY, **options)
+    run = simulate(Logits(), FURL, MANY, resume=True, **options)
+    assert run.engine == "vectorised"
+    assert same_bits(run.server, expected.server)
+    assert same_bits(everyone(run.private, 30), everyone(expected.private, 30))
