@@ -87,6 +87,19 @@ def test_speed(page: Path) -> None:
             check(f"{name}, {cohort}", cell, [r[f"ratio_to_{over or contender}"] for r in best if r])
 
 
+def test_small_clients() -> None:
+    """Each number is the least or the greatest of the models' medians."""
+    body = table(MEASURED, lambda t: t[0] == ["what", "measured", "command"])
+    (cell,) = [row[1] for row in body if row[0].startswith("a round of small clients")]
+    shown = dict(re.findall(r"[Cc]ohort (\d+): ([\d.; to]+\d)", cell))
+    cases = results("small")["cases"]
+    assert {int(cohort) for cohort in shown} == {case["cohort"] for case in cases}
+    for cohort, numbers in shown.items():
+        found = [case["auto_over"] for case in cases if case["cohort"] == int(cohort)]
+        medians = [[case[other]["median"] for case in found] for other in ("plain", "workers", "sequential")]
+        check(f"cohort {cohort}", numbers, [edge(of) for of in medians for edge in (min, max)])
+
+
 FURL = {
     "Global FL, the paper's recipe": "Global FL, paper's recipe",
     "Global FL, the paper's recipe (plain FedAvg)": "Global FL, paper's recipe",
