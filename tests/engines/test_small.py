@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
-from fedkeep.engines import Vectorised, auto, run_round
+from fedkeep.engines import Vectorised, auto, run_round, small
 from fedkeep.engines.small import as_one_program, width
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords
@@ -116,6 +116,12 @@ def test_of_a_large_table_the_rows_in_use_count() -> None:
     assert as_one_program(work, 30) is not None
     decaying = methods.fedavg(batch_size=4, optimizer=sgd(0.1, weight_decay=0.1))  # moves all rows
     assert as_one_program(replace(work, method=decaying), 30) is None
+
+
+def test_of_a_huge_cohort_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "ENOUGH", 12)
+    reason = as_one_program(job(Logits(), FURL, MANY), 100_000)
+    assert reason == "clients are small, and of 12 about 12 take each step at once"
 
 
 def test_nobody_has_examples() -> None:

@@ -22,6 +22,8 @@ SMALL = 320 << 10
 """A client is small if training takes at most so many bytes: its share of a core's cache."""
 WIDE = 10.0
 """Clients that must step at once on average: a stacked step costs about as much as five of one client's."""
+ENOUGH = 256
+"""Clients of a cohort that are looked at; of so many small ones memory holds about as many at once."""
 
 
 def as_one_program(job: Job, cohort: int) -> str | None:
@@ -35,6 +37,7 @@ def as_one_program(job: Job, cohort: int) -> str | None:
     try:
         if _trained_bytes(job, int(np.argmax(counts))) > SMALL:
             return None
+        cohort = min(cohort, ENOUGH)
         wide = width(job, cohort)
         if wide < WIDE or Vectorised.suits(job) is not None or room(job) < CPU_BYTES // SMALL:
             return None
