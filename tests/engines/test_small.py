@@ -68,6 +68,14 @@ class Wide(nn.Module):
         return logits
 
 
+class Renormed(Logits):
+    """Calls an operation that vmap runs client by client, with a warning."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return super().forward(torch.renorm(x, 2, 0, 1.0))
+
+
 STOPPING = replace(
     FURL, phases=(Phase(trains="all", batch_size=4, epochs=2, early_stopping=EarlyStopping(patience=1)),)
 )
@@ -83,6 +91,7 @@ STOPPING = replace(
         (Wide(20_000), FURL, 30, False),  # 640 kB of parameters
         (Wide(6_000), FURL, 30, False),  # 190 kB, but with gradients and activations 900
         (Logits(), STOPPING, 30, False),
+        (Renormed(), FURL, 30, False),
         (Logits(), methods.furl("user", batch_size=4, loss=Judged()), 30, False),
     ],
 )

@@ -7,6 +7,8 @@ cohort, never from a clock, so that a run gives the same bits again. ``benchmark
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from fedkeep.core.errors import FedkeepError
@@ -39,7 +41,7 @@ def as_one_program(job: Job, cohort: int) -> str | None:
             return None
         cohort = min(cohort, ENOUGH)
         wide = width(job, cohort)
-        if wide < WIDE or Vectorised.suits(job) is not None or room(job) < CPU_BYTES // SMALL:
+        if wide < WIDE or not _suits(job) or room(job) < CPU_BYTES // SMALL:
             return None
     except FedkeepError:
         return None  # the model does not fit the data: training says so, and for which client
@@ -66,6 +68,14 @@ def width(job: Job, cohort: int) -> float:
         alone += sum(map(len, plans))
         together += sum(1 for _ in lockstep(plans, phase.batch_size))
     return alone / max(together, 1)
+
+
+def _suits(job: Job) -> bool:
+    """Tell whether a job can be trained as one tensor program without an operation that is called for each client."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        reason = Vectorised.suits(job)
+    return reason is None and not any("batching rule" in str(each.message) for each in said)
 
 
 def _trained_bytes(job: Job, client: int) -> int:
