@@ -600,6 +600,7 @@ DAEMON = (
         (bad_parent, DAEMON),
         (simulated(engine="workers", workers=0), "workers must be at least 1; got 0."),
         (simulated(workers=-1), "workers must be at least 1; got -1."),
+        (simulated(workers=0, cohort=1), "workers must be at least 1; got 0."),
         (
             simulated(engine="pooled", workers=2),
             "workers=2 is for engine='workers' or 'auto'; the engine is 'pooled'.",

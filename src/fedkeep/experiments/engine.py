@@ -47,9 +47,10 @@ def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds
         return Workers(workers), ""
     if name != "auto":
         return ENGINES[name](), ""
+    side_by_side = Workers(workers)
     choice = choose(device, cohort, workers)
     if choice is None:
-        return Auto(cohort, Measured(rounds, cohort, Workers(workers))), ""
+        return Auto(cohort, Measured(rounds, cohort, side_by_side)), ""
     if choice.name == "vectorised":
         return AutoDevice(choice), ""
     return Auto(cohort, Sequential(), choice.reason), ""
