@@ -55,7 +55,9 @@ class Ours:
         method, net = method_of(of), Net(module.to(device))
         initial = net.initial()
         store = MemoryStore(Default(method.split.personal(initial), method.private_init))
-        self.job = Job(method, net, federated(of.data()), store, seed=SEED, device=device)
+        self.job = Job(
+            method, net, federated(of.data()), store, SEED, device, keep_uploads=False
+        )  # as ``simulate``
         self.server = Server(method.split.federated(initial))
         self.engine = engine
 

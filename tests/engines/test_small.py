@@ -105,7 +105,9 @@ def test_what_is_small(model: nn.Module, method: Any, cohort: int, chosen: bool)
 def test_a_large_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stacked copies of it, to see if vmap can, would take time and memory for nothing."""
     monkeypatch.setattr(Vectorised, "suits", lambda _: pytest.fail("tried"))
-    assert as_one_program(job(Wide(20_000), FURL, MANY), 30) is None
+    assert (
+        as_one_program(job(Wide(4_000), FURL, MANY), 30) is None
+    )  # 128 kB, and as much for gradients and updates
     assert as_one_program(job(Logits(), FURL, MANY), 9) is None
 
 

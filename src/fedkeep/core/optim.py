@@ -94,6 +94,11 @@ class Optimizer:
         """Whether a value whose gradient is zero stays where it is, and leaves no trace in the state."""
         return self.kind == "sgd" and not (self.momentum or self.weight_decay or self.bounds)
 
+    @property
+    def moments(self) -> int:
+        """How many numbers it keeps for each parameter: momentum's is one, Adam's are two."""
+        return int(self.momentum > 0) if self.kind == "sgd" else 2
+
     def init(self) -> OptimizerState:
         """Return the state before the first step."""
         return OptimizerState()

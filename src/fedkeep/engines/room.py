@@ -66,8 +66,7 @@ def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
         batch = one.examples.batch(step)
         batch |= {n: F.pad(batch[n], (0, max(0, size - batch[n].shape[-1]))) for n, size in longest.items()}
         saved = _saved(partial(phase.gradients, step, slice(0, 1), batch))
-        optimizer = phase.phase.optimizer
-        moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
+        moments = phase.phase.optimizer.moments
         trained = nbytes({n: one.params[n] for n in phase.names})
         # Gradients and what the step needs for work; and as much as was saved once more, while gradients flow back.
         needed = max(needed, (2 + moments) * trained + 2 * saved)

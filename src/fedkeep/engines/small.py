@@ -37,7 +37,7 @@ def as_one_program(job: Job, cohort: int) -> str | None:
     """
     counts = job.data.counts("train")
     try:
-        if _trained_bytes(job, int(np.argmax(counts))) > SMALL:
+        if _least_bytes(job, int(np.argmax(counts))) > SMALL:
             return None
         cohort = min(cohort, ENOUGH)
         wide = width(job, cohort)
@@ -78,11 +78,19 @@ def _suits(job: Job) -> bool:
     return reason is None and not any("batching rule" in str(each.message) for each in said)
 
 
-def _trained_bytes(job: Job, client: int) -> int:
-    """Return the bytes of what a client trains, but for the rows of tables, of which it takes its own alone."""
-    initial, split = job.net.initial(), job.method.split
+def _least_bytes(job: Job, client: int) -> int:
+    """Return the bytes that training a client takes at least: what it trains, gradients and moments.
+
+    Of tables a client takes its own rows alone; these are left out. Costs next to nothing, where ``room`` computes.
+    """
+    initial, method = job.net.initial(), job.method
     rows = train_rows(job.data, client)
-    tables = local_tables(job.net, job.method.phases, initial, job.data, rows, mode=job.method.tables)
+    tables = {
+        t.parameter for t in local_tables(job.net, method.phases, initial, job.data, rows, mode=method.tables)
+    }
     names = [n for n in initial if n in job.net.trainable()]
-    trained = {n for phase in job.method.phases for n in phase.trained_names(split, names)}
-    return nbytes({n: initial[n] for n in trained - {t.parameter for t in tables}})
+    least = 0
+    for phase in method.phases:
+        trained = nbytes({n: initial[n] for n in phase.trained_names(method.split, names) if n not in tables})
+        least = max(least, (3 + phase.optimizer.moments) * trained)
+    return least

@@ -135,12 +135,11 @@ class Pass:
     def _update(self, who: np.ndarray, pick: Pick, values: Params, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""
         optimizer, whole = self.phase.optimizer, self.clients.params
-        moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
-        for kept in (self.state.first, self.state.second)[:moments]:
+        for kept in (self.state.first, self.state.second)[: optimizer.moments]:
             kept.update({n: torch.zeros_like(whole[n]) for n in grads if n not in kept})
         first, second = picked(self.state.first, pick), picked(self.state.second, pick)
         taken = {n: self.taken[n][who] for n in grads}
-        for part in alike(taken, len(who)) if moments == 2 else [slice(None)]:
+        for part in alike(taken, len(who)) if optimizer.moments == 2 else [slice(None)]:
             state = OptimizerState(
                 0, picked(first, part), picked(second, part), {n: int(k[part][0]) for n, k in taken.items()}
             )
