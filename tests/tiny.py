@@ -165,6 +165,18 @@ def bits(value: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
+def threads_noted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[int]:
+    """Return a list to which every call of a function adds the number of threads that torch computes with."""
+    seen, function = [], getattr(place, name)
+
+    def spy(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return function(*arguments)
+
+    monkeypatch.setattr(place, name, spy)
+    return seen
+
+
 def everyone(store: Any, clients: int) -> Params:
     """Return the private values of all clients."""
     stacked: Params = store.read(range(clients))

@@ -17,7 +17,7 @@ from fedkeep.engines.auto import one_thread
 from fedkeep.engines.pool import start_method
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
-from tests.tiny import Logits, bits, classes, everyone, job, same_bits
+from tests.tiny import Logits, bits, classes, everyone, job, same_bits, threads_noted
 
 FURL = methods.furl("user", batch_size=4)
 DATA = classes(kind="f4")
@@ -179,14 +179,7 @@ def test_one_thread() -> None:
 
 
 def test_training_takes_one_thread_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def spy(*_: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return train(*_)
-
-    train = auto.train_client
-    monkeypatch.setattr(auto, "train_client", spy)
+    seen = threads_noted(monkeypatch, auto, "train_client")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -18,7 +18,7 @@ from fedkeep.engines.small import as_one_program, width
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords
 from tests.engines.test_auto import Judged
-from tests.tiny import Logits, classes, everyone, job, same_bits, texts
+from tests.tiny import Logits, classes, everyone, job, same_bits, texts, threads_noted
 
 FURL = methods.furl("user", batch_size=4)
 MANY = classes(counts=[8] * 30, kind="f4")
@@ -161,14 +161,7 @@ def test_auto_trains_small_clients_together(
 ) -> None:
     """With one thread, whatever is set: the bits of ``vectorised`` so."""
     options: Any = {"rounds": 3, "cohort": 20, "out": tmp_path / "run"}
-    seen = []
-
-    def spy(*arguments: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return train(*arguments)
-
-    train = Vectorised.run_cohort
-    monkeypatch.setattr(Vectorised, "run_cohort", spy)
+    seen = threads_noted(monkeypatch, Vectorised, "run_cohort")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     expected = simulate(Logits(), FURL, MANY, engine="vectorised", rounds=3, cohort=20)
