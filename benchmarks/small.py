@@ -120,7 +120,8 @@ def federated(module: nn.Module, federation: FederatedData, engine: Engine) -> C
     """Return what runs a round of some clients with an engine of fedkeep."""
     net, method = Net(module), methods.furl("user", batch_size=BATCH, optimizer=sgd(RATE))
     initial = net.initial()
-    job = Job(method, net, federation, MemoryStore(Default(method.split.personal(initial))), seed=0)
+    store = MemoryStore(Default(method.split.personal(initial)))
+    job = Job(method, net, federation, store, seed=0, keep_uploads=False)  # as ``simulate``
     server = Server(method.split.federated(initial))
 
     def step(clients: list[int]) -> None:
