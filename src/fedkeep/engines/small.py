@@ -79,7 +79,7 @@ def _suits(job: Job) -> bool:
 
 
 def _least_bytes(job: Job, client: int) -> int:
-    """Return the bytes that training takes at least: a client's values, gradients, moments, and room to work with these.
+    """Return the bytes that training a client takes at least: values, gradients, moments, and room to work.
 
     Of tables a client takes its own rows alone; these are left out. Costs next to nothing, where ``room`` computes.
     """
