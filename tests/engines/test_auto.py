@@ -14,7 +14,7 @@ import torch
 from fedkeep import methods, simulate
 from fedkeep.engines import AutoDevice, Choice, Measured, Sequential, Server, Workers, auto, choose, run_round
 from fedkeep.engines.auto import one_thread
-from fedkeep.engines.pool import start_method
+from fedkeep.engines.workers.pool import start_method
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.tiny import Logits, bits, classes, everyone, job, same_bits, threads_noted

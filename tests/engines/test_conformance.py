@@ -19,7 +19,7 @@ from torch import nn
 from fedkeep import FederatedData, Method, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.params import Params
 from fedkeep.core.records import to_line
-from fedkeep.engines.pool import start_method
+from fedkeep.engines.workers.pool import start_method
 from fedkeep.methods import METHODS, EarlyStopping
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedkeep import Phase, Split, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone
-from fedkeep.engines import LocalResult, Stream, Watch, local_run, vocabulary
+from fedkeep.engines import LocalResult, Stream, Watch, local_run
+from fedkeep.engines.tables import local_rows
 from fedkeep.models import BagOfWords
 from tests.engines.reference import rows_of
 from tests.tiny import Noisy, classes, same_bits, texts
@@ -22,7 +23,7 @@ STEEP = sgd(0.5, momentum=0.9)
 
 @pytest.fixture(autouse=True)
 def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "SMALL", 1)
+    monkeypatch.setattr(local_rows, "SMALL", 1)
 
 
 def words() -> Net:

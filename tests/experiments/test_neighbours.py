@@ -8,7 +8,7 @@ import torch
 from fedkeep import methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import TokenVocabulary, toy
-from fedkeep.engines import vocabulary
+from fedkeep.engines.tables import local_rows
 from fedkeep.experiments.reproduce.neighbours import _tables, word_neighbours
 from fedkeep.experiments.simulate import Run
 from fedkeep.models import Linear, TextClassifier
@@ -20,7 +20,7 @@ DATA = toy_reviews()
 
 @pytest.fixture(autouse=True)
 def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "SMALL", 1)
+    monkeypatch.setattr(local_rows, "SMALL", 1)
 
 
 def run(*, projected: bool = True) -> Run:

@@ -15,8 +15,8 @@ from fedkeep import Method, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.engines import Stream
+from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.local import batches
-from fedkeep.engines.pooled import WithClient
 from fedkeep.methods.asp_mtl import (
     AddTask,
     AdversarialLoss,

@@ -13,7 +13,7 @@ import fedkeep
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.data import Ragged
-from fedkeep.engines.vocabulary import local_tables
+from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.models import TextClassifier
 from fedkeep.models.text import thinned
 from tests.tiny import texts

@@ -13,12 +13,12 @@ import torch
 from fedkeep.core.params import Params
 from fedkeep.engines.base import CohortResult, Engine, Job
 from fedkeep.engines.client import ClientResult, collect, train_client
-from fedkeep.engines.cores import available_cores
-from fedkeep.engines.pool import start_method
 from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.small import as_one_program
-from fedkeep.engines.vectorised import Vectorised
-from fedkeep.engines.workers import Workers
+from fedkeep.engines.vectorised.engine import Vectorised
+from fedkeep.engines.workers.cores import available_cores
+from fedkeep.engines.workers.engine import Workers
+from fedkeep.engines.workers.pool import start_method
 
 STARTING = {"fork": 0.2, "spawn": 8.0}
 """Seconds to start workers."""

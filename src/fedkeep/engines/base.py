@@ -12,7 +12,7 @@ import torch
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
-from fedkeep.engines.combine import RunningMean
+from fedkeep.engines.aggregate import RunningMean
 from fedkeep.methods import Method
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore

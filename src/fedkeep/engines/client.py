@@ -13,10 +13,10 @@ import numpy as np
 from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
+from fedkeep.engines.aggregate import RunningMean
 from fedkeep.engines.base import CohortResult, Job, train_rows
-from fedkeep.engines.combine import RunningMean
 from fedkeep.engines.local import LocalResult, Stream, local_run, usable
-from fedkeep.engines.vocabulary import LocalTable, allowed, widen
+from fedkeep.engines.tables.local_rows import LocalTable, allowed, widen
 from fedkeep.methods import Phase
 from fedkeep.split import Upload, check_rows, check_upload
 

@@ -16,8 +16,8 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import defaults
+from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.local import MODEL_ERRORS, failed, float_type, load_batch
-from fedkeep.engines.pooled import WithClient
 from fedkeep.methods import Method
 from fedkeep.methods.terms import check_regression, label_of, output_of
 from fedkeep.metrics import auc

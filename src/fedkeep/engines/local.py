@@ -23,8 +23,8 @@ from fedkeep.core.params import Batch, Params, clone, nonfinite
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.data import Ragged
 from fedkeep.data.columns import Column
-from fedkeep.engines.lazy import LazyRows, lazy_tables
-from fedkeep.engines.vocabulary import (
+from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
+from fedkeep.engines.tables.local_rows import (
     Examples,
     LocalTable,
     Owned,

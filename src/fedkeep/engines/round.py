@@ -15,8 +15,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, check_finite, nbytes, subtract
 from fedkeep.core.seeds import numpy_generator, stream
+from fedkeep.engines.aggregate import spread
 from fedkeep.engines.base import CohortResult, Engine, Job
-from fedkeep.engines.combine import spread
 from fedkeep.methods import Method
 
 

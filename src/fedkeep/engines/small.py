@@ -14,11 +14,11 @@ import numpy as np
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.params import nbytes
 from fedkeep.engines.base import Job, train_rows
-from fedkeep.engines.gathered import lockstep
 from fedkeep.engines.local import Stream, batches
-from fedkeep.engines.room import CPU_BYTES, room
-from fedkeep.engines.vectorised import Vectorised
-from fedkeep.engines.vocabulary import local_tables
+from fedkeep.engines.tables.local_rows import local_tables
+from fedkeep.engines.vectorised.batches import lockstep
+from fedkeep.engines.vectorised.engine import Vectorised
+from fedkeep.engines.vectorised.memory import CPU_BYTES, room
 
 SMALL = 320 << 10
 """A client is small if training takes at most so many bytes: its share of a core's cache."""

@@ -16,7 +16,7 @@ from fedkeep.engines import (
     Workers,
     choose,
 )
-from fedkeep.engines.workers import check_device
+from fedkeep.engines.workers.engine import check_device
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "sequential": Sequential,

@@ -18,9 +18,9 @@ from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines.base import CohortResult, Job, defaults
 from fedkeep.engines.client import ClientResult, collect
-from fedkeep.engines.room import room
-from fedkeep.engines.stacked import Stacked
-from fedkeep.engines.together import Pass, noise_of, run_together
+from fedkeep.engines.vectorised.clients import Stacked
+from fedkeep.engines.vectorised.local import Pass, noise_of, run_together
+from fedkeep.engines.vectorised.memory import room
 
 
 class Vectorised:

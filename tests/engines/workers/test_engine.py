@@ -21,10 +21,12 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, WorkerError
-from fedkeep.engines import Sequential, Server, Workers, pool, run_round, workers
-from fedkeep.engines.pool import Pool, start_method
-from fedkeep.engines.sent import SentData
-from fedkeep.engines.worker import told
+from fedkeep.engines import Sequential, Server, Workers, run_round
+from fedkeep.engines.workers import engine as workers
+from fedkeep.engines.workers import pool
+from fedkeep.engines.workers.dataset import SentData
+from fedkeep.engines.workers.pool import Pool, start_method
+from fedkeep.engines.workers.process import told
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.tiny import Logits, classes, everyone, job, same_bits, texts
 
@@ -557,7 +559,7 @@ def test_how_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @FORK
 def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedkeep.engines.pool as room
+    import fedkeep.engines.workers.pool as room
 
     engine = Workers(1)
     monkeypatch.setattr(room, "serve", lambda *_: os._exit(7))

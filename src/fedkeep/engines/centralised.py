@@ -14,11 +14,11 @@ from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
+from fedkeep.engines.aggregate import RunningMean
 from fedkeep.engines.base import CohortResult, Job, train_rows
-from fedkeep.engines.combine import RunningMean
-from fedkeep.engines.lazy import lazy_tables
 from fedkeep.engines.local import Stream, local_run
-from fedkeep.engines.vocabulary import CLIENT, LocalTable
+from fedkeep.engines.tables.lazy import lazy_tables
+from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
 from fedkeep.methods import Method
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.engines import available_cores, cores
+from fedkeep.engines.workers import available_cores, cores
 
 
 def machine(

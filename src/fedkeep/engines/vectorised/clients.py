@@ -12,9 +12,9 @@ from fedkeep.core.errors import NonFiniteError
 from fedkeep.core.params import Params, nbytes
 from fedkeep.engines.base import Job, train_rows
 from fedkeep.engines.client import ClientResult, handed_over
-from fedkeep.engines.gathered import Gathered
 from fedkeep.engines.local import LocalResult, Stream, broken, float_type
-from fedkeep.engines.vocabulary import LocalTable, local_tables
+from fedkeep.engines.tables.local_rows import LocalTable, local_tables
+from fedkeep.engines.vectorised.batches import Gathered
 
 Pick = slice | Tensor
 """Some of the stacked clients: a slice, which is a view and costs nothing, or their positions."""

@@ -25,9 +25,9 @@ from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.params import Params, nbytes
 from fedkeep.engines.base import CohortResult, Job
 from fedkeep.engines.client import ClientResult, collect
-from fedkeep.engines.cores import available_cores
-from fedkeep.engines.pool import Pool, Start, Worker
-from fedkeep.engines.worker import opened
+from fedkeep.engines.workers.cores import available_cores
+from fedkeep.engines.workers.pool import Pool, Start, Worker
+from fedkeep.engines.workers.process import opened
 
 HELD_BYTES = 256 << 20
 """Uploads that wait for their turn may take this much before clients are trained in the cohort's order."""

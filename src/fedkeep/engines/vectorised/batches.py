@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeep.core.params import Batch
 from fedkeep.data import Ragged
 from fedkeep.engines.local import load_batch
-from fedkeep.engines.vocabulary import Examples, LocalTable
+from fedkeep.engines.tables.local_rows import Examples, LocalTable
 
 
 @dataclass(frozen=True)

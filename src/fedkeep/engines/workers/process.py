@@ -28,8 +28,8 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import Job
 from fedkeep.engines.client import ClientResult, train_client
-from fedkeep.engines.sent import SentData
-from fedkeep.engines.shared import Arena
+from fedkeep.engines.workers.dataset import SentData
+from fedkeep.engines.workers.memory import Arena
 from fedkeep.methods import Method
 from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore

@@ -16,10 +16,13 @@ from fedkeep import FederatedData, Method, Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Sequential, Vectorised, room, together, vocabulary
+from fedkeep.engines import Job, Sequential, Vectorised
 from fedkeep.engines.base import CohortResult
-from fedkeep.engines.gathered import lockstep
-from fedkeep.engines.stacked import Stacked
+from fedkeep.engines.tables import local_rows
+from fedkeep.engines.vectorised import local as together
+from fedkeep.engines.vectorised import memory as room
+from fedkeep.engines.vectorised.batches import lockstep
+from fedkeep.engines.vectorised.clients import Stacked
 from fedkeep.kernels import native
 from fedkeep.methods import EarlyStopping
 from fedkeep.methods.copies import with_copy
@@ -175,7 +178,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
 
 @pytest.fixture
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "SMALL", 1)
+    monkeypatch.setattr(local_rows, "SMALL", 1)
 
 
 @pytest.mark.usefixtures("small_tables")
@@ -307,7 +310,7 @@ def test_a_cohort_too_large_for_memory_is_divided(monkeypatch: pytest.MonkeyPatc
             raise torch.OutOfMemoryError("no memory")
         run(clients)
 
-    monkeypatch.setattr("fedkeep.engines.vectorised.run_together", limited)
+    monkeypatch.setattr("fedkeep.engines.vectorised.engine.run_together", limited)
     engine = Vectorised(clients=6)
     close(cohort(work, engine), expected)
     assert sizes == [6, 3, 1, 1, 1, 1, 1, 1]
@@ -318,7 +321,7 @@ def test_a_cohort_too_large_for_memory_is_divided(monkeypatch: pytest.MonkeyPatc
     def none(_: Stacked) -> None:
         raise torch.OutOfMemoryError("no memory at all")
 
-    monkeypatch.setattr("fedkeep.engines.vectorised.run_together", none)
+    monkeypatch.setattr("fedkeep.engines.vectorised.engine.run_together", none)
     with pytest.raises(torch.OutOfMemoryError, match="no memory at all"):
         cohort(work, engine)
 

@@ -16,8 +16,8 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.params import nbytes
 from fedkeep.data import Ragged
 from fedkeep.engines.base import Job, defaults
-from fedkeep.engines.stacked import Stacked
-from fedkeep.engines.together import Pass, noise_of
+from fedkeep.engines.vectorised.clients import Stacked
+from fedkeep.engines.vectorised.local import Pass, noise_of
 
 CPU_BYTES = 64 << 20
 """What clients side by side may take on a CPU: about what stays in its caches."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Batch, Params
-from fedkeep.engines.rows import MovingRows
-from fedkeep.engines.vocabulary import LocalTable
+from fedkeep.engines.tables.local_rows import LocalTable
+from fedkeep.engines.tables.momentum import MovingRows
 from fedkeep.methods import Phase
 
 

@@ -19,7 +19,6 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
-from fedkeep.engines.gathered import Step, lockstep
 from fedkeep.engines.local import (
     MODEL_ERRORS,
     READS_HIDDEN,
@@ -29,8 +28,9 @@ from fedkeep.engines.local import (
     gradients,
     hidden_from,
 )
-from fedkeep.engines.noise import Noise
-from fedkeep.engines.stacked import Pick, Stacked, flat, picked, put_back
+from fedkeep.engines.vectorised.batches import Step, lockstep
+from fedkeep.engines.vectorised.clients import Pick, Stacked, flat, picked, put_back
+from fedkeep.engines.vectorised.dropout import Noise
 
 
 def run_together(clients: Stacked) -> None:

@@ -16,9 +16,10 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Sequential, Server, Stream, lazy, local, local_run, run_round, vocabulary
+from fedkeep.engines import Job, Sequential, Server, Stream, local, local_run, run_round
+from fedkeep.engines.aggregate import mean_of
 from fedkeep.engines.client import decode, train_client
-from fedkeep.engines.combine import mean_of
+from fedkeep.engines.tables import lazy, local_rows
 from fedkeep.methods import EarlyStopping, copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
@@ -29,7 +30,7 @@ from tests.tiny import job, same_bits, texts
 
 @pytest.fixture(autouse=True)
 def no_table_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "SMALL", 1)
+    monkeypatch.setattr(local_rows, "SMALL", 1)
 
 
 class Words(nn.Module):
@@ -114,8 +115,8 @@ def test_an_id_beyond_the_table_is_named(tables: str, wrong: int, at: int) -> No
 def test_a_row_catches_up_by_hand() -> None:
     """μ = 1/2, η = 1: after v = g, three steps without a gradient move w by −g (1/2 + 1/4 + 1/8), and v is g/8."""
     from fedkeep.core.optim import OptimizerState
-    from fedkeep.engines.lazy import LazyRows
-    from fedkeep.engines.vocabulary import LocalTable
+    from fedkeep.engines.tables.lazy import LazyRows
+    from fedkeep.engines.tables.local_rows import LocalTable
 
     params = {"table": torch.zeros(3, 1, dtype=torch.float64)}
     table = LocalTable("table", "ids", torch.arange(3), torch.arange(3))

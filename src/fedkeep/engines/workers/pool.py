@@ -21,9 +21,9 @@ import torch
 from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.params import Params
 from fedkeep.engines.base import Job
-from fedkeep.engines.sent import SentData
-from fedkeep.engines.shared import Arena
-from fedkeep.engines.worker import READY, Task, serve
+from fedkeep.engines.workers.dataset import SentData
+from fedkeep.engines.workers.memory import Arena
+from fedkeep.engines.workers.process import READY, Task, serve
 
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0

@@ -13,7 +13,7 @@ from fedkeep.core.errors import UploadError
 from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Params, weighted_mean
 from fedkeep.engines import RunningMean
-from fedkeep.engines.combine import mean_of, spread
+from fedkeep.engines.aggregate import mean_of, spread
 from fedkeep.engines.round import apply
 from fedkeep.split import Upload
 from tests.tiny import same_bits

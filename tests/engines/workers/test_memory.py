@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep.engines import shared
-from fedkeep.engines.shared import ALIGNMENT, Arena
+from fedkeep.engines.workers import memory
+from fedkeep.engines.workers.memory import ALIGNMENT, Arena
 from tests.tiny import same_bits
 
 TENSORS = {
@@ -81,7 +81,7 @@ def test_it_has_no_name_that_could_be_left_behind() -> None:
 
 
 def test_where_memory_needs_a_name_it_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(shared.os, "memfd_create", raising=False)
+    monkeypatch.delattr(memory.os, "memfd_create", raising=False)
     arena = Arena(64)
     value: Tensor = torch.randn(1000)
     assert torch.equal(arena.take(arena.put({"a": value}))["a"], value)

@@ -1,0 +1,5 @@
+"""Many clients as one tensor program: for GPUs, and for small clients in large cohorts."""
+
+from fedkeep.engines.vectorised.engine import Vectorised
+
+__all__ = ["Vectorised"]
