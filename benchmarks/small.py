@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import interleaved, ratio, write
-from fedkeep import FederatedData, data, methods, sgd
+from fedkeep import FederatedData, Phase, data, methods, sgd
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.engines import Engine, Job, Sequential, Server, Workers, run_round
@@ -118,7 +118,7 @@ def measured(hidden: int, cohort: int, turns: int) -> dict[str, Any]:
 
 def federated(module: nn.Module, federation: FederatedData, engine: Engine) -> Callable[[list[int]], object]:
     """Return what runs a round of some clients with an engine of fedkeep."""
-    net, method = Net(module), methods.furl("user", batch_size=BATCH, optimizer=sgd(RATE))
+    net, method = Net(module), methods.furl("user", local=Phase(batch_size=BATCH, optimizer=sgd(RATE)))
     initial = net.initial()
     store = MemoryStore(Default(method.split.personal(initial)))
     job = Job(method, net, federation, store, seed=0, keep_uploads=False)  # as ``simulate``

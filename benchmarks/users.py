@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.measure import interleaved, ratio, write
 from benchmarks.models import Document
-from fedkeep import FederatedData, methods, sgd
+from fedkeep import FederatedData, Phase, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.data import RangeIds
 from fedkeep.engines import Job, Sampler, Sequential, Server, run_round
@@ -42,7 +42,7 @@ def federation(users: int, folder: Path) -> Callable[[], None]:
     data = FederatedData(
         {"text": text, "text_length": length, "label": label}, offsets, RangeIds(users), bounds, check=False
     )
-    method = methods.furl("user", optimizer=sgd(0.1), batch_size=16)
+    method = methods.furl("user", local=Phase(optimizer=sgd(0.1), batch_size=16))
     torch.manual_seed(0)
     net = Net(Document())
     store = TableStore(folder / "private", Default(method.split.personal(net.initial()), 0.0), users)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import fedkeep
+from fedkeep import Phase
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.models import DocumentModel
 
@@ -16,7 +17,7 @@ def main(users: int = 60, epochs: int = 10) -> dict[int | None, float]:
     sizes = {"user_dim": 8, "embedding_dim": 16, "hidden": 24, "mlp": 32}
     model = DocumentModel(vocabulary, data.meta["classes"], pool="max", **sizes)
     method = fedkeep.methods.furl(
-        "user", optimizer=fedkeep.adam(0.01, rates={"user": 0.1}), batch_size=8, clip_norm=5.0
+        "user", local=Phase(optimizer=fedkeep.adam(0.01, rates={"user": 0.1}), batch_size=8, clip_norm=5.0)
     )
     run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, hold_out=0.2, evaluate_every=0)
     print(f"{len(run.clients)} users in federation: {run.evaluate('test')['accuracy']:.3f} accuracy on test")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import fedkeep
+from fedkeep import Phase
 from fedkeep.data.readers import movielens
 from fedkeep.methods import terms
 from fedkeep.models import MatrixFactorization
@@ -44,10 +45,8 @@ def main(folder: Path | None = None, epochs: int = 40) -> dict[str, float]:
     loss = terms.squared_error() + 0.02 * terms.l2_penalty("user")
     method = fedkeep.methods.furl(
         "user*",
-        loss=loss,
-        optimizer=fedkeep.sgd(0.1, rates={"item*": 1.0}),
         private_init=("normal", 0.1),
-        batch_size=8,
+        local=Phase(loss=loss, optimizer=fedkeep.sgd(0.1, rates={"item*": 1.0}), batch_size=8),
     )
     run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, evaluate_every=0)
     own, shared = run.evaluate("test")["rmse"], run.evaluate("test", shared=True)["rmse"]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import fedkeep
+from fedkeep import Phase
 from fedkeep.methods import terms
 from fedkeep.models import MultiTaskDocument
 
@@ -43,9 +44,11 @@ def main(users: int = 45, examples: int = 50, epochs: int = 6) -> dict[str, floa
         model = MultiTaskDocument(data.meta["vocabulary"]["size"], {"click": 2, "label": 4}, 8, **sizes)
         method = fedkeep.methods.furl(
             "user",
-            loss=terms.multi_task(losses, weights),
-            optimizer=fedkeep.adam(0.01, rates={"user": 0.1}),
-            batch_size=8,
+            local=Phase(
+                loss=terms.multi_task(losses, weights),
+                optimizer=fedkeep.adam(0.01, rates={"user": 0.1}),
+                batch_size=8,
+            ),
         )
         run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, evaluate_every=0)
         found[name] = run.evaluate("test")["auc/click"]

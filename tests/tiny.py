@@ -18,7 +18,20 @@ from fedkeep import FederatedData, Method, Split
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, TokenVocabulary
-from fedkeep.engines import Job
+from fedkeep.engines import (
+    ClientResult,
+    Engine,
+    Job,
+    LocalDevice,
+    RoundReport,
+    Sequential,
+    Work,
+    first_global,
+    first_kept,
+    run_round,
+)
+from fedkeep.methods import RunningMean, Sent
+from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore
 
 
@@ -150,8 +163,55 @@ def pairs(rows: dict[str, list[tuple[float, float]]], test: int = 0) -> Federate
 def job(model: nn.Module, method: Method, data: FederatedData, seed: int = 0, **options: Any) -> Job:
     """Return a job with a store in memory."""
     net = Net(model)
-    store = MemoryStore(Default(method.split.personal(net.initial()), method.private_init, seed))
+    store = MemoryStore(Default(first_kept(method, net), method.client.keep.value, seed))
     return Job(method, net, data, store, seed, **options)
+
+
+class Rounds:
+    """A server and the device of a job, round after round.
+
+    Attributes:
+        server: what the server has.
+    """
+
+    def __init__(self, work: Job, engine: Engine | None = None, on_fault: Any = "stop") -> None:
+        self.work, self.on_fault = work, on_fault
+        self.device = LocalDevice(work, engine or Sequential())
+        self.server = first_global(work.method, work.net, work.data, work.device)
+
+    def __call__(self, clients: Sequence[int], progress: float = 0.0) -> RoundReport:
+        """Run a round with clients, by index."""
+        ids = [str(self.work.data.ids[c]) for c in clients]
+        server = self.server.but(progress=progress)
+        self.server, report = run_round(
+            self.work.method, self.device, server, ids, self.work.declared(), self.on_fault
+        )
+        return report
+
+
+def results(
+    work: Job, clients: Sequence[int], engine: Engine | None = None, *, sent: Params | None = None, round: int = 0,
+    progress: float = 0.0,
+) -> list[ClientResult]:  # fmt: skip
+    """Return what clients' training gives, from what a server sends in the first round or from ``sent``."""
+    flat = (
+        sent
+        if sent is not None
+        else Sent(
+            params=(server := first_global(work.method, work.net, work.data, work.device)).params,
+            state=server.state,
+        ).flat
+    )
+    found = (engine or Sequential()).train(work, [Work(c, flat) for c in clients], round, progress)
+    return list(found)
+
+
+def mean_of(uploads: Sequence[Upload], start: Params, missing_rows: str = "unchanged") -> Params:
+    """Return the weighted mean of uploads, tables whole."""
+    mean = RunningMean(start, None, missing_rows)
+    for upload in uploads:
+        mean.add("", upload)
+    return mean.value().params
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fedkeep
 from benchmarks.contenders import Options, Serve
 from benchmarks.workloads import SEED, Columns, Workload
+from fedkeep import Phase
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged
@@ -108,8 +109,10 @@ def method_of(of: Workload) -> Method:
     else:
         optimizer = fedkeep.sgd(of.rate, momentum=of.momentum)
     if of.private:
-        return fedkeep.methods.furl(of.private, optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
-    return fedkeep.methods.fedavg(optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
+        return fedkeep.methods.furl(
+            of.private, local=Phase(optimizer=optimizer, epochs=of.epochs, batch_size=of.batch)
+        )
+    return fedkeep.methods.fedavg(local=Phase(optimizer=optimizer, epochs=of.epochs, batch_size=of.batch))
 
 
 def federated(clients: list[Columns]) -> FederatedData:

@@ -10,18 +10,26 @@ from fedkeep import data, methods, models, nn
 from fedkeep.core import errors
 from fedkeep.core.optim import adam, sgd
 from fedkeep.data import FederatedData
-from fedkeep.experiments.simulate import Run, simulate
-from fedkeep.methods import Method, Phase
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
+from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
 from fedkeep.split import Split, check_split
 
 __all__ = [
+    "Adapt",
+    "Client",
     "FederatedData",
+    "Init",
     "Method",
+    "Optimize",
     "Phase",
     "Run",
+    "Server",
     "Split",
+    "WeightedMean",
     "__version__",
     "adam",
+    "averaging",
     "check_split",
     "data",
     "errors",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 
 import fedkeep
+from fedkeep import Phase
 from fedkeep.core.describe import describe, differences, digest
 from fedkeep.core.errors import did_you_mean
 
 
 def test_methods_are_described_to_the_last_field() -> None:
-    one = describe(fedkeep.methods.furl("user", optimizer=fedkeep.sgd(0.1, rates={"user": 0.5})))
-    two = describe(fedkeep.methods.furl("user", optimizer=fedkeep.sgd(0.1, rates={"user": 0.25})))
+    one = describe(fedkeep.methods.furl("user", local=Phase(optimizer=fedkeep.sgd(0.1, rates={"user": 0.5}))))
+    two = describe(
+        fedkeep.methods.furl("user", local=Phase(optimizer=fedkeep.sgd(0.1, rates={"user": 0.25})))
+    )
     assert one["split"]["private"] == ["user"]
     assert one["predict"] == "forward"
     assert differences(one, one) == []

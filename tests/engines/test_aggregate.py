@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from fedkeep.engines.aggregate import mean_of, spread
 from torch import Tensor
 
-from fedkeep import Split, adam, methods, sgd
+from fedkeep import Split, adam, averaging, methods, sgd
 from fedkeep.core.errors import UploadError
 from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Params, weighted_mean
 from fedkeep.engines import RunningMean
-from fedkeep.engines.aggregate import mean_of, spread
 from fedkeep.engines.round import apply
 from fedkeep.split import Upload
 from tests.tiny import same_bits
@@ -94,7 +94,7 @@ def test_only_rows_that_were_sent_take_memory() -> None:
 def test_rows_are_applied_as_the_whole_table_would_be(optimizer: Optimizer, trainable: set[str]) -> None:
     """To the bit, over several rounds, the optimiser's state too."""
     draw = torch.Generator().manual_seed(0)
-    method = methods.fedavg(server_optimizer=optimizer)
+    method = methods.fedavg(server=averaging(optimizer))
     start: Params = {"w": torch.randn(3, generator=draw), "table": torch.randn(6, 2, generator=draw)}
     states = [OptimizerState(), OptimizerState()]
     params = [dict(start), dict(start)]

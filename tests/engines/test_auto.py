@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedkeep import methods, simulate
+from fedkeep import Phase, methods, simulate
 from fedkeep.engines import AutoDevice, Choice, Measured, Sequential, Server, Workers, auto, choose, run_round
 from fedkeep.engines.auto import one_thread
 from fedkeep.engines.workers.pool import start_method
@@ -19,7 +19,7 @@ from fedkeep.experiments.engine import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
 from tests.tiny import Logits, bits, classes, everyone, job, same_bits, threads_noted
 
-FURL = methods.furl("user", batch_size=4)
+FURL = methods.furl("user", local=Phase(batch_size=4))
 DATA = classes(kind="f4")
 FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not forked here")
 
@@ -206,7 +206,7 @@ def test_a_device_is_vectorised_where_that_is_possible(device: str, monkeypatch:
     monkeypatch.setattr("fedkeep.experiments.simulate.make_engine", elsewhere(device))
     run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3)
     assert (run.engine, run.engine_reason) == ("vectorised", f"the device is {device}")
-    method = methods.furl("user", loss=Judged())
+    method = methods.furl("user", local=Phase(loss=Judged()))
     run = simulate(Logits(), method, DATA, rounds=2, cohort=3)
     assert run.engine == "sequential"
     assert run.engine_reason.startswith(

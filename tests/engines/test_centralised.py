@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, adam, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Stream
 from fedkeep.engines.local import batches
@@ -79,7 +79,7 @@ OPTIMIZERS = {
 def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: type[Logits]) -> None:
     ours, theirs = OPTIMIZERS[name]
     model = kind().double()
-    method = methods.furl("user", optimizer=ours, batch_size=4)
+    method = methods.furl("user", local=Phase(optimizer=ours, batch_size=4))
     run = simulate(model, method, DATA, rounds=4, seed=9, engine="pooled")
     central = Central(model, len(DATA)).double()
     centralised(central, DATA, method.phases[0], theirs(central), 4, 9)
@@ -92,7 +92,7 @@ def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: 
 
 def test_without_private_parameters_it_is_plain_central_training() -> None:
     model = Logits().double()
-    method = methods.fedavg(optimizer=adam(0.05), batch_size=8)
+    method = methods.fedavg(local=Phase(optimizer=adam(0.05), batch_size=8))
     run = simulate(model, method, DATA, rounds=3, seed=2, engine="pooled")
     central = Logits().double()
     stepper = torch.optim.Adam(central.parameters(), 0.05)
@@ -109,7 +109,7 @@ def test_without_private_parameters_it_is_plain_central_training() -> None:
 def test_one_client_pooled_is_that_client_trained_alone() -> None:
     data = DATA.select([1])
     model = Logits().double()
-    method = methods.furl("user", optimizer=sgd(0.3), batch_size=4, private_init="model")
+    method = methods.furl("user", private_init="model", local=Phase(optimizer=sgd(0.3), batch_size=4))
     run = simulate(model, method, data, rounds=1, seed=3, engine="pooled")
     phase = method.phases[0]
     order = list(batches(data, rows_of(data, 0), phase, Stream(3, "pooled", 0), 0))
@@ -134,9 +134,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
     torch.manual_seed(0)
     model = MatrixFactorization(5, 2).double()
     method = methods.furl(
-        ["user", "user_bias"], loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5,
-        private_init="model",
-    )  # fmt: skip
+        ["user", "user_bias"], private_init="model", local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.05, momentum=0.5), batch_size=5))  # fmt: skip
     nn.init.normal_(model.user)
     run = simulate(model, method, data, rounds=3, seed=1, engine="pooled")
 
@@ -182,18 +180,21 @@ def test_opted_out_examples_do_not_train_a_pooled_model() -> None:
     other = classes(opted_in=True)
     out = ~np.asarray(other.columns["opted_in"])
     other.columns["x"][out] += 3.0
-    runs = [simulate(Logits(), methods.furl("user", batch_size=4), d, rounds=2, engine="pooled", evaluate_every=0) for d in (data, other)]  # fmt: skip
+    runs = [simulate(Logits(), methods.furl("user", local=Phase(batch_size=4)), d, rounds=2, engine="pooled", evaluate_every=0) for d in (data, other)]  # fmt: skip
     assert all(torch.equal(runs[0].server[n], runs[1].server[n]) for n in runs[0].server)
 
 
 def test_training_that_breaks_down_is_named() -> None:
-    data, method = pairs({"a": [(1, 1), (2, 3)]}), methods.fedavg(loss=squared_error(), optimizer=sgd(1e200))
+    data, method = (
+        pairs({"a": [(1, 1), (2, 3)]}),
+        methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(1e200))),
+    )
     with pytest.raises(
         NonFiniteError, match=r"^Centralised training, round 0: .* became NaN or infinite after"
     ):
         simulate(
             Scalar(),
-            method.but(phases=(replace(method.phases[0], epochs=4),)),
+            method.on_client(phases=(replace(method.phases[0], epochs=4),)),
             data,
             rounds=1,
             engine="pooled",

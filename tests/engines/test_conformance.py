@@ -16,7 +16,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import FederatedData, Method, Phase, Run, adam, methods, sgd, simulate
+from fedkeep import (
+    FederatedData,
+    Init,
+    Method,
+    Phase,
+    Run,
+    WeightedMean,
+    adam,
+    averaging,
+    methods,
+    sgd,
+    simulate,
+)
 from fedkeep.core.params import Params
 from fedkeep.core.records import to_line
 from fedkeep.engines.workers.pool import start_method
@@ -101,9 +113,12 @@ def document() -> nn.Module:
 
 def stopping(method: Method) -> Method:
     """Return the method with a last phase that stops early."""
-    *others, last = method.phases
-    return method.but(
-        phases=(*others, dataclasses.replace(last, epochs=6, early_stopping=EarlyStopping(1, 2)))
+    *others, last = method.client.phases
+    return method.on_client(
+        phases=(
+            *others,
+            dataclasses.replace(last, epochs=6, early_stopping=EarlyStopping(every=1, patience=2)),
+        )
     )
 
 
@@ -112,43 +127,40 @@ SLOW = sgd(0.2, momentum=0.9)
 MORE: dict[str, Case] = {
     "ragged clients": Case(
         Logits,
-        methods.furl("user", batch_size=4, epochs=2, optimizer=SLOW, clip_norm=0.5),
+        methods.furl("user", local=Phase(batch_size=4, epochs=2, optimizer=SLOW, clip_norm=0.5)),
         classes(counts=(1, 17, 3, 30, 2, 8)),
     ),
-    "opted-out examples": Case(Logits, methods.ditto(0.4, batch_size=3), classes(opted_in=True)),
-    "native kernels": Case(document, methods.furl("user", batch_size=3, optimizer=SLOW), TEXTS),
-    "local rows": Case(Words, methods.furl("user", batch_size=3, optimizer=SLOW), TEXTS),
+    "opted-out examples": Case(Logits, methods.ditto(0.4, local=Phase(batch_size=3)), classes(opted_in=True)),
+    "native kernels": Case(document, methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW)), TEXTS),
+    "local rows": Case(Words, methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW)), TEXTS),
     "owners' rows": Case(
-        Words, methods.furl("user", batch_size=3, optimizer=SLOW).but(tables="local", missing_rows="owners_only"), TEXTS
+        Words, methods.furl("user", local=Phase(batch_size=3, optimizer=SLOW)).on_client(tables="local").on_server(reduce=WeightedMean(missing_rows="owners_only")), TEXTS
     ),
     "batch statistics and dropout": Case(
         lambda: Noisy(dropout=0.3),
-        methods.furl("user", batch_size=6, server_optimizer=adam(0.05), private_init=("normal", 0.3)),
+        methods.furl("user", private_init=("normal", 0.3), local=Phase(batch_size=6), server=averaging(adam(0.05))),
         classes(counts=(5, 9, 3, 8, 4, 6)),
     ),
-    "early stopping": Case(Logits, stopping(methods.ditto(0.4, batch_size=4)), classes(valid=4)),
+    "early stopping": Case(Logits, stopping(methods.ditto(0.4, local=Phase(batch_size=4))), classes(valid=4)),
     "turns on every mini-batch": Case(
         Logits,
-        methods.furl("user").but(
-            turns="batches",
-            phases=(
+        methods.furl("user").on_client(turns=(1, 2), phases=(
                 Phase(trains="private", batch_size=4, optimizer=SLOW),
-                Phase(trains="federated", batch_size=4, repeats=2),
-            ),
-        ),
+                Phase(trains="federated", batch_size=4),
+            )),
     ),
-    "upload chain": Case(Logits, methods.furl("user", batch_size=4).but(upload=(Halved(),))),
-    "the share of FedAvg": Case(Logits, methods.furl("user", private_scale="fedavg", optimizer=adam(0.05))),
+    "upload chain": Case(Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(Halved(),))),
+    "the share of FedAvg": Case(Logits, methods.furl("user", private_scale="fedavg", local=Phase(optimizer=adam(0.05)))),
     "uniform weights, no state": Case(
-        Logits, methods.furl("user", weighting="uniform", private_init="model").but(stateless=True)
+        Logits, methods.furl("user", private_init="model", server=averaging(by="uniform")).on_client(keep=Init(every_round=True))
     ),
     "a client sits out": Case(
-        Fragile, methods.furl("user", loss=squared_error()), BROKEN, {"on_nonfinite": "skip"}
+        Fragile, methods.furl("user", local=Phase(loss=squared_error())), BROKEN, {"on_nonfinite": "skip"}
     ),
     "published copies": Case(
-        Parts, methods.fedfusion("conv", persistent_local=True, batch_size=3, optimizer=SLOW)
+        Parts, methods.fedfusion("conv", persistent_local=True, local=Phase(batch_size=3, optimizer=SLOW))
     ),
-    "a cohort of one": Case(Logits, methods.furl("user", batch_size=4), DATA, {"cohort": 1}),
+    "a cohort of one": Case(Logits, methods.furl("user", local=Phase(batch_size=4)), DATA, {"cohort": 1}),
 }  # fmt: skip
 CASES = {name: Case(model, method) for name, (model, method) in ROWS.items()} | MORE
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, averaging, methods, sgd, simulate
 from fedkeep.models import DocumentModel, Linear
 from tests.engines.reference import close, cohorts, federated
 from tests.tiny import classes, texts
@@ -102,9 +102,7 @@ def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weightin
     split, joint, data, tables = build()
     rounds, cohort, seed = 6, 3, 11
     method = methods.furl(
-        [a for a, _ in tables], optimizer=sgd(0.4), batch_size=2, epochs=2, private_scale=scale, private_init="model",
-        weighting=weighting,
-    )  # fmt: skip
+        [a for a, _ in tables], private_scale=scale, private_init="model", local=Phase(optimizer=sgd(0.4), batch_size=2, epochs=2), server=averaging(by=weighting))  # fmt: skip
     run = simulate(split, method, data, rounds=rounds, cohort=cohort, seed=seed)
     expected = federated(
         joint, data, cohorts(data, cohort, rounds, seed), method.phases[0],
@@ -147,7 +145,7 @@ def test_the_share_by_hand() -> None:
 
     data = pairs({"a": [(0, 1), (0, 1), (0, 1)], "b": [(0, 5)]})
     for scale, expected in ((1, [0.2, 1.0]), ("fedavg", [0.15, 0.25])):
-        method = methods.furl("user", loss=methods.terms.squared_error(), private_scale=scale)  # type: ignore[arg-type]
+        method = methods.furl("user", private_scale=scale, local=Phase(loss=methods.terms.squared_error()))  # type: ignore[arg-type]
         work = job(Bias(), method, data)
         run_round(work, Sequential(), Server(method.split.federated(work.net.initial())), [0, 1])
         assert work.store.read([0, 1])["user"].tolist() == pytest.approx(expected, abs=1e-15)

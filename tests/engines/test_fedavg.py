@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import adam, methods, sgd, simulate
+from fedkeep import Phase, adam, averaging, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.engines import Sequential, Server, run_round
 from tests.engines.reference import close, cohorts, federated, rows_of, trained
@@ -24,7 +24,7 @@ SQUARED = methods.terms.squared_error()
 
 
 def one_round(**options: Any) -> float:
-    method = methods.fedavg(loss=SQUARED, optimizer=sgd(0.1), **options)
+    method = methods.fedavg(local=Phase(loss=SQUARED, optimizer=sgd(0.1)), **options)
     work = job(Scalar(1.0), method, HAND)
     server = Server(work.net.initial())
     report = run_round(work, Sequential(), server, [0, 1])
@@ -48,7 +48,7 @@ def test_server_optimisers_by_hand() -> None:
 
 
 def test_the_report_by_hand() -> None:
-    work = job(Scalar(1.0), methods.fedavg(loss=SQUARED), HAND)
+    work = job(Scalar(1.0), methods.fedavg(local=Phase(loss=SQUARED)), HAND)
     report = run_round(work, Sequential(), Server(work.net.initial()), [0, 1])
     assert report.examples == 4
     assert report.loss == pytest.approx((1 * 4 + 3 * (4 + 0 + 1) / 3) / 4, abs=1e-15)
@@ -67,7 +67,7 @@ PHASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> None:
     model = Logits().double()
-    method = methods.fedavg(optimizer=sgd(0.3), weighting=weighting, **options)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.3)), server=averaging(by=weighting), **options)
     run = simulate(model, method, DATA, rounds=3, cohort=4, seed=5)
     plan = cohorts(DATA, 4, 3, 5)
     assert [len(c) for c in plan] == [4, 2, 4]
@@ -98,7 +98,7 @@ def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> 
 )
 def test_local_optimisers_are_fresh_at_every_round(ours: Any, theirs: Any) -> None:
     model = Logits().double()
-    method = methods.fedavg(optimizer=ours, batch_size=2)
+    method = methods.fedavg(local=Phase(optimizer=ours, batch_size=2))
     run = simulate(model, method, DATA, rounds=3, cohort=6, seed=1)
     close(run.server, federated(model, DATA, cohorts(DATA, 6, 3, 1), method.phases[0], theirs, seed=1))
 
@@ -116,7 +116,7 @@ def test_local_optimisers_are_fresh_at_every_round(ours: Any, theirs: Any) -> No
 )
 def test_server_optimisers_live_on_over_rounds(ours: Any, theirs: Any) -> None:
     model = Logits().double()
-    method = methods.fedavg(optimizer=sgd(0.3), batch_size=4, server_optimizer=ours)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4), server=averaging(ours))
     run = simulate(model, method, DATA, rounds=5, cohort=4, seed=2)
     expected = federated(
         model, DATA, cohorts(DATA, 4, 5, 2), method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=2,
@@ -127,7 +127,7 @@ def test_server_optimisers_live_on_over_rounds(ours: Any, theirs: Any) -> None:
 
 def test_batch_statistics_are_averaged_and_counters_are_not() -> None:
     model = Noisy().double()
-    method = methods.fedavg(optimizer=sgd(0.1), batch_size=50, server_optimizer=adam(0.01))
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.1), batch_size=50), server=averaging(adam(0.01)))
     work = job(model, method, DATA, seed=3)
     server = Server(work.net.initial())
     run_round(work, Sequential(), server, [1, 3])
@@ -153,7 +153,7 @@ def test_batch_statistics_are_averaged_and_counters_are_not() -> None:
 @pytest.mark.parametrize("bound", [0.05, 0.5, 100.0])
 def test_clipping_equals_torch(bound: float) -> None:
     model = Logits().double()
-    method = methods.fedavg(optimizer=sgd(0.3), batch_size=4, clip_norm=bound)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4, clip_norm=bound))
     run = simulate(model, method, DATA, rounds=2, cohort=6, seed=1)
     expected = federated(
         model, DATA, cohorts(DATA, 6, 2, 1), method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=1,
@@ -165,11 +165,15 @@ def test_clipping_equals_torch(bound: float) -> None:
 def test_schedules_scale_local_and_server_rates() -> None:
     """Round r of R runs at progress r / R: linear gives 1 and 1/2 over two rounds."""
     data = pairs({"a": [(1, 3)]})
-    method = methods.fedavg(loss=SQUARED, optimizer=sgd(0.1, schedule="linear"), server_optimizer=sgd(1.0))
+    method = methods.fedavg(
+        local=Phase(loss=SQUARED, optimizer=sgd(0.1, schedule="linear")), server=averaging(sgd(1.0))
+    )
     w = 1.0 - 0.1 * 2 * (1.0 - 3)
     w = w - 0.05 * 2 * (w - 3)
     assert float(simulate(Scalar(1.0), method, data, rounds=2).server["w"]) == pytest.approx(w, abs=1e-15)
-    method = methods.fedavg(loss=SQUARED, optimizer=sgd(0.1), server_optimizer=sgd(1.0, schedule="linear"))
+    method = methods.fedavg(
+        local=Phase(loss=SQUARED, optimizer=sgd(0.1)), server=averaging(sgd(1.0, schedule="linear"))
+    )
     w = 1.0 - 0.1 * 2 * (1.0 - 3)
     w = w - 0.5 * 0.1 * 2 * (w - 3)
     assert float(simulate(Scalar(1.0), method, data, rounds=2).server["w"]) == pytest.approx(w, abs=1e-15)
@@ -187,7 +191,7 @@ def test_tied_weights_within_a_half_train_as_in_pytorch() -> None:
             return out
 
     model = Tied().double()
-    method = methods.fedavg(optimizer=sgd(0.3), batch_size=4)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4))
     run = simulate(model, method, DATA, rounds=2, cohort=4, seed=1)
     expected = federated(
         model,
@@ -202,7 +206,7 @@ def test_tied_weights_within_a_half_train_as_in_pytorch() -> None:
 
 def test_local_is_each_client_alone() -> None:
     model = Logits().double()
-    method = methods.local(optimizer=sgd(0.3), batch_size=4)
+    method = methods.local(local=Phase(optimizer=sgd(0.3), batch_size=4))
     run = simulate(model, method, DATA, rounds=4, cohort=3, seed=6)
     assert run.server == {}
     states = [model.state_dict() for _ in range(len(DATA))]
@@ -237,10 +241,15 @@ def test_furl_that_cannot_move_its_vectors_is_fedavg() -> None:
             out: torch.Tensor = self.linear(x)
             return out
 
-    frozen = methods.furl("user", optimizer=sgd(0.3, rates={"user": 0.0}), batch_size=4)
+    frozen = methods.furl("user", local=Phase(optimizer=sgd(0.3, rates={"user": 0.0}), batch_size=4))
     one = simulate(Logits().double(), frozen, DATA, rounds=4, cohort=4, seed=7)
     two = simulate(
-        Without().double(), methods.fedavg(optimizer=sgd(0.3), batch_size=4), DATA, rounds=4, cohort=4, seed=7
+        Without().double(),
+        methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4)),
+        DATA,
+        rounds=4,
+        cohort=4,
+        seed=7,
     )
     close(one.server, two.server, atol=1e-14)
     assert float(one.private.read(range(6))["user"].abs().max()) == 0

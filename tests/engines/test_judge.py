@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Run, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.engines import judge, tasks_of, to_records
 from tests.tiny import Logits, Noisy, classes, pairs, parts
@@ -54,7 +54,12 @@ def test_evaluation_equals_a_plain_loop(
     monkeypatch.setattr(importlib.import_module("fedkeep.engines.judge"), "CHUNK", chunk)
     data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
     run = simulate(
-        kind().double(), methods.furl("user", optimizer=sgd(0.5)), data, rounds=4, cohort=3, evaluate_every=0
+        kind().double(),
+        methods.furl("user", local=Phase(optimizer=sgd(0.5))),
+        data,
+        rounds=4,
+        cohort=3,
+        evaluate_every=0,
     )
     for split, clients in product(("train", "valid", "test"), (None, [3, 0], [5])):
         chosen = range(6) if clients is None else clients
@@ -93,7 +98,7 @@ def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
     model = Logits()
     with torch.no_grad():
         model.linear.bias.copy_(torch.tensor([5.0, 0.0, 0.0]))
-    run = simulate(model, methods.furl("user", optimizer=sgd(0.0)), data, rounds=0)
+    run = simulate(model, methods.furl("user", local=Phase(optimizer=sgd(0.0))), data, rounds=0)
     metrics = run.evaluate("test")
     assert (metrics["accuracy"], metrics["accuracy_user_mean"]) == (0.75, 0.5)
     assert run.evaluate("valid") == {}
@@ -127,7 +132,7 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
         ["train"] + ["test"] * 39,
         meta={"task": "binary", "classes": 2},
     )
-    run = simulate(Score(), methods.fedavg(optimizer=sgd(0.0)), data, rounds=0)
+    run = simulate(Score(), methods.fedavg(local=Phase(optimizer=sgd(0.0))), data, rounds=0)
     metrics = run.evaluate()
     positive, negative = x[1:, 0][label[1:] == 1], x[1:, 0][label[1:] == 0]
     expected = np.mean([(p > n) + 0.5 * (p == n) for p in positive for n in negative])
@@ -147,7 +152,10 @@ class Line(nn.Module):
 def test_regression_by_hand() -> None:
     data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
     run = simulate(
-        Line(), methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.0)), data, rounds=1
+        Line(),
+        methods.fedavg(local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.0))),
+        data,
+        rounds=1,
     )
     metrics = run.evaluate()  # errors −2 and −3
     assert metrics == pytest.approx({"loss": 6.5, "rmse": math.sqrt(6.5), "mae": 2.5})
@@ -194,7 +202,7 @@ def test_several_tasks_have_metrics_of_their_own() -> None:
             "stars": methods.terms.squared_error("stars", "stars"),
         }
     )
-    run = simulate(Two(), methods.furl("user", loss=loss, optimizer=sgd(0.0)), data, rounds=1)
+    run = simulate(Two(), methods.furl("user", local=Phase(loss=loss, optimizer=sgd(0.0))), data, rounds=1)
     metrics = run.evaluate()
     assert metrics["accuracy/topic"] == pytest.approx(2 / 3)  # one of four has no label
     assert metrics["rmse/stars"] == pytest.approx(1.5)  # errors 0, −3, 0, 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Phase, adam, methods, sgd
+from fedkeep import FederatedData, Method, Phase, adam, averaging, methods, sgd
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -83,52 +83,64 @@ def experts() -> nn.Module:
 
 EVERYTHING = Phase(trains="private", examples="all", optimizer=sgd(0.5))
 METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
-    "fedavg": (Logits, methods.fedavg(batch_size=2)),
+    "fedavg": (Logits, methods.fedavg(local=Phase(batch_size=2))),
     "fedavg adam": (
         Logits,
-        methods.fedavg(batch_size=2, server_optimizer=adam(0.1), optimizer=adam(0.1), clip_norm=0.1),
+        methods.fedavg(
+            local=Phase(batch_size=2, optimizer=adam(0.1), clip_norm=0.1), server=averaging(adam(0.1))
+        ),
     ),
-    "furl": (Logits, methods.furl("user", batch_size=2)),
+    "furl": (Logits, methods.furl("user", local=Phase(batch_size=2))),
     "furl share": (
         Logits,
-        methods.furl("user", batch_size=2, private_scale="fedavg", private_init=("normal", 0.5)),
+        methods.furl("user", private_scale="fedavg", private_init=("normal", 0.5), local=Phase(batch_size=2)),
     ),
     "furl noise": (lambda: Noisy(dropout=0.5), methods.furl("user")),
-    "fedprox": (Logits, methods.fedprox(0.5, batch_size=2)),
-    "fine_tuned": (Logits, methods.fine_tuned(batch_size=2)),
-    "fedper": (Logits, methods.fedper("user", batch_size=2)),
-    "lg_fedavg": (Logits, methods.lg_fedavg("linear.*", batch_size=2)),
+    "fedprox": (Logits, methods.fedprox(0.5, local=Phase(batch_size=2))),
+    "fine_tuned": (Logits, methods.fine_tuned(local=Phase(batch_size=2))),
+    "fedper": (Logits, methods.fedper("user", local=Phase(batch_size=2))),
+    "lg_fedavg": (Logits, methods.lg_fedavg("linear.*", local=Phase(batch_size=2))),
     "fedbn": (lambda: Noisy(dropout=0.5), methods.fedbn("norm.*")),
     "fedrep": (lambda: Noisy(dropout=0.5), methods.fedrep("user", head_epochs=2)),
-    "fedrecon": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2, halves=False)),
-    "fedrecon in halves": (Logits, methods.fedrecon("user", reconstruction_steps=3, batch_size=2)),
+    "fedrecon": (
+        Logits,
+        methods.fedrecon("user", reconstruction_steps=3, halves=False, local=Phase(batch_size=2)),
+    ),
+    "fedrecon in halves": (
+        Logits,
+        methods.fedrecon("user", reconstruction_steps=3, local=Phase(batch_size=2)),
+    ),
     "ditto, v on all": (lambda: with_copy(Noisy(dropout=0.5)), methods.ditto()),
     "apfl": (lambda: with_copy(Noisy(dropout=0.5)), methods.apfl(adaptive=False)),
-    "mixture": (experts, methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3))),
+    "mixture": (experts, methods.mixture(local=Phase(batch_size=32, epochs=2, optimizer=sgd(0.3)))),
     "mixture, fedprox": (
         experts,
-        methods.mixture(mu=0.5, batch_size=32, optimizer=adam(0.1), clip_norm=0.1, local_init="finetuned"),
+        methods.mixture(
+            mu=0.5,
+            local_init="finetuned",
+            local=Phase(batch_size=32, optimizer=adam(0.1), clip_norm=0.1, epochs=3),
+        ),
     ),
     "mixture, experts on all": (
         experts,
-        methods.mixture(batch_size=32, epochs=2, optimizer=sgd(0.3)).but(
+        methods.mixture(local=Phase(batch_size=32, epochs=2, optimizer=sgd(0.3))).on_client(
             phases=(
                 Phase(
-                    OnOutput("local_logits", methods.terms.cross_entropy()),
-                    ("local_expert.*",),
+                    loss=OnOutput("local_logits", methods.terms.cross_entropy()),
+                    trains=("local_expert.*",),
                     examples="all",
                 ),
-                methods.mixture(batch_size=32).phases[0],
+                methods.mixture(local=Phase(batch_size=32, optimizer=adam(1e-4), epochs=3)).phases[0],
             )
         ),
     ),
     "first all, then shared": (
         lambda: Shared(dropout=0.5),
-        methods.furl("user").but(phases=(EVERYTHING, Phase(SharedLoss(), "federated"))),
+        methods.furl("user").on_client(phases=(EVERYTHING, Phase(loss=SharedLoss(), trains="federated"))),
     ),
     "first shared, then all": (
         lambda: Shared(dropout=0.5),
-        methods.furl("user").but(phases=(Phase(SharedLoss(), "federated"), EVERYTHING)),
+        methods.furl("user").on_client(phases=(Phase(loss=SharedLoss(), trains="federated"), EVERYTHING)),
     ),
 }
 
@@ -176,10 +188,10 @@ def test_the_rows_are_all_methods() -> None:
 )
 def test_no_way_through_private_values(loss: Term) -> None:
     """A federated phase that reads private values fitted on every example is refused."""
-    phases = (EVERYTHING, Phase(loss, "federated"))
+    phases = (EVERYTHING, Phase(loss=loss, trains="federated"))
     data = classes(counts=(8, 9, 7, 10), opted_in=True, kind="f4")
     with pytest.raises(MethodError) as error:
-        leaves(Shared(), methods.furl("user").but(phases=phases), data)
+        leaves(Shared(), methods.furl("user").on_client(phases=phases), data)
     assert str(error.value) == (
         "A phase that trains federated parameters reads private ones that another phase trains on opted-out examples "
         "too, so these would influence what leaves the client. Train that phase with examples='opted_in', or leave "
@@ -189,7 +201,7 @@ def test_no_way_through_private_values(loss: Term) -> None:
 
 def test_where_nobody_can_opt_out_such_phases_may_mix() -> None:
     phases = (EVERYTHING, Phase(trains="federated"))
-    leaves(Shared(), methods.furl("user").but(phases=phases), classes(counts=(8, 9, 7, 10), kind="f4"))
+    leaves(Shared(), methods.furl("user").on_client(phases=phases), classes(counts=(8, 9, 7, 10), kind="f4"))
 
 
 def documents(seed: int) -> FederatedData:
@@ -216,7 +228,7 @@ def documents(seed: int) -> FederatedData:
 def test_texts_of_any_letters_and_length(pooled: bool) -> None:
     torch.manual_seed(0)
     model = DocumentModel(400, 3, 4, embedding_dim=5, hidden=3, mlp=6, dropout=0.3)
-    method = methods.furl("user", batch_size=3, clip_norm=0.05, optimizer=sgd(0.5, momentum=0.9))
+    method = methods.furl("user", local=Phase(batch_size=3, clip_norm=0.05, optimizer=sgd(0.5, momentum=0.9)))
     found = []
     for seed in (1, 2, 3):
         if pooled:
@@ -234,6 +246,6 @@ def test_texts_of_any_letters_and_length(pooled: bool) -> None:
 def test_who_has_nothing_opted_in_has_no_uniform_weight() -> None:
     """A client that only trains what stays changes nothing, however clients are weighted."""
     data = opt_out(classes(counts=(6, 6, 6), kind="f4"), 0.5)
-    method = methods.ditto(weighting="uniform", batch_size=3)
+    method = methods.ditto(local=Phase(batch_size=3), server=averaging(by="uniform"))
     uploads, *_ = leaves(with_copy(Noisy()), method, data)
     assert sorted(w for w, _ in uploads[:3]) == [0.0, 1.0, 1.0]

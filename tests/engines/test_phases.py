@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Phase, Split, adam, methods, sgd, simulate
+from fedkeep import Client, Method, Phase, Split, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
@@ -59,7 +59,7 @@ def stopped(
     """Return w, the best pass and the values of w at each measurement; every pass moves w by −1."""
     data = pairs({"a": [(1, 1), (1, 1), (1, 1)]}, test=1)
     loss = Watched(values)
-    phase = Phase(loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
+    phase = Phase(loss=loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
     net = Net(Scalar(0.0))
     result = local_run(
         net, PRIVATE, [phase], net.initial(), {}, data, np.arange(2), Stream(0, "a"), valid=np.array([2])
@@ -92,7 +92,7 @@ def test_a_loss_that_is_not_a_number_is_no_improvement() -> None:
 def test_early_stopping_wants_validation_examples() -> None:
     data = pairs({"a": [(1, 1)]})
     net = Net(Scalar())
-    phase = Phase(squared_error(), early_stopping=EarlyStopping())
+    phase = Phase(loss=squared_error(), early_stopping=EarlyStopping())
     with pytest.raises(MethodError) as error:
         local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
     assert str(error.value) == (
@@ -103,12 +103,14 @@ def test_early_stopping_wants_validation_examples() -> None:
 
 def test_what_leaves_the_client_can_not_stop_early() -> None:
     with pytest.raises(MethodError) as error:
-        methods.fedavg().but(phases=(Phase(early_stopping=EarlyStopping()),)).check(Logits())
+        methods.fedavg().on_client(phases=(Phase(early_stopping=EarlyStopping()),)).check(Logits())
     assert str(error.value) == (
         "A phase of 'fedavg' that trains the federated 'user' can't stop early by a client's own validation examples, "
         "which would influence what leaves the client. Stop private phases alone."
     )
-    Method("own", PRIVATE, (Phase(early_stopping=EarlyStopping()),)).check(Logits())
+    Method(name="own", split=PRIVATE, client=Client(phases=(Phase(early_stopping=EarlyStopping()),))).check(
+        Logits()
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_repeated_steps_by_hand() -> None:
     """w ← w − 0.25 · 2 (w − 1) halves the distance to 1 at each of three steps on the one mini-batch."""
     data = pairs({"a": [(1, 1)]})
     net = Net(Scalar())
-    phase = Phase(squared_error(), optimizer=sgd(0.25), repeats=3)
+    phase = Phase(loss=squared_error(), optimizer=sgd(0.25), repeats=3)
     result = local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
     assert (float(result.params["w"]), result.steps) == (0.875, 3)
 
@@ -142,16 +144,16 @@ def test_phases_take_turns_by_hand() -> None:
     """
     data = pairs({"a": [(1, 1), (1, 1)]})
     phases = (
-        Phase(squared_error(), "private", sgd(0.25), batch_size=1, repeats=2),
-        Phase(squared_error(), "federated", sgd(0.25), batch_size=1),
+        Phase(loss=squared_error(), trains="private", optimizer=sgd(0.25), batch_size=1, repeats=2),
+        Phase(loss=squared_error(), trains="federated", optimizer=sgd(0.25), batch_size=1),
     )
-    rule = Method("turns", Split("b"), phases, turns="batches")
+    rule = Method(name="turns", split=Split("b"), client=Client(phases=phases, turns="batches"))
     made = job(Pair(), rule, data)
     server = Server(rule.split.federated(made.net.initial()))
     run_round(made, Sequential(), server, [0])
     assert float(server.params["a"]) == 1 / 8 + 1 / 64
     assert float(made.store.read([0])["b"][0]) == 3 / 4 + 1 / 16 + 1 / 32
-    one_by_one = rule.but(turns="phases")
+    one_by_one = rule.on_client(turns="phases")
     server = Server(one_by_one.split.federated(made.net.initial()))
     run_round(job(Pair(), one_by_one, data), Sequential(), server, [0])
     assert float(server.params["a"]) == 1 / 32 + 1 / 64  # b comes near first, in four steps
@@ -168,13 +170,13 @@ def test_the_schedule_lists_the_steps() -> None:
 
 def test_phases_that_take_turns_must_agree() -> None:
     with pytest.raises(MethodError) as error:
-        Method("turns", phases=(Phase(), Phase(batch_size=3)), turns="batches")
+        Method(name="turns", client=Client(phases=(Phase(), Phase(batch_size=3)), turns="batches"))
     assert str(error.value) == (
         "The phases of 'turns' take turns on every mini-batch, so they must agree in epochs, steps, batch_size, "
         "examples and part."
     )
     with pytest.raises(MethodError, match="none can stop early"):
-        Method("turns", phases=(Phase(early_stopping=EarlyStopping()),), turns="batches")
+        Method(name="turns", client=Client(phases=(Phase(early_stopping=EarlyStopping()),), turns="batches"))
     for name in ("turns", "tables", "missing_rows"):
         with pytest.raises(MethodError, match=f"^{name} must be one of .*; got 'other'."):
             Method(**{name: "other"})
@@ -230,7 +232,7 @@ DATA = classes()
 
 
 def test_the_chain_encodes_in_order_and_decodes_backwards() -> None:
-    plain = methods.furl("user", optimizer=sgd(0.3))
+    plain = methods.furl("user", local=Phase(optimizer=sgd(0.3)))
     chained = plain.but(upload=(Halved(), Doubled()))
     runs = [simulate(Logits(), m, DATA, rounds=3, cohort=4) for m in (plain, chained)]
     for name, value in runs[0].server.items():
@@ -276,11 +278,11 @@ def test_an_upload_that_cannot_be_decoded_is_refused() -> None:
 
 
 def test_adaptation_may_stop_early() -> None:
-    rule = methods.fine_tuned(optimizer=sgd(0.3))
+    rule = methods.fine_tuned(local=Phase(optimizer=sgd(0.3)))
     adapt = tuple(
         replace(p, early_stopping=EarlyStopping(every=1, patience=2), epochs=30) for p in rule.adapt
     )
-    run = simulate(Logits(), rule.but(adapt=adapt), DATA, rounds=2, cohort=3)
+    run = simulate(Logits(), rule.adapting(phases=adapt), DATA, rounds=2, cohort=3)
     from fedkeep.experiments.personalize import fit_private
 
     own = fit_private(run, 1, rows_of(DATA, 1))

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Split, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, Split, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, NonFiniteError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.engines import Sampler, Sequential, Server, run_round
+from fedkeep.engines import Sampler
 from fedkeep.engines.round import permuted
 from fedkeep.split import Upload
-from tests.tiny import Logits, classes, everyone, job, pairs, same_bits
+from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, results, same_bits
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 100, 257])
@@ -107,7 +107,7 @@ class Fragile(nn.Module):
 
 
 BROKEN = pairs({"a": [(1, 1)], "bad": [(13, 1)], "c": [(2, 2), (1, 0)]})
-METHOD = methods.furl("user", loss=methods.terms.squared_error(), optimizer=sgd(0.1))
+METHOD = methods.furl("user", local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.1)))
 
 
 def test_a_client_that_breaks_down_stops_the_run_and_is_named() -> None:
@@ -120,16 +120,16 @@ def test_a_client_that_breaks_down_stops_the_run_and_is_named() -> None:
 
 
 def test_a_client_that_breaks_down_may_sit_out() -> None:
-    work = job(Fragile(), METHOD, BROKEN, on_nonfinite="skip")
-    server = Server(METHOD.split.federated(work.net.initial()))
-    report = run_round(work, Sequential(), server, [0, 1, 2])
+    work = job(Fragile(), METHOD, BROKEN)
+    rounds = Rounds(work, on_fault="skip")
+    report = rounds([0, 1, 2])
     assert report.clients == 2
     assert len(report.refused) == 1
     assert report.refused[0].startswith("Client 'bad', round 0: ")
     without = job(Fragile(), METHOD, BROKEN)
-    other = Server(METHOD.split.federated(without.net.initial()))
-    run_round(without, Sequential(), other, [0, 2])
-    assert same_bits(server.params, other.params)
+    other = Rounds(without)
+    other([0, 2])
+    assert same_bits(rounds.server.params, other.server.params)
     assert same_bits(everyone(work.store, 3), everyone(without.store, 3))
     assert work.store.seen([0, 1, 2]) == [True, False, True]
 
@@ -139,7 +139,7 @@ def test_a_faulty_upload_is_refused_while_the_round_goes_on(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = classes(counts=(4, 5, 6), kind="f4")
-    method = methods.furl("user", optimizer=sgd(0.1))
+    method = methods.furl("user", local=Phase(optimizer=sgd(0.1)))
     make = Split.upload
 
     def broken(self: Split, received: Params, trained: Params, weight: float, rows: Params) -> Upload:
@@ -197,12 +197,11 @@ def test_clients_who_opted_everything_out_weigh_nothing() -> None:
     opted = data.columns["opted_in"]
     opted[:] = True
     opted[data.offsets[1] : data.offsets[2]] = False
-    method = methods.furl("user", batch_size=3)
+    method = methods.furl("user", local=Phase(batch_size=3))
     work = job(Logits(), method, data)
-    received = method.split.federated(work.net.initial())
-    result = Sequential().run_cohort(work, received, [0, 1, 2], 0, 0.0)
-    assert [u.weight for u in result.uploads] == [4.0, 0.0, 6.0]
-    assert all(float(v.abs().max()) == 0 for v in result.uploads[1].deltas.values())
+    uploads = [result.upload for result in results(work, [0, 1, 2])]
+    assert [u.weight for u in uploads] == [4.0, 0.0, 6.0]
+    assert all(float(v.abs().max()) == 0 for v in uploads[1].deltas.values())
 
 
 @pytest.mark.parametrize("scale", [1, "fedavg"])
@@ -218,19 +217,17 @@ def test_a_cohort_that_opted_everything_out_changes_nothing(scale: Any) -> None:
 
 
 def test_uniform_weights_count_clients() -> None:
-    work = job(Logits(), methods.fedavg(weighting="uniform"), classes())
-    result = Sequential().run_cohort(work, work.net.initial(), [0, 1, 2], 0, 0.0)
-    assert [u.weight for u in result.uploads] == [1.0, 1.0, 1.0]
+    work = job(Logits(), methods.fedavg(server=averaging(by="uniform")), classes())
+    assert [result.upload.weight for result in results(work, [0, 1, 2])] == [1.0, 1.0, 1.0]
 
 
 def test_the_order_of_the_cohort_changes_no_upload() -> None:
     data = classes(kind="f4")
-    method = methods.furl("user", batch_size=4)
+    method = methods.furl("user", local=Phase(batch_size=4))
     found = []
     for order in ([0, 3, 5], [5, 0, 3]):
         work = job(Logits(), method, data)
-        result = Sequential().run_cohort(work, method.split.federated(work.net.initial()), order, 4, 0.0)
-        found.append(dict(zip(result.clients, result.uploads, strict=True)))
+        found.append({result.client: result.upload for result in results(work, order, round=4)})
     assert all(same_bits(found[0][c].deltas, found[1][c].deltas) for c in (0, 3, 5))
 
 

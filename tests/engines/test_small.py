@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from fedkeep.engines.small import as_one_program, width
 from torch import Tensor, nn
 
 from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.engines import Vectorised, auto, run_round, small
-from fedkeep.engines.small import as_one_program, width
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords
 from tests.engines.test_auto import Judged
 from tests.tiny import Logits, classes, everyone, job, same_bits, texts, threads_noted
 
-FURL = methods.furl("user", batch_size=4)
+FURL = methods.furl("user", local=Phase(batch_size=4))
 MANY = classes(counts=[8] * 30, kind="f4")
 
 
@@ -40,7 +40,7 @@ MANY = classes(counts=[8] * 30, kind="f4")
     ],
 )
 def test_width_by_hand(counts: list[int], epochs: int, cohort: int, expected: float) -> None:
-    method = methods.furl("user", batch_size=4, epochs=epochs)
+    method = methods.furl("user", local=Phase(batch_size=4, epochs=epochs))
     assert width(job(Logits(), method, classes(counts=counts)), cohort) == pytest.approx(expected)
 
 
@@ -92,7 +92,7 @@ STOPPING = replace(
         (Wide(6_000), FURL, 30, False),  # 190 kB, but with gradients and activations 900
         (Logits(), STOPPING, 30, False),
         (Renormed(), FURL, 30, False),
-        (Logits(), methods.furl("user", batch_size=4, loss=Judged()), 30, False),
+        (Logits(), methods.furl("user", local=Phase(batch_size=4, loss=Judged())), 30, False),
     ],
 )
 def test_what_is_small(model: nn.Module, method: Any, cohort: int, chosen: bool) -> None:
@@ -114,7 +114,7 @@ def test_a_large_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_moments_count() -> None:
     """Adam keeps two numbers for each parameter."""
     for optimizer, chosen in ((sgd(0.1), True), (adam(0.1), False)):
-        work = job(Wide(2_000), methods.furl("user", batch_size=4, optimizer=optimizer), MANY)
+        work = job(Wide(2_000), methods.furl("user", local=Phase(batch_size=4, optimizer=optimizer)), MANY)
         assert (as_one_program(work, 30) is not None) == chosen
 
 
@@ -122,10 +122,14 @@ def test_of_a_large_table_the_rows_in_use_count() -> None:
     """A table of 1.6 MB, of which a client's texts use some rows."""
     data = texts(counts=[8] * 30, vocabulary=100_000)
     work = job(
-        BagOfWords(100_000, 3, embedding_dim=4), methods.fedavg(batch_size=4, optimizer=sgd(0.1)), data
+        BagOfWords(100_000, 3, embedding_dim=4),
+        methods.fedavg(local=Phase(batch_size=4, optimizer=sgd(0.1))),
+        data,
     )
     assert as_one_program(work, 30) is not None
-    decaying = methods.fedavg(batch_size=4, optimizer=sgd(0.1, weight_decay=0.1))  # moves all rows
+    decaying = methods.fedavg(
+        local=Phase(batch_size=4, optimizer=sgd(0.1, weight_decay=0.1))
+    )  # moves all rows
     assert as_one_program(replace(work, method=decaying), 30) is None
 
 

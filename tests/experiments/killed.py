@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedkeep import Method, Run, adam, methods, sgd, simulate
+from fedkeep import Method, Phase, Run, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.run_directory import RunDirectory
 from tests.tiny import Noisy, classes
@@ -18,12 +18,11 @@ from tests.tiny import Noisy, classes
 ENGINES: dict[str, Method] = {
     "sequential": methods.furl(
         "user",
-        batch_size=6,
-        optimizer=sgd(0.2, momentum=0.5),
-        server_optimizer=adam(0.05),
         private_init=("normal", 0.3),
+        local=Phase(batch_size=6, optimizer=sgd(0.2, momentum=0.5)),
+        server=averaging(adam(0.05)),
     ),
-    "pooled": methods.furl("user", batch_size=10, optimizer=adam(0.05)),
+    "pooled": methods.furl("user", local=Phase(batch_size=10, optimizer=adam(0.05))),
 }
 ENGINES["workers"] = ENGINES["sequential"]
 

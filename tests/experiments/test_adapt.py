@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import Method, Phase, Run, Split, methods, sgd, simulate
+from fedkeep import Init, Method, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.data import opt_out
 from fedkeep.experiments.adapt import adapt_clients, kept, rooted
@@ -25,11 +25,11 @@ def federated(method: Method, **options: Any) -> Run:
     return simulate(Logits().double(), method, DATA, rounds=4, cohort=2, seed=1, **options)
 
 
-FEDAVG = federated(methods.fedavg(optimizer=sgd(0.3), batch_size=4))
+FEDAVG = federated(methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4)))
 
 
 def test_fine_tuning_another_run_is_fine_tuning_ones_own() -> None:
-    tuned = methods.fine_tuned(optimizer=sgd(0.3), batch_size=4, tune_epochs=3)
+    tuned = methods.fine_tuned(tune_epochs=3, local=Phase(optimizer=sgd(0.3), batch_size=4))
     other = rooted(FEDAVG, Logits().double(), tuned)
     found, own = adapt_clients(other), adapt_clients(federated(tuned))
     for client in range(4):
@@ -52,7 +52,7 @@ def test_all_of_a_client_is_its_own_and_the_run_stays() -> None:
 
 
 def test_nothing_of_the_run_is_needed_to_train_alone() -> None:
-    alone = methods.local().but(adapt=(TUNE,))
+    alone = methods.local().adapting(phases=(TUNE,))
     found = adapt_clients(rooted(FEDAVG, Logits(seed=3).double(), alone), [1])
     fresh = simulate(Logits(seed=3).double(), alone, DATA, rounds=0, seed=1)
     assert same_bits(found.own(1), adapt_clients(fresh, [1]).own(1))
@@ -84,7 +84,7 @@ def test_another_name_in_front() -> None:
 
 def test_clients_start_from_what_they_kept() -> None:
     method = methods.furl(
-        "user", optimizer=sgd(0.3), adapt=Phase(trains="private", optimizer=sgd(0.1), steps=1)
+        "user", adapt=Phase(trains="private", optimizer=sgd(0.1), steps=1), local=Phase(optimizer=sgd(0.3))
     )
     run = federated(method, hold_out=0.25)
     held = int(run.held_out[0])
@@ -97,7 +97,15 @@ def test_clients_start_from_what_they_kept() -> None:
     assert not same_bits(found.own(seen), fit_private(run, seen, first_examples(run, seen, None)))
     again = adapt_clients(run, [seen], start={seen: {"user": torch.zeros(3, dtype=torch.float64)}})
     assert not same_bits(again.own(seen), found.own(seen))
-    assert kept(rooted(FEDAVG, Logits().double(), method.but(stateless=True, split=Split(()))), seen) == {}
+    assert (
+        kept(
+            rooted(
+                FEDAVG, Logits().double(), method.but(split=Split(())).on_client(keep=Init(every_round=True))
+            ),
+            seen,
+        )
+        == {}
+    )
 
 
 def test_processes_give_the_same() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Run, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import (
@@ -48,7 +48,7 @@ class Line(nn.Module):
 
 def unmoved(model: nn.Module, data: FederatedData) -> Run:
     """Return a run whose clients still have their default values."""
-    return simulate(model, methods.furl("user", optimizer=sgd(0.0)), data, rounds=0)
+    return simulate(model, methods.furl("user", local=Phase(optimizer=sgd(0.0))), data, rounds=0)
 
 
 def test_a_user_is_known_by_the_label_it_uses_most() -> None:
@@ -127,7 +127,9 @@ def test_user_vectors_are_the_private_user_or_all_that_is_private() -> None:
 
 def test_clients_before_and_after_adapting_and_their_means() -> None:
     data = classes(counts=(8, 6), valid=0, test=4)
-    run = simulate(Logits().double(), methods.fine_tuned(optimizer=sgd(0.3), tune_epochs=4), data, rounds=2)
+    run = simulate(
+        Logits().double(), methods.fine_tuned(tune_epochs=4, local=Phase(optimizer=sgd(0.3))), data, rounds=2
+    )
     found = adapt_clients(run)
     form = adapted_form(found)
     assert form["columns"] == ["client", "accuracy on test, before", "accuracy on test, after"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import methods, models
+from fedkeep import Phase, averaging, methods, models
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.optim import sgd
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, cifar10, majority, many_user_text, opt_out, toy
@@ -302,18 +302,17 @@ def method(**table: Any) -> methods.Method:
 
 def test_a_method_is_what_a_call_would_make() -> None:
     assert method() == methods.furl()
-    assert method(kind="fedavg", batch_size=8) == methods.fedavg(batch_size=8)
-    assert method(kind="local", optimizer={"learning_rate": 0.5}) == methods.local(optimizer=sgd(0.5))
+    assert method(kind="fedavg", batch_size=8) == methods.fedavg(local=Phase(batch_size=8))
+    assert method(kind="local", optimizer={"learning_rate": 0.5}) == methods.local(
+        local=Phase(optimizer=sgd(0.5))
+    )
     built = method(
         private=["user", "head.*"], private_init=["normal", 0.1], weighting="uniform", clip_norm=2,
         optimizer={"learning_rate": 0.3, "rates": {"user": 1.0}}, server_optimizer={"momentum": 0.9},
         loss={"kind": "squared_error", "label": "y", "l2": {"user": 0.5}},
     )  # fmt: skip
     assert built == methods.furl(
-        ["user", "head.*"], private_init=("normal", 0.1), weighting="uniform", clip_norm=2,
-        optimizer=sgd(0.3, rates={"user": 1.0}), server_optimizer=sgd(1.0, momentum=0.9),
-        loss=terms.squared_error("y") + 0.5 * terms.l2_penalty("user"),
-    )  # fmt: skip
+        ["user", "head.*"], private_init=("normal", 0.1), local=Phase(clip_norm=2, optimizer=sgd(0.3, rates={"user": 1.0}), loss=terms.squared_error("y") + 0.5 * terms.l2_penalty("user")), server=averaging(sgd(1.0, momentum=0.9), by="uniform"))  # fmt: skip
 
 
 def test_adaptation() -> None:
@@ -548,7 +547,7 @@ def test_adaptation_of_several_phases() -> None:
         assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
     stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
     (tuned,) = build_method(MethodConfig(kind="fine_tuned", adapt=AdaptConfig.model_validate(stops))).adapt
-    assert tuned.early_stopping == EarlyStopping(1, 3)
+    assert tuned.early_stopping == EarlyStopping(every=1, patience=3)
     (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt
     assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
 

@@ -16,7 +16,8 @@ from fedkeep.data import toy
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.load import load_run, run_folder_config
-from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
 
 
 def config(**tables: Any) -> Config:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeep import methods, sgd, simulate
+from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import TokenVocabulary, toy
 from fedkeep.engines.tables import local_rows
 from fedkeep.experiments.reproduce.neighbours import _tables, word_neighbours
-from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.run import Run
 from fedkeep.models import Linear, TextClassifier
 from fedkeep.privacy import Projection
 from tests.tiny import bits, toy_reviews
@@ -28,7 +28,7 @@ def run(*, projected: bool = True) -> Run:
     model = TextClassifier(
         len(TokenVocabulary.from_dict(DATA.meta["vocabulary"])), 2, embedding_dim=6, hidden=3
     )
-    method = methods.fedavg(optimizer=sgd(0.5, momentum=0.9), batch_size=4)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.5, momentum=0.9), batch_size=4))
     if projected:
         method = method.but(upload=(Projection(2, 5),))
     return simulate(model, method, DATA, rounds=1, cohort=9, seed=3, evaluate_every=0)

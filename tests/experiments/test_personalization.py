@@ -31,7 +31,7 @@ def trained(method: Any, **options: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return trained(methods.furl("user", optimizer=OPTIMIZER, batch_size=4))
+    return trained(methods.furl("user", local=Phase(optimizer=OPTIMIZER, batch_size=4)))
 
 
 def reference(run: Run, client: int, protocol: Protocol) -> list[float]:
@@ -97,7 +97,7 @@ def test_before_the_first_step_it_is_the_run_s_own_evaluation(run: Run) -> None:
 
 
 def test_remark_4_fedavg_s_ag_is_the_curve_s_first_value() -> None:
-    run = trained(methods.fedavg(optimizer=sgd(0.3), batch_size=4))
+    run = trained(methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4)))
     first = personalization_curve(run, STEEP).scores().curve[0]
     assert first == pytest.approx(run.evaluate("test", shared=True)["accuracy_user_mean"])
 
@@ -126,13 +126,13 @@ def test_the_whole_curve_is_records(run: Run) -> None:
 
 def test_one_phase_trains_everything_several_take_turns_on_their_own() -> None:
     names = ["linear.weight", "linear.bias", "user"]
-    one = methods.furl("user", optimizer=OPTIMIZER, batch_size=4)
+    one = methods.furl("user", local=Phase(optimizer=OPTIMIZER, batch_size=4))
     (phase,) = tuning_phases(one, names, STEEP)
     assert (phase.trains, phase.steps, phase.batch_size, phase.examples) == ("all", 6, 4, "all")
     assert phase.loss == one.phases[0].loss
     assert (phase.optimizer.learning_rate, phase.optimizer.rates) == (0.15, (("user", 0.3),))
     assert (phase.optimizer.momentum, phase.optimizer.schedule) == (0.9, "constant")
-    two = methods.fedrep("user", optimizer=sgd(0.3), batch_size=4)
+    two = methods.fedrep("user", local=Phase(optimizer=sgd(0.3), batch_size=4))
     head, body = tuning_phases(two, names, STEEP)
     assert {*head.trains, *body.trains} == set(names)
     assert not {*head.trains} & {*body.trains}
@@ -156,7 +156,7 @@ def test_every_kind_of_method_has_a_curve(kind: str) -> None:
 
 def test_opted_out_examples_are_trained_on_too() -> None:
     data = classes(counts=(12, 9), kind="f8", test=5, opted_in=True)
-    method = methods.furl("user", optimizer=sgd(0.3), batch_size=4)
+    method = methods.furl("user", local=Phase(optimizer=sgd(0.3), batch_size=4))
     run = simulate(Logits().double(), method, data, rounds=1, cohort=2, evaluate_every=0)
     phase = tuning_phases(method, ["user"], STEEP)[0]
     assert phase.examples == "all"
@@ -181,14 +181,14 @@ def test_what_is_refused() -> None:
         personalization_curve(untested)
     assert str(error.value) == "No client has test examples, so there is no personalisation curve."
     numbers = pairs({"a": [(1, 1), (2, 2)]}, test=1)
-    squared = methods.fedavg(loss=methods.terms.squared_error())
+    squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error()))
     with pytest.raises(ConfigError) as error:
         personalization_curve(simulate(Scalar(), squared, numbers, rounds=0))
     assert str(error.value) == "The personalisation curve measures accuracy; this task is a regression."
 
 
 def test_fine_tuning_that_breaks_down_is_named() -> None:
-    run = trained(methods.furl("user", optimizer=sgd(1.0), batch_size=4))
+    run = trained(methods.furl("user", local=Phase(optimizer=sgd(1.0), batch_size=4)))
     with pytest.raises(
         NonFiniteError, match=r"^Client 'user-0', fine-tuning: .* became NaN or infinite after"
     ):

@@ -24,7 +24,9 @@ ADAPT = Phase(trains="private", optimizer=sgd(0.4, momentum=0.5), epochs=3, batc
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    method = methods.furl("user", optimizer=sgd(0.3), batch_size=4, adapt=ADAPT, private_init=0.125)
+    method = methods.furl(
+        "user", adapt=ADAPT, private_init=0.125, local=Phase(optimizer=sgd(0.3), batch_size=4)
+    )
     return simulate(Logits().double(), method, DATA, rounds=6, cohort=2, hold_out=0.34, seed=1)
 
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep import Run, adam, methods, sgd, simulate
+from fedkeep import Optimize, Phase, Run, WeightedMean, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import FedkeepError, RunError, StoreError
 from fedkeep.core.files import read_tensors
 from fedkeep.core.records import Record, read_records
 from tests.tiny import Logits, classes, everyone, files, same_bits
 
-METHOD = methods.furl("user", batch_size=4, server_optimizer=sgd(1.0, momentum=0.9))
+METHOD = methods.furl("user", local=Phase(batch_size=4), server=averaging(sgd(1.0, momentum=0.9)))
 DATA = classes(counts=(5, 9, 3, 7), kind="f4")
 
 
@@ -173,9 +173,9 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": 9}, "rounds: 4 in the run, 9 now"),
     "cohort": ({"cohort": 3}, "cohort: 2 in the run, 3 now"),
     "sampling": ({"sampling": "independent"}, "sampling: 'shuffled' in the run, 'independent' now"),
-    "method": ({"method": METHOD.but(weighting="uniform")}, "method.weighting: 'examples' in the run, 'uniform' now"),
+    "method": ({"method": METHOD.on_server(reduce=WeightedMean(by="uniform"))}, "method.weighting: 'examples' in the run, 'uniform' now"),
     "server": (
-        {"method": METHOD.but(server_optimizer=adam(0.1))}, "method.server_optimizer.kind: 'sgd' in the run, 'adam' now",
+        {"method": METHOD.on_server(update=Optimize(optimizer=adam(0.1)))}, "method.server_optimizer.kind: 'sgd' in the run, 'adam' now",
     ),
     "model": ({"model": Logits(seed=1)}, "model.initial_sha256: "),
     "data": ({"data": classes(counts=(5, 9, 3, 7), kind="f4", seed=1)}, "data.columns.label: "),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Run, adam, methods, sgd, simulate
+from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.data import RangeIds
 from fedkeep.engines import Sampler, judge
@@ -20,7 +20,7 @@ from fedkeep.store import Default, MemoryStore
 from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, texts
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
-FURL = methods.furl("user", batch_size=4, optimizer=sgd(0.3))
+FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
 
 
 def bits(run: Run) -> tuple[Any, ...]:
@@ -33,7 +33,7 @@ def bits(run: Run) -> tuple[Any, ...]:
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    one, two = (simulate(Noisy(dropout=0.5), FURL.but(private_init=("normal", 0.1)), classes(counts=(8, 6, 10), kind="f4"), rounds=4, cohort=2, seed=3) for _ in range(2))  # fmt: skip
+    one, two = (simulate(Noisy(dropout=0.5), FURL.on_client(keep=Init(value=("normal", 0.1))), classes(counts=(8, 6, 10), kind="f4"), rounds=4, cohort=2, seed=3) for _ in range(2))  # fmt: skip
     assert bits(one) == bits(two)
 
 
@@ -100,7 +100,7 @@ def test_independent_sampling() -> None:
 
 
 def test_clients_never_drawn_keep_the_default() -> None:
-    run = simulate(Logits(), FURL.but(private_init=0.5), DATA, rounds=1, cohort=2)
+    run = simulate(Logits(), FURL.on_client(keep=Init(value=0.5)), DATA, rounds=1, cohort=2)
     seen = run.private.seen(range(6))
     assert sum(seen) == 2
     users = everyone(run.private, 6)["user"]
@@ -126,7 +126,9 @@ def test_who_is_held_out_never_trains() -> None:
 
 
 def test_the_clients_own_records_are_those_of_the_best_epoch() -> None:
-    run = simulate(Logits(), methods.furl("user", optimizer=adam(0.3)), DATA, rounds=8, cohort=6, seed=1)
+    run = simulate(
+        Logits(), methods.furl("user", local=Phase(optimizer=adam(0.3))), DATA, rounds=8, cohort=6, seed=1
+    )
     valid = [
         (r.round, r.value)
         for r in run.history
@@ -199,7 +201,7 @@ def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.w
 
-    method = methods.fedavg(loss=methods.terms.squared_error(), optimizer=sgd(0.6), batch_size=2)
+    method = methods.fedavg(local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.6), batch_size=2))
     run = simulate(Line(), method, data, rounds=10, cohort=1)
     valid = {
         r.round: r.value for r in run.history if (r.split, r.metric) == ("valid", "rmse") and r.client is None

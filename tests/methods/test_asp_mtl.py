@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, adam, methods, sgd, simulate
+from fedkeep import Method, Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.engines import Stream
@@ -181,7 +181,9 @@ def compare(run: Any, server: State, own: list[State]) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_asp_mtl_equals_plain_pytorch(momentum: float) -> None:
-    method = methods.asp_mtl(4, 0.5, 0.3, batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=momentum))
+    method = methods.asp_mtl(
+        4, 0.5, 0.3, local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=momentum))
+    )
     initial = AddTask(4)(Parts().double()).state_dict()
 
     def loss(w: State, batch: State) -> Tensor:
@@ -212,8 +214,10 @@ def test_asp_mtl_equals_plain_pytorch(momentum: float) -> None:
 
 def test_any_method_can_be_trained_centrally_by_client() -> None:
     """FedPer: private heads, one client a mini-batch (the single branch of multi-task learning)."""
-    method = methods.fedper("classifier.*", batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
-    method = method.but(phases=(replace(method.phases[0], by_client=True),))
+    method = methods.fedper(
+        "classifier.*", local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
+    )
+    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
 
     def loss(w: State, batch: State) -> Tensor:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
@@ -224,8 +228,8 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
 
 
 def test_nothing_private_and_one_client_a_batch_is_plain_training() -> None:
-    method = methods.fedavg(batch_size=4, optimizer=sgd(0.2))
-    method = method.but(phases=(replace(method.phases[0], by_client=True),))
+    method = methods.fedavg(local=Phase(batch_size=4, optimizer=sgd(0.2)))
+    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
 
     def loss(w: State, batch: State) -> Tensor:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
@@ -237,7 +241,7 @@ def test_nothing_private_and_one_client_a_batch_is_plain_training() -> None:
 
 
 def test_local_rows_and_clients_rows_together_equal_the_whole_table() -> None:
-    method = methods.asp_mtl(3, batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
+    method = methods.asp_mtl(3, local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9)))
     runs = []
     for lookup in ({"embedding.weight": "text"}, {}):
         model = Words().double()
@@ -248,7 +252,7 @@ def test_local_rows_and_clients_rows_together_equal_the_whole_table() -> None:
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
-    method = methods.asp_mtl(4, batch_size=4, optimizer=sgd(0.2, momentum=0.9))
+    method = methods.asp_mtl(4, local=Phase(batch_size=4, optimizer=sgd(0.2, momentum=0.9)))
     settings: dict[str, Any] = {"seed": 3, "engine": "pooled"}
     whole = simulate(Parts().double(), method, DATA, rounds=3, **settings)
     kept = simulate(Parts().double(), method, DATA, rounds=3, out=tmp_path / "run", **settings)
@@ -281,21 +285,21 @@ def test_what_cannot_be_trained_row_by_row_is_refused(changed: dict[str, Any]) -
 def test_further_refusals() -> None:
     base = methods.asp_mtl(4)
     (phase,) = base.phases
-    turned = base.but(phases=(replace(phase, optimizer=sgd(0.1, momentum=0.9)), phase), turns="batches")
+    turned = base.on_client(phases=(replace(phase, optimizer=sgd(0.1, momentum=0.9)), phase), turns="batches")
     with pytest.raises(MethodError) as error:
         simulate(Parts().double(), turned, DATA, rounds=1, engine="pooled")
     assert str(error.value) == WANTED
     with pytest.raises(MethodError) as error:
         simulate(
             Parts().double(),
-            base.but(phases=(phase, replace(phase, by_client=False))),
+            base.on_client(phases=(phase, replace(phase, by_client=False))),
             DATA,
             rounds=1,
             engine="pooled",
         )
     assert str(error.value) == "Either all phases of 'asp_mtl' are by_client, or none is."
-    method = methods.fedbn("norm.*", batch_size=4)
-    method = method.but(phases=(replace(method.phases[0], by_client=True),))
+    method = methods.fedbn("norm.*", local=Phase(batch_size=4))
+    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
     with pytest.raises(MethodError) as error:
         simulate(Noisy().double(), method, DATA, rounds=1, engine="pooled")
     assert str(error.value) == (

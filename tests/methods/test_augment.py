@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import methods, simulate
+from fedkeep import Phase, methods, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.data import ImageSet, majority
@@ -90,7 +90,9 @@ def test_a_seed_draws_the_same_images() -> None:
     torch.manual_seed(0)
     model = CNN(4, 1, 16, widths=(3, 4), hidden=(16, 8), dropout=0.0)
     runs = [
-        simulate(model, methods.fedavg(loss=loss, batch_size=5), data, rounds=2, seed=seed).server
+        simulate(
+            model, methods.fedavg(local=Phase(loss=loss, batch_size=5)), data, rounds=2, seed=seed
+        ).server
         for loss, seed in (
             (Augmented(cross_entropy()), 1),
             (Augmented(cross_entropy()), 1),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, methods, sgd, simulate
+from fedkeep import Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.seeds import generator
@@ -195,7 +195,10 @@ def test_one_class_and_clients_of_one_example_train() -> None:
     data = classes(counts=(1, 9, 5), labels=3)
     data.columns["label"][: data.rows(1, "train").stop] = 1  # type: ignore[index]
     run = simulate(
-        Parts().double(), methods.kteps_star(1, 2, table="encoder.weight", batch_size=4), data, rounds=2
+        Parts().double(),
+        methods.kteps_star(1, 2, table="encoder.weight", local=Phase(batch_size=4)),
+        data,
+        rounds=2,
     )
     assert all(torch.isfinite(v).all() for v in run.server.values())
 
@@ -215,7 +218,7 @@ def test_two_whole_models_that_share_nothing_are_fedavg_and_local() -> None:
     run, plain = trained(method), trained(methods.fedavg(**OPTIONS))
     assert same_bits(run.server, plain.server)
     taught = everyone(run.private, 6)
-    run = trained(method.but(phases=(methods.kteps(0, 0, architecture=("encoder", "classifier"), projections=False, **OPTIONS).phases[0],)))  # fmt: skip
+    run = trained(method.on_client(phases=(methods.kteps(0, 0, architecture=("encoder", "classifier"), projections=False, **OPTIONS).phases[0],)))  # fmt: skip
     alone = everyone(trained(methods.local(**OPTIONS)).private, 6)
     close({n.removeprefix("private."): v for n, v in everyone(run.private, 6).items()}, alone, atol=1e-13)
     assert not torch.equal(taught["private.encoder.weight"], alone["encoder.weight"])
@@ -372,7 +375,7 @@ def test_the_shared_part_predicts_with_the_shared_branch() -> None:
 
 
 def test_the_losss_terms_are_those_that_are_asked_for() -> None:
-    term = methods.kteps(0.2, 0.3, loss=2 * cross_entropy()).phases[0].loss
+    term = methods.kteps(0.2, 0.3, local=Phase(loss=2 * cross_entropy())).phases[0].loss
     assert term == BranchLoss(TwoBranches(), 2 * cross_entropy(), 0.2, 0.3)
     assert not term.reads_parameters
     assert BranchLoss(loss=cross_entropy() + methods.terms.l2_penalty("*")).reads_parameters

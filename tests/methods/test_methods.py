@@ -9,9 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import Method, Phase, Split, adam, methods, sgd
+from fedkeep import (
+    Adapt,
+    Client,
+    Init,
+    Method,
+    Optimize,
+    Phase,
+    Server,
+    Split,
+    WeightedMean,
+    adam,
+    averaging,
+    methods,
+    sgd,
+)
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
-from fedkeep.methods import METHODS, fedavg, furl, local, terms
+from fedkeep.methods import METHODS, by_share, fedavg, furl, local, terms
 from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
@@ -31,23 +45,33 @@ NAMES = ["user", "linear.weight", "linear.bias"]
 def test_fedavg_is_the_default_of_every_field() -> None:
     assert fedavg() == Method()
     assert Method() == Method(
-        "fedavg", Split(), (Phase(terms.cross_entropy(), "all", sgd(0.1), 1, None, 32, None, "opted_in"),), "examples", 1,
-        "model", sgd(1.0), (), forward, forward, None, False, None,
-    )  # fmt: skip
+        name="fedavg", split=Split(), predict=forward, predict_shared=forward, extend=None, client=Client(phases=(Phase(loss=terms.cross_entropy(), trains="all", optimizer=sgd(0.1), epochs=1, steps=None, batch_size=32, clip_norm=None, examples="opted_in"),), accept=by_share, keep=Init(value="model", every_round=False)), server=Server(update=Optimize(optimizer=sgd(1.0)), reduce=WeightedMean(by="examples")), adapt=Adapt(phases=(), split=None))  # fmt: skip
 
 
 def test_furl_is_fedavg_but_for_the_split() -> None:
     given = furl("user")
     assert given == Method(
-        "furl", Split("user"), private_init=0.0, adapt=(Phase(trains="private", epochs=10, examples="all"),)
+        name="furl",
+        split=Split("user"),
+        client=Client(keep=Init(value=0.0)),
+        adapt=Adapt(phases=(Phase(trains="private", epochs=10, examples="all"),)),
     )
     assert given.private_scale == 1
-    assert given.but(name="fedavg", split=Split(), private_init="model", adapt=()) == fedavg()
+    assert (
+        given.but(name="fedavg", split=Split()).on_client(keep=Init(value="model")).adapting(phases=())
+        == fedavg()
+    )
 
 
 def test_local_keeps_everything() -> None:
     phase = Phase(examples="all")
-    assert local() == Method("local", Split("*"), (phase,), adapt=(phase,), predict_shared=None)
+    assert local() == Method(
+        name="local",
+        split=Split("*"),
+        predict_shared=None,
+        client=Client(phases=(phase,)),
+        adapt=Adapt(phases=(phase,)),
+    )
 
 
 TRAINED = {
@@ -97,9 +121,7 @@ def test_every_method_weights_and_applies_as_told(name: str) -> None:
 def test_furl_options() -> None:
     adapt = Phase(trains="private", steps=4)
     given = furl(
-        ["user", "linear.bias"], weighting="uniform", private_scale="fedavg", private_init=("normal", 0.1),
-        server_optimizer=sgd(1.0, momentum=0.9), adapt=adapt,
-    )  # fmt: skip
+        ["user", "linear.bias"], private_scale="fedavg", private_init=("normal", 0.1), adapt=adapt, server=averaging(sgd(1.0, momentum=0.9), by="uniform"))  # fmt: skip
     assert (given.split, given.weighting, given.private_scale) == (
         Split(["user", "linear.bias"]),
         "uniform",
@@ -110,7 +132,7 @@ def test_furl_options() -> None:
         sgd(1.0, momentum=0.9),
         (adapt,),
     )
-    assert fedavg(weighting="uniform", server_optimizer=adam(0.1)).server_optimizer == adam(0.1)
+    assert fedavg(server=averaging(adam(0.1), by="uniform")).server_optimizer == adam(0.1)
     with pytest.raises(MethodError) as error:
         furl([])
     assert str(error.value) == "FURL needs at least one private pattern; with none it is methods.fedavg()."
@@ -211,21 +233,21 @@ def test_what_a_phase_trains() -> None:
 
 def test_opted_out_examples_may_not_train_what_leaves() -> None:
     with pytest.raises(MethodError) as error:
-        furl().but(phases=(Phase(examples="all"),)).check(Logits())
+        furl().on_client(phases=(Phase(examples="all"),)).check(Logits())
     assert str(error.value) == (
         "A phase of 'furl' trains the federated 'linear.weight' on all examples, so opted-out examples would "
         "influence what leaves the client. Use examples='opted_in', or train private parameters alone."
     )
     with pytest.raises(MethodError, match="trains the federated 'linear.bias' on all examples"):
-        furl().but(phases=(Phase(trains=("linear.bias",), examples="all"),)).check(Logits())
+        furl().on_client(phases=(Phase(trains=("linear.bias",), examples="all"),)).check(Logits())
     with pytest.raises(MethodError) as error:
-        furl().but(phases=(Phase(), Phase(trains="private", examples="all"))).check(Logits())
+        furl().on_client(phases=(Phase(), Phase(trains="private", examples="all"))).check(Logits())
     assert str(error.value) == (
         "'furl' trains the private 'user' on all examples in one phase and together with the federated "
         "'linear.weight' in another, so opted-out examples would influence what leaves the client. "
         "Use examples='opted_in' in both."
     )
-    furl().but(phases=(Phase(trains="federated"),)).check(Logits())
+    furl().on_client(phases=(Phase(trains="federated"),)).check(Logits())
     local().check(Logits())
 
 
@@ -233,16 +255,16 @@ def test_check_refuses_patterns_that_match_nothing() -> None:
     with pytest.raises(SplitError, match="^Split pattern 'usr' matches no parameter of Logits"):
         furl("usr").check(Logits())
     with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
-        furl(optimizer=sgd(0.1, rates={"usr": 1.0})).check(Logits())
+        furl(local=Phase(optimizer=sgd(0.1, rates={"usr": 1.0}))).check(Logits())
     with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
-        furl(server_optimizer=sgd(1.0, rates={"usr": 1.0})).check(Logits())
+        furl(server=averaging(sgd(1.0, rates={"usr": 1.0}))).check(Logits())
     with pytest.raises(ConfigError, match="^The learning rate pattern 'usr' matches no parameter"):
         furl(adapt=Phase(trains="private", optimizer=sgd(0.1, rates={"usr": 1.0}))).check(Logits())
     with pytest.raises(SplitError, match="^Split pattern 'usr' matches no parameter of Logits"):
-        fedavg().but(adapt_split=Split("usr")).check(Logits())
+        fedavg().adapting(split=Split("usr")).check(Logits())
     with pytest.raises(MethodError, match="^trains='usr' matches no trainable parameter"):
         furl(adapt=Phase(trains="usr")).check(Logits())
-    furl(optimizer=sgd(0.1, rates={"user": 1.0})).check(Logits())
+    furl(local=Phase(optimizer=sgd(0.1, rates={"user": 1.0}))).check(Logits())
 
 
 def test_a_frozen_parameter_is_not_trained() -> None:
@@ -252,7 +274,7 @@ def test_a_frozen_parameter_is_not_trained() -> None:
         Split("user"), [n for n, p in model.named_parameters() if p.requires_grad]
     ) == ["user"]
     with pytest.raises(MethodError, match="matches no trainable parameter"):
-        furl().but(phases=(Phase(trains="linear.*"),)).check(model)
+        furl().on_client(phases=(Phase(trains="linear.*"),)).check(model)
 
 
 def test_forward_is_the_models_own() -> None:

@@ -258,9 +258,9 @@ def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
         Expert(1, dropout=0.3).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5
     )
     stop, tune = LATER["early_stopping"], LATER["local_epochs"]
-    alone = methods.local(optimizer=OPTIONS["optimizer"], batch_size=4)
-    alone = alone.but(
-        adapt=(
+    alone = methods.local(local=Phase(optimizer=OPTIONS["optimizer"], batch_size=4))
+    alone = alone.adapting(
+        phases=(
             Phase(
                 optimizer=OPTIONS["optimizer"], batch_size=4, epochs=tune, examples="all", early_stopping=stop
             ),
@@ -316,9 +316,15 @@ def test_the_losses_by_hand() -> None:
 def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
     loss = terms.cross_entropy("kind") + 0.5 * terms.l2_penalty("gate.*")
     nll = NegativeLogLikelihood("kind") + 0.5 * terms.l2_penalty("gate.*")
-    assert mixture(loss=loss).adapt[1].loss == loss
-    assert mixture(loss=loss, mix="logprob").adapt[1].loss == OnOutput("log_mixture", nll)
-    assert mixture(loss=loss).phases[0].loss == OnOutput("global_logits", loss)
+    assert (
+        mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).adapt[1].loss == loss
+    )
+    assert mixture(
+        mix="logprob", local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)
+    ).adapt[1].loss == OnOutput("log_mixture", nll)
+    assert mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).phases[
+        0
+    ].loss == OnOutput("global_logits", loss)
     assert OnOutput("log_mixture", nll).reads_parameters
     assert not OnOutput("log_mixture", NegativeLogLikelihood()).reads_parameters
     assert as_likelihood(2.0 * Augmented(terms.cross_entropy(), 1)) == 2.0 * Augmented(
@@ -330,7 +336,12 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
         "mix='logprob' mixes one output; the loss names a task. Use mix='probability'."
     )
     with pytest.raises(MethodError) as error:
-        mixture(loss=terms.cross_entropy(smoothing=0.1), mix="logprob")
+        mixture(
+            mix="logprob",
+            local=Phase(
+                loss=terms.cross_entropy(smoothing=0.1), optimizer=adam(1e-4), epochs=3, batch_size=10
+            ),
+        )
     assert str(error.value) == "mix='logprob' knows no label smoothing. Use mix='probability'."
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep import Method, Optimize, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.experiments.personalize import fit_private
@@ -96,10 +96,12 @@ def test_a_learned_share_leaves_tables_local() -> None:
 
 def test_pfedme_by_hand() -> None:
     """λ = 2, two steps of 0.1: θ 1 → 1.4 (slope −4) → 1.64 (2 (1.4 − 3) + 2 (1.4 − 1) = −2.4); w − 0.25 · 2 (1 − 1.64)."""
-    method = methods.pfedme(2.0, steps=2, loss=squared_error(), optimizer=sgd(0.25), own_optimizer=sgd(0.1))
+    method = methods.pfedme(
+        2.0, steps=2, own_optimizer=sgd(0.1), local=Phase(loss=squared_error(), optimizer=sgd(0.25))
+    )
     w, own = one_client(method)
     assert (w, float(own["own.w"])) == pytest.approx((1.32, 1.64), abs=1e-14)
-    w, _ = one_client(method.but(server_optimizer=sgd(0.5)))
+    w, _ = one_client(method.on_server(update=Optimize(optimizer=sgd(0.5))))
     assert w == pytest.approx(1.16, abs=1e-14)
     net = Net(Scalar())
     value = Apart(2.0)(net, {"w": torch.tensor(1.0), "own.w": torch.tensor(4.0)}, {}, {})
@@ -109,7 +111,10 @@ def test_pfedme_by_hand() -> None:
 
 def test_pfedme_equals_plain_pytorch() -> None:
     method = methods.pfedme(
-        2.0, steps=3, batch_size=4, epochs=2, optimizer=sgd(0.2), own_optimizer=sgd(0.1, momentum=0.5)
+        2.0,
+        steps=3,
+        own_optimizer=sgd(0.1, momentum=0.5),
+        local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2)),
     )
 
     def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
@@ -137,9 +142,11 @@ def test_pfedme_equals_plain_pytorch() -> None:
 def test_pfedme_with_one_free_step_is_local_training() -> None:
     """λ → 0: θ sees its own loss alone, and w stays."""
     run = trained(
-        methods.pfedme(1e-12, steps=1, batch_size=4, epochs=2, optimizer=sgd(0.2), own_optimizer=sgd(0.2))
+        methods.pfedme(
+            1e-12, steps=1, own_optimizer=sgd(0.2), local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))
+        )
     )
-    alone = trained(methods.local(batch_size=4, epochs=2, optimizer=sgd(0.2)))
+    alone = trained(methods.local(local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))))
     mine = {n.removeprefix("own."): v for n, v in everyone(run.private, 6).items()}
     close(mine, everyone(alone.private, 6), atol=1e-9)
     close(run.server, Parts().double().state_dict(), atol=1e-9)
@@ -207,7 +214,7 @@ def test_per_fedavg_equals_plain_pytorch(order: Any) -> None:
     run = trained(method)
     server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train)
     close(run.server, server, atol=1e-6 if order == "free" else 1e-12)
-    other = trained(method.but(phases=(replace(method.phases[0], loss=AfterOneStep(0.0)),)))
+    other = trained(method.on_client(phases=(replace(method.phases[0], loss=AfterOneStep(0.0)),)))
     assert not torch.allclose(run.server["encoder.weight"], other.server["encoder.weight"], atol=1e-4)
 
 
@@ -255,7 +262,7 @@ def test_per_fedavg_without_its_step_is_training_on_the_second_half() -> None:
 
 
 def test_whoever_predicts_takes_a_step() -> None:
-    method = methods.per_fedavg(0.3, batch_size=50, optimizer=sgd(0.2))
+    method = methods.per_fedavg(0.3, local=Phase(batch_size=50, optimizer=sgd(0.2)))
     run = trained(method)
     rows = rows_of(DATA, 1)
     expected = descend(run.server, [""], [DATA.batch(rows)], plain_loss, 0.3)

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, Split, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Run, Split, WeightedMean, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.engines import Job, Sequential, Server, Stream, run_round
-from fedkeep.engines.local import batches, usable
+from fedkeep.engines import ClientResult, Job, Sequential, Stream, run_round
+from fedkeep.engines.batches import batches, usable
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.experiments.personalize import cold_start, fit_private, personalize_client
@@ -27,7 +27,7 @@ from fedkeep.methods.fedprox import Proximal
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.engines.reference import averaged, close, cohorts, rows_of
 from tests.methods.parts import Parts
-from tests.tiny import Logits, Noisy, Scalar, bits, classes, everyone, job, pairs, same_bits
+from tests.tiny import Logits, Noisy, Rounds, Scalar, bits, classes, everyone, job, pairs, same_bits
 
 SQUARED = methods.terms.squared_error()
 DATA = classes()
@@ -63,43 +63,41 @@ class Product(nn.Module):
 
 
 ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
-    "fedavg": (Deep, methods.fedavg(batch_size=4)),
-    "furl": (Logits, methods.furl("user", batch_size=4)),
-    "local": (Deep, methods.local(batch_size=4)),
-    "fedprox": (Deep, methods.fedprox(0.7, batch_size=4, optimizer=sgd(0.3))),
-    "fine_tuned": (Deep, methods.fine_tuned(batch_size=4)),
-    "fedper": (Deep, methods.fedper("head.*", batch_size=4, optimizer=sgd(0.3))),
-    "lg_fedavg": (Deep, methods.lg_fedavg("body.*", batch_size=4, optimizer=sgd(0.3))),
-    "fedbn": (lambda: Deep(norm=True), methods.fedbn("norm.*", batch_size=WHOLE, optimizer=sgd(0.3))),
+    "fedavg": (Deep, methods.fedavg(local=Phase(batch_size=4))),
+    "furl": (Logits, methods.furl("user", local=Phase(batch_size=4))),
+    "local": (Deep, methods.local(local=Phase(batch_size=4))),
+    "fedprox": (Deep, methods.fedprox(0.7, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fine_tuned": (Deep, methods.fine_tuned(local=Phase(batch_size=4))),
+    "fedper": (Deep, methods.fedper("head.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "lg_fedavg": (Deep, methods.lg_fedavg("body.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fedbn": (lambda: Deep(norm=True), methods.fedbn("norm.*", local=Phase(batch_size=WHOLE, optimizer=sgd(0.3)))),
     "fedrep": (
         lambda: Deep(norm=True),
         methods.fedrep(
-            "head.*", batch_size=WHOLE, head_epochs=2, optimizer=sgd(0.3), head_optimizer=sgd(0.5)
-        ),
+            "head.*", head_epochs=2, head_optimizer=sgd(0.5),
+        local=Phase(batch_size=WHOLE, optimizer=sgd(0.3))),
     ),
     "fedrecon": (
         Deep,
         methods.fedrecon(
-            "head.*", batch_size=2, reconstruction_steps=3, optimizer=sgd(0.3),
-            reconstruction_optimizer=sgd(0.5),
-        ),
+            "head.*", reconstruction_steps=3, reconstruction_optimizer=sgd(0.5), local=Phase(batch_size=2, optimizer=sgd(0.3))),
     ),
-    "ditto": (Deep, methods.ditto(0.4, batch_size=4, optimizer=sgd(0.3), own_epochs=2)),
-    "apfl": (Deep, methods.apfl(0.3, batch_size=4, optimizer=sgd(0.3))),
+    "ditto": (Deep, methods.ditto(0.4, own_epochs=2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "apfl": (Deep, methods.apfl(0.3, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "pfedme": (
         Deep,
-        methods.pfedme(2.0, steps=3, batch_size=4, optimizer=sgd(0.2), own_optimizer=sgd(0.3)),
+        methods.pfedme(2.0, steps=3, own_optimizer=sgd(0.3), local=Phase(batch_size=4, optimizer=sgd(0.2))),
     ),
-    "per_fedavg": (Deep, methods.per_fedavg(0.2, batch_size=4, optimizer=sgd(0.3))),
-    "fedmmd": (Parts, methods.fedmmd(2.0, batch_size=4, optimizer=sgd(0.3))),
-    "fedfusion": (Parts, methods.fedfusion("multi", batch_size=4, optimizer=sgd(0.3))),
-    "asp_mtl": (Parts, methods.asp_mtl(6, batch_size=4, optimizer=sgd(0.3))),
-    "pfl_da": (Parts, methods.pfl_da(batch_size=4, optimizer=sgd(0.3))),
-    "kteps": (Parts, methods.kteps(0.5, 0.5, batch_size=4, optimizer=sgd(0.3))),
-    "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", batch_size=4, optimizer=sgd(0.3))),
+    "per_fedavg": (Deep, methods.per_fedavg(0.2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fedmmd": (Parts, methods.fedmmd(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fedfusion": (Parts, methods.fedfusion("multi", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "asp_mtl": (Parts, methods.asp_mtl(6, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "pfl_da": (Parts, methods.pfl_da(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "kteps": (Parts, methods.kteps(0.5, 0.5, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "mixture": (
         lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
-        methods.mixture(batch_size=4, optimizer=sgd(0.3)),
+        methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
     ),
 }  # fmt: skip
 
@@ -129,7 +127,7 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
 def test_stopped_and_continued_is_never_stopped(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fedkeep.experiments.simulate as room
+    import fedkeep.experiments.drive as room
 
     whole, rounds = trained(name), []
 
@@ -156,12 +154,14 @@ class Watched(Sequential):
         self.weights: list[float] = []
         self.private: list[Params] = []
 
-    def run_cohort(self, job: Job, received: Params, clients: list[int], round: int, progress: float) -> Any:
-        result = super().run_cohort(job, received, clients, round, progress)
-        self.bytes += [save({n: v.contiguous() for n, v in u.deltas.items()}) for u in result.uploads]
-        self.weights += [u.weight for u in result.uploads]
-        self.private.append(result.private)
-        return result
+    def train(self, *arguments: Any) -> Iterator[ClientResult]:
+        for result in super().train(*arguments):
+            assert result.upload is not None
+            assert result.kept is not None
+            self.bytes.append(save({n: v.contiguous() for n, v in result.upload.deltas.items()}))
+            self.weights.append(result.upload.weight)
+            self.private.append(result.kept)
+            yield result
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -169,9 +169,9 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
     make, method = ROWS[name]
     model = make().double()
     work, engine = job(method.extend(model) if method.extend else model, method, DATA), Watched()
-    server = Server(method.split.federated(work.net.initial()))
+    rounds = Rounds(work, engine)
     for _ in range(2):
-        run_round(work, engine, server, [0, 1, 2, 3])
+        rounds([0, 1, 2, 3])
     names = method.split.private_names(work.net.initial())
     assert bool(names) == (
         name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion", "per_fedavg")
@@ -179,7 +179,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
     for upload in engine.bytes:
         assert not any(f'"{n}"'.encode() in upload for n in names)
         for kept in engine.private:
-            assert not any(bits(row) in upload for n in names for row in kept[n] if row.numel() > 1)
+            assert not any(bits(kept[n]) in upload for n in names if kept[n].numel() > 1)
 
 
 # --- by hand
@@ -208,26 +208,26 @@ def one_client(method: Method, rows: list[tuple[float, float]], rounds: int = 1)
     return float(run.server["w"]), {n: v[0] for n, v in run.private.read([0]).items()}
 
 
-OPTIONS: dict[str, Any] = {"loss": SQUARED, "optimizer": sgd(0.1)}
+LOCAL = Phase(loss=SQUARED, optimizer=sgd(0.1))
 
 
 def test_rounds_by_hand() -> None:
     """(x, y) = (1, 3), loss (ŷ − 3)², from 1: gradient −4, a step of 0.1 gives 1.4."""
-    w, own = one_client(methods.fedper("h", **OPTIONS), [(1, 3)])
+    w, own = one_client(methods.fedper("h", local=LOCAL), [(1, 3)])
     assert (w, float(own["h"])) == pytest.approx((1.4, 1.4), abs=1e-14)
-    w, own = one_client(methods.fedrep("h", head_epochs=1, **OPTIONS), [(1, 3)])
+    w, own = one_client(methods.fedrep("h", head_epochs=1, local=LOCAL), [(1, 3)])
     assert (w, float(own["h"])) == pytest.approx((1.448, 1.4), abs=1e-14)  # 2 (1.4 − 3) 1.4 = −4.48
-    w, own = one_client(methods.ditto(0.5, own_epochs=2, **OPTIONS), [(1, 3)])
+    w, own = one_client(methods.ditto(0.5, own_epochs=2, local=LOCAL), [(1, 3)])
     assert (w, float(own["own.w"])) == pytest.approx((1.4, 1.7), abs=1e-14)  # 2 (1.4 − 3) + 0.5 · 0.4 = −3
-    w, own = one_client(methods.apfl(0.5, adaptive=False, **OPTIONS), [(1, 3)])
+    w, own = one_client(methods.apfl(0.5, adaptive=False, local=LOCAL), [(1, 3)])
     assert (w, float(own["own.w"])) == pytest.approx((1.4, 1.2), abs=1e-14)
-    w, _ = one_client(methods.fedprox(0.5, epochs=2, **OPTIONS), [(1, 3)])
+    w, _ = one_client(methods.fedprox(0.5, local=LOCAL.but(epochs=2)), [(1, 3)])
     assert w == pytest.approx(1.7, abs=1e-14)
 
 
 def test_reconstruction_by_hand() -> None:
     """Two equal examples, one for each half; h starts from 1 in both rounds."""
-    method = methods.fedrecon("h", reconstruction_steps=1, **OPTIONS)
+    method = methods.fedrecon("h", reconstruction_steps=1, local=LOCAL)
     w, own = one_client(method, [(1, 3), (1, 3)])
     assert (w, float(own["h"])) == pytest.approx((1.448, 1.4), abs=1e-14)
     w, own = one_client(method, [(1, 3), (1, 3)], rounds=2)
@@ -236,13 +236,13 @@ def test_reconstruction_by_hand() -> None:
     assert w == pytest.approx(1.448 - 0.1 * 2 * (h * 1.448 - 3) * h, abs=1e-14)
     data = pairs({"a": [(1, 3)] * 5, "b": [(1, 3)], "c": [(1, 3)] * 4})
     for halves, weights in ((True, [3, 1, 2]), (False, [5, 1, 4])):
-        work, engine = job(Product(), methods.fedrecon("h", halves=halves, **OPTIONS), data), Watched()
-        run_round(work, engine, Server(Split("h").federated(work.net.initial())), [0, 1, 2])
+        work, engine = job(Product(), methods.fedrecon("h", halves=halves, local=LOCAL), data), Watched()
+        Rounds(work, engine)([0, 1, 2])
         assert engine.weights == weights
 
 
 def test_halves_are_disjoint_complete_and_lasting() -> None:
-    support, query = Phase(part="support"), Phase(part="query")
+    support, query = Phase(examples="support"), Phase(examples="query")
     data = classes(counts=(5, 9, 1), opted_in=True)
     for client in range(3):
         rows = rows_of(data, client)
@@ -430,7 +430,9 @@ def test_three_rounds_equal_plain_pytorch(
     name: str, private: tuple[str, ...], client: Client, weighting: Any
 ) -> None:
     make, method = ROWS[name]
-    run = simulate(make().double(), method.but(weighting=weighting), DATA, rounds=3, cohort=4, seed=3)
+    run = simulate(
+        make().double(), method.on_server(reduce=WeightedMean(by=weighting)), DATA, rounds=3, cohort=4, seed=3
+    )
     plain = Plain(make().double(), method, DATA, private).run(client, uniform=weighting == "uniform")
     assert run.server.keys() == plain.server.keys()
     close(run.server, plain.server)
@@ -501,7 +503,9 @@ def test_private_copies_equal_plain_pytorch(name: str, step: Callable[..., None]
 
 
 def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
-    method = methods.fine_tuned(batch_size=50, optimizer=sgd(0.3), tune_optimizer=sgd(0.2), tune_epochs=3)
+    method = methods.fine_tuned(
+        tune_optimizer=sgd(0.2), tune_epochs=3, local=Phase(batch_size=50, optimizer=sgd(0.3))
+    )
     run = simulate(Deep(norm=True).double(), method, DATA, rounds=2, cohort=4, seed=3)
     before = {n: bits(v) for n, v in run.server.items()}
     rows = rows_of(DATA, 1)

@@ -203,10 +203,10 @@ def test_predictions_of_the_fused_models() -> None:
 def test_what_is_published_may_not_be_trained_on_opted_out_examples() -> None:
     method = methods.fedfusion(persistent_local=True)
     (phase,) = method.phases
-    alone = methods.Phase(phase.loss, "private", examples="all")
+    alone = methods.Phase(loss=phase.loss, trains="private", examples="all")
     assert method.extend is not None
     with pytest.raises(MethodError) as error:
-        method.but(phases=(alone,)).check(method.extend(Parts()))
+        method.on_client(phases=(alone,)).check(method.extend(Parts()))
     assert str(error.value) == (
         "'fedfusion' publishes private values, so opted-out and validation examples, which train or choose them, would "
         "influence what leaves the client. Use examples='opted_in' and no early stopping."

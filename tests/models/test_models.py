@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Split, check_split, methods, simulate
+from fedkeep import Phase, Split, check_split, methods, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.models import BagOfWords, DocumentModel, Linear, MatrixFactorization, MultiTaskDocument
@@ -210,8 +210,10 @@ def test_a_multi_task_model_passes_the_checker_and_trains() -> None:
     data.meta["tasks"] = {
         "topic": {"task": "multiclass", "label": "label"}, "tone": {"task": "binary", "label": "tone"},
     }  # fmt: skip
-    run = simulate(model, methods.furl("user", loss=multi_task_loss()), data, rounds=2, cohort=2)
+    run = simulate(model, methods.furl("user", local=Phase(loss=multi_task_loss())), data, rounds=2, cohort=2)
     assert everyone(run.private, 3)["user"].shape == (3, 4)
     assert {"accuracy/topic", "accuracy/tone", "auc/tone"} <= run.evaluate("train").keys()
-    pooled = simulate(model, methods.furl("user", loss=multi_task_loss()), data, rounds=2, engine="pooled")
+    pooled = simulate(
+        model, methods.furl("user", local=Phase(loss=multi_task_loss())), data, rounds=2, engine="pooled"
+    )
     assert pooled.evaluate("train")["loss/topic"] > 0

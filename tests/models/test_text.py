@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeep
+from fedkeep import Phase
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net
 from fedkeep.data import Ragged
@@ -79,7 +80,7 @@ def test_padding_is_zero_and_stays_so() -> None:
     torch.testing.assert_close(model(longer, LENGTH), model(TEXT, LENGTH), rtol=0, atol=1e-14)
     torch.manual_seed(0)
     fresh = TextClassifier(12, 3, embedding_dim=5, hidden=3)
-    method = fedkeep.methods.fedavg(optimizer=fedkeep.sgd(0.5, momentum=0.9), batch_size=2)
+    method = fedkeep.methods.fedavg(local=Phase(optimizer=fedkeep.sgd(0.5, momentum=0.9), batch_size=2))
     run = fedkeep.simulate(fresh, method, texts(), rounds=3, progress=False)
     trained = run.server["embedding.weight"]
     assert not trained[0].any()
@@ -148,7 +149,7 @@ def test_a_text_model_with_dropout_trains_by_local_rows_as_by_the_whole_table() 
         model = TextClassifier(300, 3, embedding_dim=5, hidden=3, dropout=0.3, word_dropout=0.3).double()
         model.lookup = lookup  # type: ignore[misc]
         method = fedkeep.methods.kteps(
-            optimizer=fedkeep.sgd(0.2, momentum=0.9), batch_size=2, epochs=2, noise=0
+            noise=0, local=Phase(optimizer=fedkeep.sgd(0.2, momentum=0.9), batch_size=2, epochs=2)
         )
         runs.append(
             fedkeep.simulate(model, method, texts(vocabulary=300), rounds=2, cohort=2, progress=False)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedkeep import Split
+from fedkeep import Init, Phase, Split
 from fedkeep.core.errors import SplitError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -176,7 +176,7 @@ def test_no_canary_is_found_in_the_bytes_that_leave(private: Any) -> None:
 
 def test_no_canary_is_found_in_the_uploads_of_a_round() -> None:
     """The same through the local run: neither the values before training nor those after it leave."""
-    method = furl("user", batch_size=4).but(private_init="model")
+    method = furl("user", local=Phase(batch_size=4)).on_client(keep=Init(value="model"))
     model = Logits()
     with torch.no_grad():
         model.user.copy_(torch.tensor([0.7390851, -1.3247180, 0.5671433]))

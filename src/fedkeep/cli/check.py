@@ -9,7 +9,7 @@ from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_fol
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch
 from fedkeep.data import FederatedData, Ragged, text_statistics
-from fedkeep.engines.local import float_type, load_batch
+from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.methods import Method
 from fedkeep.report.wording import size
@@ -34,7 +34,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     method.check(module)
     batches = first_batches(examples, Net(module))
     reports = [
-        check_split(module, method.split, batches, loss=p.loss, seed=found.config.seed) for p in method.phases
+        check_split(module, method.split, batches, loss=p.loss, seed=found.config.seed)
+        for p in method.client.phases
     ]
     pooled = found.config.run.engine == "pooled"
     show_split(

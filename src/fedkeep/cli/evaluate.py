@@ -12,7 +12,7 @@ from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data import SPLITS
 from fedkeep.engines import judge
 from fedkeep.experiments.load import load_run
-from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.run import Run
 from fedkeep.report.wording import metric_name, number
 
 
@@ -40,7 +40,7 @@ def evaluate(
 def show_clients(run: Run, split: str) -> None:
     """Print a table with a row for every user."""
     for judged in judge(
-        run.method, run.net, run.server, run.private, run.data, run.clients.tolist(), split, device=run.device
+        run.method, run.net, run.whole, run.private, run.data, run.clients.tolist(), split, device=run.device
     ):
         metric = judged.task.client_metric
         rows = [

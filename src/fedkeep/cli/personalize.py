@@ -17,9 +17,10 @@ from fedkeep.core.params import Params
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import adapted_form, cold_start_form, write_analyses
+from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.personalize import DEFAULT_K, cold_start, personalize_client
-from fedkeep.experiments.simulate import HEADLINE, Run
+from fedkeep.experiments.run import Run
 from fedkeep.report.wording import metric_name, number
 
 K = "0,1,2,5,10,20,50,all"

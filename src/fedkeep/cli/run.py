@@ -12,8 +12,9 @@ from fedkeep.cli.output import complain, metrics_table, say
 from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, data_folder, find_config
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import run_config
+from fedkeep.experiments.drive import HEADLINE, SHARED
 from fedkeep.experiments.personalization import scores_of
-from fedkeep.experiments.simulate import HEADLINE, SHARED, Run
+from fedkeep.experiments.run import Run
 from fedkeep.experiments.summary import summarize
 from fedkeep.report.wording import lower_is_better, metric_inline, number
 

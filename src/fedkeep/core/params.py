@@ -11,7 +11,27 @@ from torch import Tensor
 from fedkeep.core.errors import NonFiniteError, UploadError
 
 Params = dict[str, Tensor]
+State = dict[str, Tensor]
+"""What a method keeps beside the model, by any names; stored, checkpointed and counted like parameters."""
 Batch = dict[str, Tensor]
+
+SERVER, CLIENT = "server/", "client/"
+"""Prefixes of a method's state where it stands in one dictionary with parameters: the server's, and a client's."""
+
+
+def is_state(name: str) -> bool:
+    """Tell whether a name is a method's state, not the module's."""
+    return name.startswith((SERVER, CLIENT))
+
+
+def prefixed(prefix: str, tree: Mapping[str, Tensor]) -> Params:
+    """Return the tensors with a prefix before each name."""
+    return {prefix + name: value for name, value in tree.items()}
+
+
+def under(prefix: str, tree: Mapping[str, Tensor]) -> Params:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {n.removeprefix(prefix): value for n, value in tree.items() if n.startswith(prefix)}
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:

@@ -1,21 +1,33 @@
-"""Which engine is the fastest here, and why."""
+"""Which engine is the fastest here, and why.
+
+On a CPU a small client's time goes into calling operations, not into what they compute. Stacked, one call serves all
+clients that step at once, so one tensor program pays where many do; that answer follows from the model, the method, the
+data's sizes and the cohort, never from a clock, so that a run gives the same bits again (``benchmarks/small.py``
+measures what it is worth). Other clients are trained one after the other, or in workers where these save time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from fedkeep.core.params import Params
-from fedkeep.engines.base import CohortResult, Engine, Job
-from fedkeep.engines.client import ClientResult, collect, train_client
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.params import nbytes
+from fedkeep.engines.base import ClientResult, Engine, Job, Work, train_rows
+from fedkeep.engines.batches import Stream, batches
+from fedkeep.engines.client import train_client
 from fedkeep.engines.sequential import Sequential
-from fedkeep.engines.small import as_one_program
+from fedkeep.engines.tables.local_rows import local_tables
+from fedkeep.engines.vectorised.batches import lockstep
 from fedkeep.engines.vectorised.engine import Vectorised
+from fedkeep.engines.vectorised.memory import CPU_BYTES, room
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.engine import Workers
 from fedkeep.engines.workers.pool import start_method
@@ -28,6 +40,13 @@ HANDING_OVER = 0.0005
 """Seconds that it takes to hand a client to another process and to take back what it gives."""
 LONG = 2.0
 """Seconds after which the first client counts, although it pays for what torch loads but once."""
+
+SMALL = 320 << 10
+"""A client is small if training takes at most so many bytes: its share of a core's cache."""
+WIDE = 10.0
+"""Clients that must step at once on average: a stacked step costs about as much as five of one client's."""
+ENOUGH = 256
+"""Clients of a cohort that are looked at; of so many small ones memory holds about as many at once."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +109,18 @@ class Auto:
             return Choice(self._program.name, self._why)
         return self.other.choice if isinstance(self.other, Measured) else Choice(self.other.name, self.reason)
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values."""
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients, and yield what each gives."""
         if job is not self._job:
             with one_thread():
                 why = as_one_program(job, self.cohort)
             self._job, self._why = job, why or ""
             self._program = Vectorised() if why else None
         if self._program is None:
-            return self.other.run_cohort(job, received, clients, round, progress)
+            yield from self.other.train(job, work, round, progress)
+            return
         with one_thread():
-            return self._program.run_cohort(job, received, clients, round, progress)
+            yield from self._program.train(job, work, round, progress)
 
     def close(self) -> None:
         """End the workers, if there are any."""
@@ -131,26 +149,18 @@ class Measured:
         """The engine in use."""
         return self.choice.name
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values."""
-        return collect(job, received, clients, self.results(job, received, clients, round, progress))
-
-    def results(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> Iterator[ClientResult]:
-        """Train clients here or in workers, and yield what each gives back, in their order."""
-        stored = job.private(clients) if self.name == "sequential" else {}
-        for place, client in enumerate(clients):
-            left = len(clients) - place + (self.rounds - round - 1) * self.cohort
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients here or in workers, and yield what each gives, in their order."""
+        stored = job.kept([each.client for each in work]) if self.name == "sequential" else {}
+        for place, each in enumerate(work):
+            left = len(work) - place + (self.rounds - round - 1) * self.cohort
             if self.name == "workers" or self._pays(left):
-                yield from self.workers.results(job, received, clients[place:], round, progress)
+                yield from self.workers.train(job, work[place:], round, progress)
                 return
-            own = {name: values[place] for name, values in stored.items()}
+            kept = {name: values[place] for name, values in stored.items()}
             began = time.perf_counter()
             with one_thread():
-                result = train_client(job, received, own, client, round, progress)
+                result = train_client(job, each.sent, kept, each.client, round, progress)
             self._measured(time.perf_counter() - began)
             yield result
 
@@ -197,16 +207,14 @@ class AutoDevice:
         """The engine in use."""
         return self.choice.name
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values."""
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients, and yield what each gives."""
         if self._engine is None:
             reason = Vectorised.suits(job)
             if reason is not None:
                 self.choice = Choice("sequential", f"'vectorised' is no choice: {reason.rstrip('.')}")
             self._engine = Vectorised() if reason is None else Sequential()
-        return self._engine.run_cohort(job, received, clients, round, progress)
+        yield from self._engine.train(job, work, round, progress)
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
@@ -232,3 +240,73 @@ def _time(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def as_one_program(job: Job, cohort: int) -> str | None:
+    """Return why a job's cohorts are best trained as one tensor program on a CPU, or None: they are not.
+
+    Args:
+        job: what is trained.
+        cohort: clients a round.
+    """
+    counts = job.data.counts("train")
+    try:
+        if _least_bytes(job, int(np.argmax(counts))) > SMALL:
+            return None
+        cohort = min(cohort, ENOUGH)
+        wide = width(job, cohort)
+        if wide < WIDE or not _runs_together(job) or room(job) < CPU_BYTES // SMALL:
+            return None
+    except FedkeepError:
+        return None  # the model does not fit the data: training says so, and for which client
+    return f"clients are small, and of {cohort} about {wide:.0f} take each step at once"
+
+
+def width(job: Job, cohort: int) -> float:
+    """Return how many clients of a cohort take a step together on average.
+
+    The cohort is made of clients at equal distances in the order of their numbers of examples. Those with mini-batches
+    of other sizes step apart (``lockstep``), and who has more steps than others takes the last ones alone.
+    """
+    counts = job.data.counts("train")
+    order = np.argsort(counts, kind="stable")
+    order = order[counts[order] > 0]
+    cohort = min(cohort, len(order))
+    chosen = order[((np.arange(cohort) + 0.5) * len(order) / max(cohort, 1)).astype(np.int64)].tolist()
+    alone = together = 0
+    for number, phase in enumerate(job.method.client.phases):
+        plans = [
+            list(batches(job.data, train_rows(job.data, k), phase, Stream(job.seed, job.data.ids[k]), number))
+            for k in chosen
+        ]
+        alone += sum(map(len, plans))
+        together += sum(1 for _ in lockstep(plans, phase.batch_size))
+    return alone / max(together, 1)
+
+
+def _runs_together(job: Job) -> bool:
+    """Tell whether a job can be trained as one tensor program without an operation that is called for each client."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        reason = Vectorised.suits(job)
+    return reason is None and not any("batching rule" in str(each.message) for each in said)
+
+
+def _least_bytes(job: Job, client: int) -> int:
+    """Return the bytes that training a client takes at least: values, gradients, moments, and room to work.
+
+    Of tables a client takes its own rows alone; these are left out. Costs next to nothing, where ``room`` computes.
+    """
+    initial, rule = job.net.initial(), job.method.client
+    rows = train_rows(job.data, client)
+    tables = {
+        t.parameter for t in local_tables(job.net, rule.phases, initial, job.data, rows, mode=rule.tables)
+    }
+    names = [n for n in initial if n in job.net.trainable()]
+    least = 0
+    for phase in rule.phases:
+        trained = nbytes(
+            {n: initial[n] for n in phase.trained_names(job.method.split, names) if n not in tables}
+        )
+        least = max(least, (3 + phase.optimizer.moments) * trained)
+    return least

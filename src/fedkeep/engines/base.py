@@ -1,37 +1,35 @@
-"""The contract of an engine, and the cohort's job and result."""
+"""What training a client needs and gives, wherever it happens: ``Job``, ``Work``, ``ClientResult``; and ``Engine``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
+from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
+from fedkeep.core.params import SERVER, Params, prefixed
 from fedkeep.data import FederatedData
-from fedkeep.engines.aggregate import RunningMean
-from fedkeep.methods import Method
+from fedkeep.methods import Global, Kept, Method
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a run's rounds have in common.
+    """What all clients of a device have in common.
 
     Attributes:
         method: the method.
         net: the model as a function.
-        data: the data set; local training uses its split ``train``.
-        store: private state by client.
+        data: the data set; local training uses its examples ``train``.
+        store: what clients keep.
         seed: the run's seed.
         device: where to compute, e.g. ``cpu`` or ``cuda``.
-        on_nonfinite: a client whose training becomes NaN stops the run (``"stop"``) or sits out the round (``"skip"``).
         after_step: called now and then inside a round with the finished part of it in (0, 1].
-        keep_uploads: keep every upload in the cohort's result; False: each is forgotten once it is in the mean.
     """
 
     method: Method
@@ -40,13 +38,28 @@ class Job:
     store: PrivateStore
     seed: int
     device: str = "cpu"
-    on_nonfinite: Literal["stop", "skip"] = "stop"
     after_step: Callable[[float], None] | None = None
-    keep_uploads: bool = True
 
-    def private(self, clients: list[int]) -> Params:
-        """Return the private values, stacked, that clients start a round from: their last ones, or the default."""
-        return defaults(self.store, clients) if self.method.stateless else self.store.read(clients)
+    def kept(self, clients: Sequence[int]) -> Params:
+        """Return what clients start a round from, stacked: what they kept, or the default."""
+        every_round = self.method.client.keep.every_round
+        return defaults(self.store, clients) if every_round else self.store.read(clients)
+
+    def declared(self) -> Params:
+        """Return zeros of what clients send along, under ``server/NAME``: names, shapes and types that may leave."""
+        return prefixed(SERVER, self.method.client.sends(self.net))
+
+
+def first_global(method: Method, net: Net, data: FederatedData, device: str = "cpu") -> Global:
+    """Return what a server has before the first round."""
+    params = {n: v.to(device) for n, v in method.split.federated(net.initial()).items()}
+    state = {n: v.to(device) for n, v in method.server.state(net, data).items()}
+    return Global(params=params, state=state, trainable=net.trainable(), clients=data)
+
+
+def first_kept(method: Method, net: Net) -> Params:
+    """Return what a new client keeps before ``Init`` has its say, state under ``client/NAME``."""
+    return Kept(params=method.split.personal(net.initial()), state=method.client.state(net)).flat
 
 
 def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
@@ -55,46 +68,58 @@ def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
     return {name: torch.stack([row[name] for row in rows]) for name in store.default.initial}
 
 
-@dataclass
-class CohortResult:
-    """What a cohort gives back.
+@dataclass(frozen=True)
+class Work:
+    """A client to train.
 
     Attributes:
-        clients: the clients that took part and were not refused, in the order of the job.
-        uploads: an upload of each, decoded; without ``Job.keep_uploads`` only its weight and rows.
-        private: their trained private values, stacked (clients, *shape).
-        losses: their mean training losses.
-        mean: the weighted mean of the uploads.
-        refused: messages about clients that sat out the round.
-        upload_bytes: the bytes that left each client.
+        client: its index in the data.
+        sent: what the server sent it, state under ``server/NAME``; often one object for all clients.
     """
 
-    clients: list[int]
-    uploads: list[Upload]
-    private: Params
-    losses: list[float]
-    mean: RunningMean
-    refused: list[str] = field(default_factory=list)
-    upload_bytes: list[int] = field(default_factory=list)
+    client: int
+    sent: Params
+
+
+@dataclass
+class ClientResult:
+    """What a client's training gives on its device.
+
+    Attributes:
+        client: its index.
+        upload: what leaves it, encoded by the method's upload chain; None: its training broke down.
+        kept: what it will keep, state under ``client/NAME``.
+        loss: its mean training loss.
+        fault: why there is no upload.
+        clients: in centralised training, all whose values ``kept`` holds, stacked; else none.
+    """
+
+    client: int
+    upload: Upload | None = None
+    kept: Params | None = None
+    loss: float = float("nan")
+    fault: NonFiniteError | UploadError | None = None
+    clients: tuple[int, ...] = ()
 
 
 class Engine(Protocol):
-    """Trains a cohort. Every engine gives the same result."""
+    """Trains clients. Every engine gives the same result."""
 
     @property
     def name(self) -> str:
         """What the engine is called."""
         ...
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values."""
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients from what they were sent and kept; yield what each gives, in the order of ``work``."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds beyond memory, e.g. processes; another cohort takes it anew."""
+        """Give back what the engine holds beyond memory, e.g. processes; the next round takes it again."""
         ...
+
+
+OnFault = Literal["stop", "skip"]
 
 
 def train_rows(data: FederatedData, client: int) -> np.ndarray:

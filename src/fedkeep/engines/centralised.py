@@ -6,6 +6,8 @@ parameters, so its runs are marked ``pooled``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 
@@ -14,15 +16,17 @@ from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
-from fedkeep.engines.aggregate import RunningMean
-from fedkeep.engines.base import CohortResult, Job, train_rows
-from fedkeep.engines.local import Stream, local_run
+from fedkeep.engines.base import ClientResult, Job, Work, train_rows
+from fedkeep.engines.batches import Stream
+from fedkeep.engines.local import local_run
 from fedkeep.engines.tables.lazy import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
-from fedkeep.methods import Method
+from fedkeep.methods import Method, Optimize, WeightedMean, newest
+from fedkeep.methods.client import nothing
+from fedkeep.methods.server import no_state
 
 
-class Pooled:
+class Centralised:
     """Trains on the pooled, shuffled examples of all clients of a cohort; its optimisers' states live on."""
 
     name = "pooled"
@@ -30,79 +34,93 @@ class Pooled:
     def __init__(self) -> None:
         self.states: list[OptimizerState] | None = None
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train one pass (the phases' epochs) over all clients' examples together."""
-        method, split = job.method, job.method.split
-        if method.private_scale != 1:
-            raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
-        if method.stateless:
-            raise MethodError(
-                f"{method.name!r} is stateless: its private values start anew in every round; centralised training "
-                f"has no rounds."
-            )
-        clients = sorted(clients)  # the optimisers' states of the private tables go by position
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train one pass (the phases' epochs) over all clients' examples together; the first result has it all.
+
+        Raises:
+            MethodError: the method cannot be trained so; says why.
+        """
+        method, client = job.method, job.method.client
+        check_method(method)
+        sent = work[0].sent
+        clients = sorted(
+            each.client for each in work
+        )  # the optimisers' states of the private tables go by position
         data = WithClient(job.data, clients)
         rows = np.concatenate([train_rows(job.data, c) for c in clients])
         tables = job.store.read(clients)
         net = PooledNet(job.net.module, frozenset(tables), by_client(method, job.net, tables))
-        counts = np.array([len(train_rows(job.data, c)) for c in clients])
-        steps = sum(
-            p.steps
-            if p.steps is not None
-            else p.epochs * int((-(-(counts if net.by_client else counts.sum()) // p.batch_size)).sum())
-            for p in method.phases
-        )
-        notify = job.after_step
+        notify, steps = job.after_step, self._steps(job, net, clients)
         if self.states is None:
-            self.states = [phase.optimizer.init() for phase in method.phases]
+            self.states = [phase.optimizer.init() for phase in client.phases]
         local = local_run(
-            net, split, method.phases, split.merge(received, tables), received, data, rows,
-            Stream(job.seed, "pooled", round, f"Centralised training, round {round}"), turns=method.turns,
-            tables=method.tables, device=job.device, progress=progress, states=self.states,
+            net, method.split, client, method.split.merge(sent, tables), sent, data, rows,
+            Stream(job.seed, "pooled", round, f"Centralised training, round {round}"), device=job.device,
+            progress=progress, states=self.states,
             after_step=None if notify is None else lambda step: notify(step / max(steps, 1)),
         )  # fmt: skip
         self.states = local.states
         trained = local.params
-        upload = split.upload(received, trained, float(len(rows)))
-        mean = RunningMean(received)
-        mean.add(upload)
-        return CohortResult(list(clients), [upload], split.personal(trained), [local.loss], mean)
+        upload = method.split.upload(sent, trained, float(len(rows)))
+        kept = method.split.personal(trained)
+        yield ClientResult(work[0].client, upload, kept, local.loss, clients=tuple(clients))
+        yield from (ClientResult(each.client, clients=tuple(clients)) for each in work[1:])
+
+    @staticmethod
+    def _steps(job: Job, net: PooledNet, clients: Sequence[int]) -> int:
+        counts = np.array([len(train_rows(job.data, c)) for c in clients])
+        examples = counts if net.by_client else counts.sum()
+        return sum(
+            p.steps if p.steps is not None else p.epochs * int((-(-examples // p.batch_size)).sum())
+            for p in job.method.client.phases
+        )
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
+
+
+def check_method(method: Method) -> None:
+    """Raise MethodError if a method needs rounds: hooks, state, or another aggregation than a mean."""
+    client, server = method.client, method.server
+    if client.accept is not newest:
+        raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
+    if client.keep.every_round:
+        raise MethodError(
+            f"{method.name!r} is stateless: its private values start anew in every round; centralised training "
+            f"has no rounds."
+        )
+    reduces = not isinstance(server.reduce, WeightedMean) or not isinstance(server.update, Optimize)
+    keeps = client.state is not nothing or client.sends is not nothing or server.state is not no_state
+    if client.start or client.finish or server.send or reduces or keeps:
+        raise MethodError(
+            f"{method.name!r} has hooks or state of its own on clients or server; centralised training has neither. "
+            f"Train it with engine='sequential'."
+        )
 
 
 def by_client(method: Method, net: Net, private: Params) -> bool:
     """Tell whether a method's mini-batches hold one client's examples each.
 
     Raises:
-        MethodError: some phases do and others don't, or private values couldn't be trained row by row.
+        MethodError: private values couldn't be trained row by row.
     """
-    asked = [phase.by_client for phase in method.phases]
-    if not any(asked):
+    phases = method.client.phases
+    if method.client.pools == "examples":
         return False
-    if not all(asked):
-        raise MethodError(f"Either all phases of {method.name!r} are by_client, or none is.")
     buffers = sorted(set(private) - net.trainable())
     if buffers:
         raise MethodError(
             f"The private {buffers[0]!r} of {method.name!r} is not trained by gradients; mini-batches of one client "
-            f"each (by_client) know no such private values. Make it federated."
+            f"each (pools='clients') know no such private values. Make it federated."
         )
     rows = torch.arange(1)
     table = LocalTable("", CLIENT, rows, rows, single=True)
-    turns = (
-        method.turns == "batches"
-        and len(method.phases) > 1
-        and any(p.optimizer.momentum for p in method.phases)
-    )
-    if turns or not all(lazy_tables(phase, [table]) for phase in method.phases):
+    turns = method.client.take_turns and len(phases) > 1 and any(p.optimizer.momentum for p in phases)
+    if turns or not all(lazy_tables(phase, [table]) for phase in phases):
         raise MethodError(
-            f"{method.name!r} trains each client's private values in mini-batches of its own (by_client): that wants "
-            f"SGD without weight decay and bounds, losses of the model's output alone, and no momentum where phases "
-            f"take turns."
+            f"{method.name!r} trains each client's private values in mini-batches of its own (pools='clients'): that "
+            f"wants SGD without weight decay and bounds, losses of the model's output alone, and no momentum where "
+            f"phases take turns."
         )
     return True
 

@@ -1,49 +1,38 @@
-"""One client's whole part in a round: train, keep what is private, upload; and the server's look at what arrives.
+"""One client's whole part in a round: start, train, finish, keep, upload.
 
-Every engine comes through here, so a client is trained the same way wherever it runs.
+Every engine comes through ``begin`` and ``finish``, so a method's hooks have one home and a client is trained the same
+way wherever it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from fedkeep.core.errors import NonFiniteError, UploadError
-from fedkeep.core.params import Params
+from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.net import Net
+from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed
 from fedkeep.core.seeds import generator
-from fedkeep.engines.aggregate import RunningMean
-from fedkeep.engines.base import CohortResult, Job, train_rows
-from fedkeep.engines.local import LocalResult, Stream, local_run, usable
+from fedkeep.engines.base import ClientResult, Job, train_rows
+from fedkeep.engines.batches import Stream, float_type, load_batch, usable
+from fedkeep.engines.local import LocalResult, local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, widen
-from fedkeep.methods import Phase
-from fedkeep.split import Upload, check_rows, check_upload
+from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start
 
-
-@dataclass
-class ClientResult:
-    """What a client gives back.
-
-    Attributes:
-        client: its index.
-        upload: what leaves it, encoded by the method's upload chain; None: it was refused or broke down.
-        private: its trained private values.
-        loss: its mean training loss.
-        fault: why there is no upload.
-    """
-
-    client: int
-    upload: Upload | None = None
-    private: Params | None = None
-    loss: float = float("nan")
-    fault: NonFiniteError | UploadError | None = None
+T = TypeVar("T")
+HOOK_BATCH = 512
+"""Examples that a hook sees at once."""
 
 
 def train_client(
-    job: Job, received: Params, own: Params, client: int, round: int, progress: float
+    job: Job, sent: Params, kept: Params, client: int, round: int, progress: float
 ) -> ClientResult:
-    """Train one client from ``received`` and its own private values.
+    """Train one client from what it was sent and what it kept.
 
     Returns:
         Its result; a breakdown to NaN is a result with ``fault``, any other error is raised.
@@ -52,107 +41,196 @@ def train_client(
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     held = job.data.rows(client, "valid")
     try:
+        params = begin(job, sent, kept, client, round)
         local = local_run(
-            job.net, method.split, method.phases, method.split.merge(received, own), received, job.data, rows, draws,
-            valid=np.arange(held.start, held.stop), turns=method.turns, tables=method.tables, device=job.device,
-            progress=progress,
+            job.net, method.split, method.client, params, sent, job.data, rows, draws,
+            valid=np.arange(held.start, held.stop), device=job.device, progress=progress,
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
-    return handed_over(job, received, own, local, client, round)
+    return finish(job, sent, kept, params, local, client, round, progress)
 
 
-def handed_over(
-    job: Job, received: Params, own: Params, local: LocalResult, client: int, round: int
-) -> ClientResult:
-    """Return what a client gives back after its local run: its upload, and what it keeps."""
+def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Params:
+    """Return the values that a client trains from, its state under ``client/NAME``: what was sent and kept, or what the
+    method's ``start`` makes of these.
+
+    Raises:
+        MethodError: ``start`` gives unknown names or other shapes.
+    """  # fmt: skip
+    method = job.method
+    params = method.split.merge({n: v for n, v in sent.items() if not is_state(n)}, kept)
+    if method.client.start is None:
+        return params
+    draws = Stream(job.seed, job.data.ids[client], round)
+    rows = allowed(job.data, train_rows(job.data, client), "opted_in")
+    module = {n: v for n, v in params.items() if not is_state(n)}
+    hook = method.client.start
+    given = Start(
+        net=job.net, sent=Sent.of(sent), kept=Kept.of(kept), params=module,
+        loss=lambda changed: mean_loss(job, rows, sent, {**params, **changed}),
+        train=lambda phase, changed: trained(job, phase, sent, {**params, **changed}, rows, draws),
+        outputs=partial(outputs, job, params, rows),
+    )  # fmt: skip
+    started = without_draws(f"start of {method.name!r}", lambda: hook(given))
+    changed = {**started.params, **prefixed(CLIENT, started.state)}
+    check_hook(f"start of {method.name!r}", params, changed)
+    return {**params, **{n: v.detach() for n, v in changed.items()}}
+
+
+def mean_loss(job: Job, rows: np.ndarray, sent: Params, params: Params) -> float:
+    """Return the first phase's mean loss over examples, dropout off."""
+    loss, total = job.method.client.phases[0].loss, 0.0
+    job.net.train(False)
+    with torch.no_grad():
+        for chosen, batch in hook_batches(job, rows, params):
+            total += len(chosen) * float(loss(job.net, params, batch, sent))
+    return total / max(len(rows), 1)
+
+
+def trained(job: Job, phase: Phase, sent: Params, params: Params, rows: np.ndarray, draws: Stream) -> Params:
+    """Return all parameters after a phase of a hook's own; its streams are not those of the client's phases."""
+    own = Stream(draws.seed, f"start/{draws.client}", draws.round, str(draws))
+    client = Client(phases=(phase,), tables="whole")
+    result = local_run(
+        job.net, job.method.split, client, params, sent, job.data, rows, own, device=job.device
+    )
+    return {n: v for n, v in result.params.items() if not is_state(n)}
+
+
+def outputs(
+    job: Job, params: Params, rows: np.ndarray, function: Callable[[Net, Params, Batch], Any]
+) -> Iterator[tuple[Any, Batch]]:
+    """Yield what a function makes of a client's examples, batch by batch, with the batches."""
+    for _, batch in hook_batches(job, rows, params):
+        job.net.train(False)
+        with torch.no_grad():
+            found = function(job.net, params, batch)
+        yield found, batch
+
+
+def hook_batches(job: Job, rows: np.ndarray, params: Params) -> Iterator[tuple[np.ndarray, Batch]]:
+    """Yield a client's examples, some at a time, with their row numbers."""
+    for place in range(0, len(rows), HOOK_BATCH):
+        chosen = rows[place : place + HOOK_BATCH]
+        yield chosen, load_batch(job.data, chosen, job.device, float_type(params))
+
+
+def finish(
+    job: Job, sent: Params, kept: Params, started: Params, local: LocalResult, client: int, round: int,
+    progress: float,
+) -> ClientResult:  # fmt: skip
+    """Return what a client gives after its local run: its upload, and what it will keep."""
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
+    done = finished(job, sent, started, local, client, progress)
+    for values, what in ((done.params, "uploads"), (done.sends, "sends"), (done.state, "keeps")):
+        bad = next((n for n, v in values.items() if not bool(torch.isfinite(v).all())), None)
+        if bad is not None:
+            fault = NonFiniteError(
+                f"{draws}: what finish of {method.name!r} {what} as {bad!r} is NaN or infinite."
+            )
+            return ClientResult(client, fault=fault)
     leaving = method.leaving(sorted(job.net.trainable()))
-    count = examples_of(job, leaving, rows, draws)
-    weight = float(count > 0) if method.weighting == "uniform" else count
-    upload = encode(job, received, local, weight, name, round)
-    private = method.split.personal(local.trained)
-    return ClientResult(client, upload, widen(private, own, local.tables), local.loss)
+    weight = method.server.reduce.weight(examples_of(job, leaving, rows, draws))
+    upload = encode(job, sent, local, done, weight, name, round)
+    keep = widen(method.split.personal(local.trained), kept, local.tables)
+    return ClientResult(client, upload, {**keep, **prefixed(CLIENT, done.state)}, local.loss)
 
 
-def encode(job: Job, received: Params, local: LocalResult, weight: float, client: str, round: int) -> Upload:
+def finished(
+    job: Job, sent: Params, started: Params, local: LocalResult, client: int, progress: float
+) -> Finished:
+    """Return what the method's ``finish`` says leaves and is kept, checked.
+
+    Raises:
+        MethodError: it gives unknown names, other shapes, or not what ``sends`` declares.
+    """
+    method = job.method
+    if method.client.finish is None:
+        return Finished()
+    rows = allowed(job.data, train_rows(job.data, client), "opted_in")
+    optimizer = method.client.phases[0].optimizer
+    scale = optimizer.scale(progress)
+    hook, who = method.client.finish, f"finish of {method.name!r}"
+    given = Finish(
+        net=job.net, sent=Sent.of(sent), kept=Kept.of(method.split.personal(started)),
+        started={n: v for n, v in started.items() if not is_state(n)},
+        trained={n: v for n, v in local.trained.items() if not is_state(n)}, steps=local.steps,
+        rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
+    )  # fmt: skip
+    done = without_draws(who, lambda: hook(given))
+    check_hook(f"{who}, state", started, prefixed(CLIENT, done.state))
+    check_hook(f"{who}, params", method.split.federated(local.trained), done.params)
+    declared = job.declared()
+    along = prefixed(SERVER, done.sends)
+    check_hook(f"{who}, sends", declared, along)
+    if fault := misfit(declared, along):
+        raise MethodError(
+            f"{who}: what it sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
+        )
+    return done
+
+
+def without_draws(what: str, hook: Callable[[], T]) -> T:
+    """Return what a hook gives.
+
+    Raises:
+        MethodError: it drew random numbers, so that its result would depend on the order of clients.
+    """
+    before = torch.get_rng_state(), position()
+    found = hook()
+    after = torch.get_rng_state(), position()
+    if before[1] != after[1] or not torch.equal(before[0], after[0]):
+        raise MethodError(
+            f"The {what} drew random numbers, so its result would depend on the order of clients. Draw from a "
+            f"generator of your own, seeded by what it is given."
+        )
+    return found
+
+
+def position() -> int:
+    """Return how far numpy's global generator has come: to see whether somebody draws from it."""
+    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002
+    return int(state[2])
+
+
+def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raise MethodError unless a hook gives known names of the same shapes and types."""
+    for name, value in given.items():
+        if name not in wanted:
+            known = sorted(wanted)
+            raise MethodError(f"The {what} gives {name!r}, which is not known there; known are {known}.")
+        want = wanted[name]
+        if value.shape != want.shape or value.dtype != want.dtype:
+            raise MethodError(
+                f"The {what} gives {name!r} as {tuple(value.shape)} {value.dtype}; wanted {tuple(want.shape)} "
+                f"{want.dtype}, as it was."
+            )
+
+
+def encode(
+    job: Job, sent: Params, local: LocalResult, done: Finished, weight: float, client: str, round: int
+) -> Any:
     """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it."""
     split, chain = job.method.split, job.method.upload
-    cut = [t for t in local.tables if len(t.leaving) < len(received.get(t.parameter, ()))]
+    base = {n: v for n, v in sent.items() if not is_state(n)}
+    cut = [t for t in local.tables if len(t.leaving) < len(base.get(t.parameter, ()))]
     tables = [t for t in cut if not split.is_private(t.parameter)]
-    sent = {t.parameter: t.rows[t.leaving] for t in tables}
-    start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
-    trained = job.method.publish(local.trained) if job.method.publish is not None else local.trained
-    upload = split.upload(start, _leaving(trained, tables), weight, sent)
+    rows = {t.parameter: t.rows[t.leaving] for t in tables}
+    start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared()
+    values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
+    upload = split.upload(start, leaving_rows(values, tables), weight, rows)
     for number, link in enumerate(chain):
         draw = generator(job.seed, f"upload/{number}", client, round)
         upload = upload.but(link.encode(upload.deltas, start, draw))
     return upload
 
 
-def _leaving(trained: Params, tables: Sequence[LocalTable]) -> Params:
+def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:
+    """Return the parameters, tables cut to the rows that may leave."""
     cut = {t.parameter: trained[t.parameter][t.leaving] for t in tables if len(t.leaving) < len(t.rows)}
     return {**trained, **cut}
-
-
-def decode(job: Job, received: Params, upload: Upload, client: str) -> Upload:
-    """Return a client's upload as changes of federated parameters, checked.
-
-    Raises:
-        UploadError: names the client and what is wrong.
-    """
-    if job.method.upload:
-        check_rows(upload, received, client)
-        start, tensors = upload.cut(received), upload.deltas
-        for link in reversed(job.method.upload):
-            try:
-                tensors = link.decode(tensors, start)
-            except (UploadError, KeyError, RuntimeError) as error:
-                raise UploadError(
-                    f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
-                ) from error
-        upload = upload.but(tensors)
-    check_upload(upload, received, client)
-    return upload
-
-
-def collect(
-    job: Job, received: Params, clients: Sequence[int], results: Iterable[ClientResult]
-) -> CohortResult:
-    """Check what clients give back, in their order, and put it together.
-
-    Raises:
-        NonFiniteError, UploadError: a client's training broke down, and ``on_nonfinite`` is ``"stop"``.
-    """
-    cohort = CohortResult([], [], {}, [], RunningMean(received, job.method.missing_rows))
-    stacks: Params = {}
-    for done, result in enumerate(results, 1):
-        name = job.data.ids[result.client]
-        try:
-            if result.fault is not None:
-                raise result.fault
-            assert result.upload is not None
-            assert result.private is not None
-            upload = decode(job, received, result.upload, name)
-        except (NonFiniteError, UploadError) as error:
-            if job.on_nonfinite == "stop":
-                raise
-            cohort.refused.append(str(error))
-            continue
-        for name, value in result.private.items():
-            if not cohort.clients:
-                stacks[name] = value.new_empty((len(clients), *value.shape))
-            stacks[name][len(cohort.clients)] = value
-        cohort.clients.append(result.client)
-        cohort.mean.add(upload)
-        cohort.uploads.append(upload if job.keep_uploads else upload.but({}))
-        cohort.upload_bytes.append(result.upload.nbytes)
-        cohort.losses.append(result.loss)
-        if job.after_step is not None:
-            job.after_step(done / max(len(clients), 1))
-    cohort.private = {name: stack[: len(cohort.clients)] for name, stack in stacks.items()}
-    return cohort
 
 
 def examples_of(job: Job, leaving: Sequence[Phase], rows: np.ndarray, draws: Stream) -> float:

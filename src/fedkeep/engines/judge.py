@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, PooledNet
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, is_state
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import defaults
+from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.centralised import WithClient
-from fedkeep.engines.local import MODEL_ERRORS, failed, float_type, load_batch
-from fedkeep.methods import Method
+from fedkeep.engines.local import MODEL_ERRORS, failed
+from fedkeep.methods import Global, Method, Sent
+from fedkeep.methods.base import forward
 from fedkeep.methods.terms import check_regression, label_of, output_of
 from fedkeep.metrics import auc
 from fedkeep.store import PrivateStore
@@ -110,7 +112,7 @@ def tasks_of(data: FederatedData) -> list[Task]:
 def judge(
     method: Method,
     net: Net,
-    server: Mapping[str, Tensor],
+    server: Global,
     store: PrivateStore,
     data: FederatedData,
     clients: Sequence[int],
@@ -122,6 +124,11 @@ def judge(
     """Predict each client's examples of a split with its own model (or with the shared part alone).
 
     Args:
+        method: says how to predict, and what the server sends a client.
+        net: the model as a function.
+        server: what the server has.
+        store: what clients keep.
+        data: the data set.
         clients: indices of the clients to judge.
         split: ``train``, ``valid`` or ``test``.
         shared: judge the shared part with default private values instead of the clients' own.
@@ -142,7 +149,7 @@ def judge(
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in tasks]
     with torch.no_grad():
         for judged, params, batch, owner in _batches(
-            net, server, store, data, clients, split, device, shared
+            method, net, server, store, data, clients, split, device, shared
         ):
             try:
                 output = predict(judged, params, batch)
@@ -158,36 +165,43 @@ def judge(
 
 
 def _batches(
-    net: Net, server: Mapping[str, Tensor], store: PrivateStore, data: FederatedData, clients: Sequence[int],
+    method: Method, net: Net, server: Global, store: PrivateStore, data: FederatedData, clients: Sequence[int],
     split: str, device: str, shared: bool,
 ) -> Iterator[tuple[Net, Params, Params, np.ndarray]]:  # fmt: skip
     """Yield nets with the parameters and the batch to predict, and each example's client."""
-    kind = float_type({**server, **store.default.initial})
+    kind = float_type({**server.params, **store.default.initial})
+    common = Sent(params=server.params, state=server.state).flat
+    predicts = method.predict_shared if shared else method.predict
     for group in groups(data, clients, split):
         values = defaults(store, group) if shared else store.read(group)
+        if predicts is forward:  # the model knows nothing of a method's state
+            values = {n: v for n, v in values.items() if not is_state(n)}
         pooled = PooledNet(net.module, frozenset(values))
         pooled.train(False)
-        params = {**server, **{n: v.to(device) for n, v in values.items()}}
         view = WithClient(data, group)
         rows = np.concatenate([np.arange(r.start, r.stop) for r in (data.rows(c, split) for c in group)])
+        each = [common] * len(group)
+        if method.server.send is not None:
+            each = [method.server.sent(server, str(data.ids[c])).flat for c in group]
         for start in range(0, len(rows), CHUNK):
             chosen = rows[start : start + CHUNK]
             batch = load_batch(view, chosen, device, kind)
-            if pooled.gathers or not values:
+            if method.server.send is None and (pooled.gathers or not values):
+                params = {**common, **{n: v.to(device) for n, v in values.items()}}
                 yield pooled, params, batch, np.asarray(group, np.int64)[batch["client"].cpu().numpy()]
             else:
-                yield from _one_by_one(net, server, values, batch, group, device)
+                yield from _one_by_one(net, each, values, batch, group, device)
 
 
 def _one_by_one(
-    net: Net, server: Mapping[str, Tensor], values: Params, batch: Params, group: list[int], device: str
+    net: Net, sent: Sequence[Params], values: Params, batch: Params, group: list[int], device: str
 ) -> Iterator[tuple[Net, Params, Params, np.ndarray]]:
     net.train(False)
     for position in torch.unique(batch["client"]).tolist():
         mine = batch["client"] == position
         own = {n: v[position].to(device) for n, v in values.items()}
         part = {n: v[mine] for n, v in batch.items()}
-        yield net, {**server, **own}, part, np.full(int(mine.sum()), group[position], np.int64)
+        yield net, {**sent[position], **own}, part, np.full(int(mine.sum()), group[position], np.int64)
 
 
 def _whose(data: FederatedData, owner: np.ndarray, split: str) -> str:

@@ -6,11 +6,10 @@ over pooled examples all come through ``local_run``.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,49 +19,36 @@ from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, clone, nonfinite
-from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.data import Ragged
-from fedkeep.data.columns import Column
+from fedkeep.core.seeds import stream
+from fedkeep.engines.batches import (
+    Loaded,
+    Stream,
+    batches,
+    float_type,
+    gathered,
+    load_batch,
+    steps_per_pass,
+    usable,
+)
+from fedkeep.engines.stopping import Stopper
 from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
 from fedkeep.engines.tables.local_rows import (
     Examples,
     LocalTable,
     Owned,
-    Tables,
-    allowed,
     local_tables,
     narrow,
     widen,
 )
-from fedkeep.methods import EarlyStopping, Phase
+from fedkeep.methods import Client, Phase
 from fedkeep.split import Split
 
 EVALUATION_BATCH = 512
-WINDOW_BYTES = 256 << 10
-"""Mini-batches of this size together are gathered at once."""
 READS_HIDDEN = (
     "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
     "examples too, so these would influence what leaves the client. Train that phase with "
     "examples='opted_in', or leave those parameters out of the federated phase's loss."
 )
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Names the random streams of one local run; every draw depends on these alone.
-
-    Attributes:
-        seed, client, round: the names.
-        who: who trains, in messages; by default the client and the round.
-    """
-
-    seed: int
-    client: str
-    round: int = 0
-    who: str = ""
-
-    def __str__(self) -> str:
-        return self.who or f"Client {self.client!r}, round {self.round}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +95,7 @@ class LocalResult:
 def local_run(
     net: Net,
     split: Split,
-    phases: Sequence[Phase],
+    client: Client,
     params: Mapping[str, Tensor],
     received: Params,
     data: Examples,
@@ -117,8 +103,6 @@ def local_run(
     draws: Stream,
     *,
     valid: np.ndarray | None = None,
-    turns: Literal["phases", "batches"] = "phases",
-    tables: Tables = "exact",
     device: str = "cpu",
     progress: float = 0.0,
     states: Sequence[OptimizerState] | None = None,
@@ -130,14 +114,12 @@ def local_run(
     Args:
         net: the model as a function.
         split: the method's split.
-        phases: the passes, in order.
-        params: all parameters at the start; they are not changed.
-        received: the federated parameters as the server sent them, for the terms that compare with them.
+        client: its phases, how they take turns, and how tables are trained.
+        params: all parameters at the start, state under ``client/NAME``; they are not changed.
+        received: what the server sent, state under ``server/NAME``, for the terms that compare with it.
         data: the data set; ``rows`` are the client's examples in it.
         draws: names the random streams of batches and of dropout.
         valid: the client's validation examples, for phases with early stopping.
-        turns: as ``Method.turns``.
-        tables: as ``Method.tables``.
         device: where to train.
         progress: the finished part of the run in [0, 1), for learning-rate schedules.
         states: optimiser states to go on from (centralised training); fresh ones by default.
@@ -149,18 +131,19 @@ def local_run(
         MethodError: a phase that trains federated parameters reads private ones that were trained on opted-out
             examples, or a phase is to stop early and there are no validation examples.
     """
-    cut = local_tables(net, phases, params, data, rows, valid, tables)
+    phases = client.phases
+    cut = local_tables(net, phases, params, data, rows, valid, client.tables)
     current = {
         name: value.detach().to(device, copy=True) for name, value in narrow(dict(params), cut).items()
     }
     run = _LocalRun(
-        net, split, phases, current, narrow(received, cut), data, rows, valid, cut, draws, device, progress,
+        net, split, client, current, narrow(received, cut), data, rows, valid, cut, draws, device, progress,
         after_step, watch,
     )  # fmt: skip
     net.train()
     result = LocalResult(current, params, cut, states=list(states or (p.optimizer.init() for p in phases)))
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        run.all(turns, result)
+        run.all(result)
     fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
         raise broken(draws, fault, result.steps)
@@ -195,33 +178,12 @@ def failed(who: str, examples: int, error: Exception, more: str = "") -> MethodE
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """A mini-batch among others that were gathered with it.
-
-    Attributes:
-        columns: of all of them.
-        start, end: its rows.
-        longest: by ragged column, the length of its longest row.
-    """
-
-    columns: Batch
-    start: int
-    end: int
-    longest: Mapping[str, int]
-
-    def batch(self) -> Batch:
-        """Return the mini-batch, its own each time: a model may change what it is given."""
-        mine = {name: value[self.start : self.end] for name, value in self.columns.items()}
-        return {n: (v[:, : self.longest[n]] if n in self.longest else v).clone() for n, v in mine.items()}
-
-
-@dataclass(frozen=True)
 class _LocalRun:
     """What the phases of one local run share; ``params`` is changed in place."""
 
     net: Net
     split: Split
-    phases: Sequence[Phase]
+    client: Client
     params: Params
     received: Params
     data: Examples
@@ -234,9 +196,20 @@ class _LocalRun:
     after_step: Callable[[int], None] | None
     watch: Watch | None
 
-    def all(self, turns: str, result: LocalResult) -> None:
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """The passes, in order."""
+        return self.client.phases
+
+    def plan(self, number: int) -> Iterator[np.ndarray]:
+        """Yield the row numbers of a phase's mini-batches."""
+        pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
+        owners = self.data.owners if pooled and isinstance(self.data, Owned) else None
+        return batches(self.data, self.rows, self.phases[number], self.draws, number, owners)
+
+    def all(self, result: LocalResult) -> None:
         """Run the phases and write into ``result``."""
-        if turns == "batches":
+        if self.client.take_turns:
             self._turns(result)
             return
         done = 0
@@ -245,7 +218,7 @@ class _LocalRun:
             with _Pass(self, number, result.states[number]) as one:
                 stopper = self._stopper(phase, one)
                 per_pass = steps_per_pass(len(usable(self.data, self.rows, phase, self.draws)), phase)
-                steps = batches(self.data, self.rows, phase, self.draws, number)
+                steps = self.plan(number)
                 for position, loaded in enumerate(self.loaded(steps), 1):
                     one.step(loaded, result)
                     done += 1
@@ -268,7 +241,7 @@ class _LocalRun:
                 held.enter_context(_Pass(self, number, result.states[number], lazy=lazy))
                 for number in range(len(self.phases))
             ]
-            steps = batches(self.data, self.rows, self.phases[0], self.draws, 0)
+            steps = self.plan(0)
             for position, loaded in enumerate(self.loaded(steps), 1):
                 for each in passes:
                     each.step(loaded, result)
@@ -308,19 +281,9 @@ class _LocalRun:
         """Return a mini-batch."""
         return load_batch(self.data, chosen, self.device, float_type(self.params), self.tables)
 
-    def loaded(self, steps: Iterator[np.ndarray]) -> Iterator[_Loaded]:
-        """Yield mini-batches, gathered several at a time: it is the calls that cost, not the rows."""
-        ragged = {name: column for name, column in self.data.columns.items() if isinstance(column, Ragged)}
-        at_once = 0
-        while (first := next(steps, None)) is not None:
-            at_once = at_once or max(1, WINDOW_BYTES // batch_bytes(self.data.columns, first))
-            chosen = [first, *itertools.islice(steps, at_once - 1)]
-            rows, ends = np.concatenate(chosen), np.cumsum([len(c) for c in chosen])
-            starts = ends - [len(c) for c in chosen]
-            columns = self.batch(rows)
-            longest = {n: np.maximum.reduceat(c.lengths(rows), starts).clip(1) for n, c in ragged.items()}
-            for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-                yield _Loaded(columns, start, end, {n: int(each[k]) for n, each in longest.items()})
+    def loaded(self, steps: Iterator[np.ndarray]) -> Iterator[Loaded]:
+        """Yield mini-batches, gathered several at a time."""
+        return gathered(self.data, steps, self.device, float_type(self.params), self.tables)
 
     def visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
         """Return the parameters that a phase may see.
@@ -340,12 +303,13 @@ class _Pass:
     def __init__(self, run: _LocalRun, number: int, state: OptimizerState, *, lazy: bool = True) -> None:
         trainable = run.net.trainable()
         self.run, self.phase, self.state = run, run.phases[number], state
+        self.repeats = run.client.steps(number)
         self.names = self.phase.trained_names(run.split, [n for n in run.params if n in trainable])
         self.scale = self.phase.optimizer.scale(run.progress)
         self.total: Tensor | float = 0.0
         self.steps = 0
         frozen = (
-            {n: run.params[n] for n in run.received if n not in trainable and not run.split.is_private(n)}
+            {n: run.params[n] for n in run.received if n in run.params and n not in trainable}
             if self.phase.examples == "all"
             else {}
         )
@@ -374,9 +338,9 @@ class _Pass:
         for leaf in self.leaves.values():
             leaf.requires_grad_(False)
 
-    def step(self, loaded: _Loaded, result: LocalResult) -> None:
+    def step(self, loaded: Loaded, result: LocalResult) -> None:
         """Take the optimiser steps of one mini-batch."""
-        for _ in range(self.phase.repeats if self.names else 0):
+        for _ in range(self.repeats if self.names else 0):
             self._step(loaded.batch())
             result.steps += 1
             if self.run.after_step is not None:
@@ -439,41 +403,6 @@ class _Pass:
             result.loss = total / self.steps
 
 
-class Stopper:
-    """Early stopping: measures the validation loss after some passes and keeps the best values.
-
-    Args:
-        rule: when to measure and when to stop.
-        measure: returns the loss.
-        params: the values to keep, changed in place by training.
-    """
-
-    def __init__(self, rule: EarlyStopping, measure: Callable[[], float], params: Params) -> None:
-        self.rule, self.measure, self.params = rule, measure, params
-        self.best, self.epoch, self.waited = float("inf"), 0, 0
-        self.kept: Params = {}
-
-    def done(self, epoch: int) -> bool:
-        """Tell, after a pass (counted from 1), whether training should stop."""
-        if (epoch - 1) % self.rule.every:
-            return False
-        loss = self.measure()
-        if not self.kept or loss < self.best - self.rule.min_improvement:
-            self.best = loss if np.isfinite(loss) else float("inf")
-            self.epoch, self.waited = epoch, 0
-            self.kept = clone(self.params)
-        else:
-            self.waited += 1
-        return self.waited >= self.rule.patience
-
-    def restore(self) -> int:
-        """Put the best values back; return the pass that they are from (0: none was measured)."""
-        with torch.no_grad():
-            for name, value in self.kept.items():
-                self.params[name].copy_(value)
-        return self.epoch
-
-
 def hidden_from(
     names: Sequence[str], data: Examples, phases: Sequence[Phase], split: Split, trainable: frozenset[str]
 ) -> set[str]:
@@ -489,90 +418,6 @@ def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) ->
     return {
         n for p in phases if p.examples == "all" for n in p.trained_names(split, names) if split.is_private(n)
     }
-
-
-def batches(
-    data: Examples, rows: np.ndarray, phase: Phase, draws: Stream, number: int
-) -> Iterator[np.ndarray]:
-    """Yield the row numbers of each mini-batch: shuffled passes over the examples that the phase may use."""
-    rows = usable(data, rows, phase, draws)
-    if not len(rows):
-        return
-    rng = numpy_generator(draws.seed, f"batches/{number}", draws.client, draws.round)
-    owners = data.owners(rows) if phase.by_client and isinstance(data, Owned) else None
-    left = phase.steps
-    for _ in itertools.count() if left is not None else range(phase.epochs):
-        for chosen in _one_pass(rows, owners, phase.batch_size, rng):
-            if left is not None:
-                left -= 1
-                if left < 0:
-                    return
-            yield chosen
-
-
-def _one_pass(
-    rows: np.ndarray, owners: np.ndarray | None, size: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Return the mini-batches of one pass; with ``owners``, one client's each, in mixed order."""
-    if owners is None:
-        order = rng.permutation(rows)
-        return [order[start : start + size] for start in range(0, len(order), size)]
-    each = [rng.permutation(rows[owners == owner]) for owner in np.unique(owners)]
-    chunks = [mine[start : start + size] for mine in each for start in range(0, len(mine), size)]
-    return [chunks[place] for place in rng.permutation(len(chunks))]
-
-
-def steps_per_pass(examples: int, phase: Phase) -> int:
-    """Return how many mini-batches one pass over this many examples makes."""
-    return -(-examples // phase.batch_size)
-
-
-def schedule(
-    phases: Sequence[Phase], turns: str, data: Examples, rows: np.ndarray, draws: Stream
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the steps of a local run without early stopping: (number of the phase, rows of the mini-batch)."""
-    if turns == "batches":
-        for chosen in batches(data, rows, phases[0], draws, 0):
-            for number, phase in enumerate(phases):
-                yield from [(number, chosen)] * phase.repeats
-        return
-    for number, phase in enumerate(phases):
-        for chosen in batches(data, rows, phase, draws, number):
-            yield from [(number, chosen)] * phase.repeats
-
-
-def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:
-    """Return the rows that a phase may use and whose half it asks for."""
-    rows = allowed(data, rows, phase.examples)
-    if phase.part == "all":
-        return rows
-    order = numpy_generator(draws.seed, "halves", draws.client).permutation(rows)
-    half = len(rows) // 2
-    return order[:half] if phase.part == "support" else order[half:]
-
-
-def batch_bytes(columns: Mapping[str, Column], rows: np.ndarray) -> int:
-    """Return about how many bytes the rows of a mini-batch take, at least 1."""
-    seen = [column for name, column in columns.items() if not name.startswith("_")]
-    wide = sum(int(c.lengths(rows).max()) * 8 if isinstance(c, Ragged) else c[:1].nbytes for c in seen)
-    return max(1, len(rows) * wide)
-
-
-def load_batch(
-    data: Examples, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
-) -> Batch:
-    """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions."""
-    batch = data.batch(rows)
-    for column, table in {t.column: t for t in tables}.items():
-        batch[column] = table.local(batch[column])
-    if device != "cpu":
-        batch = {name: value.to(device) for name, value in batch.items()}
-    return {n: v.to(kind) if v.is_floating_point() and v.dtype != kind else v for n, v in batch.items()}
-
-
-def float_type(params: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the floating type of the first parameter that has one."""
-    return next((v.dtype for v in params.values() if v.is_floating_point()), torch.float32)
 
 
 def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:

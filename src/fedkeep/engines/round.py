@@ -1,32 +1,22 @@
-"""THE round: sample, send, train, upload, combine, apply. It knows nothing of files, engines' insides or reports."""
+"""A round on the server's side: send, take what comes back, reduce, update. It knows ids, uploads and losses alone."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Params, check_finite, nbytes, subtract
+from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, UploadError
+from fedkeep.core.params import Params, check_finite, misfit, nbytes
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.aggregate import spread
-from fedkeep.engines.base import CohortResult, Engine, Job
-from fedkeep.methods import Method
-
-
-@dataclass
-class Server:
-    """The server's state: federated parameters, the server optimiser's state, and finished rounds."""
-
-    params: Params
-    optimizer: OptimizerState = field(default_factory=OptimizerState)
-    round: int = 0
+from fedkeep.engines.base import OnFault
+from fedkeep.engines.device import Answer, Device, Order
+from fedkeep.methods import Global, Method, Reduced, Sent
+from fedkeep.split import Upload, check_rows, check_upload
 
 
 @dataclass(frozen=True)
@@ -38,8 +28,7 @@ class RoundReport:
         examples: their training examples, weights' sum.
         loss: mean training loss, weighted as the uploads.
         download_bytes, upload_bytes: per client, the mean over the cohort.
-        private_upload_bytes: bytes of private parameters that left a client: 0 for every federated engine.
-        aggregate_seconds, seconds: time of combining and of the whole round.
+        aggregate_seconds, seconds: time of decoding, reducing and updating, and of the whole round.
         refused: messages about clients that sat out.
     """
 
@@ -107,111 +96,175 @@ def permuted(place: int, count: int, key: int) -> int:
             return place
 
 
+@dataclass
+class Received:
+    """What came back in a round.
+
+    Attributes:
+        weights: of the uploads that were taken, by client.
+        losses: mean training losses, likewise.
+        upload_bytes, download_bytes: of each.
+        clients: how many clients trained, by an upload of their own or together.
+        refused: messages about clients whose upload was not taken.
+    """
+
+    weights: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+    upload_bytes: list[int] = field(default_factory=list)
+    download_bytes: list[int] = field(default_factory=list)
+    clients: int = 0
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Z = c_k / Σ c of each upload; 0 for all where Σ c is."""
+        total = sum(self.weights.values())
+        return {client: weight / total if total else 0.0 for client, weight in self.weights.items()}
+
+    @property
+    def loss(self) -> float:
+        """The mean training loss, weighted as the uploads."""
+        known = [
+            (v, self.weights[c]) for c, v in self.losses.items() if np.isfinite(v) and self.weights[c] > 0
+        ]
+        total = sum(w for _, w in known)
+        return sum(v * w for v, w in known) / total if total else float("nan")
+
+
 def run_round(
-    job: Job, engine: Engine, server: Server, clients: list[int], progress: float = 0.0
-) -> RoundReport:
-    """Run one round: ``server`` is brought to the next round and the store gets the cohort's private values (staged).
+    method: Method,
+    device: Device,
+    server: Global,
+    cohort: Sequence[str],
+    declared: Params,
+    on_fault: OnFault = "stop",
+) -> tuple[Global, RoundReport]:
+    """Run one round; the device stages what clients keep, and keeps it if their upload was taken.
+
+    Args:
+        method: the method.
+        device: where the clients live.
+        server: what the server has; it is not changed, but its optimiser's state goes on.
+        cohort: the ids of the clients; their order changes nothing.
+        declared: zeros of what clients send along, under ``server/NAME``.
+        on_fault: a client whose training or upload is broken ends the run, or sits out the round.
+
+    Returns:
+        What the server has after the round, and measurements.
 
     Raises:
-        NonFiniteError, UploadError: a client's training broke down and ``on_nonfinite`` is ``"stop"``.
+        NonFiniteError, UploadError: a client's training broke down or its upload is malformed, and ``on_fault`` is
+            ``"stop"``.
+        MethodError: the method's update changes names, shapes or types.
     """
     began = time.perf_counter()
-    received = server.params
-    result = engine.run_cohort(job, received, clients, server.round, progress)
-    trained = time.perf_counter()
-    if result.clients and result.mean.weight > 0:
-        combined, rows = result.mean.compact()
-        server.params = apply(
-            job.method, job.net.trainable(), received, combined, server.optimizer, progress, rows
+    cohort = sorted(cohort)
+    sent = Sent(params=server.params, state=server.state)
+    orders = [
+        Order(
+            round=server.round, client=client, progress=server.progress,
+            sent=sent if method.server.send is None else method.server.sent(server, client),
         )
-        check_finite(server.params, f"The server's parameters after round {server.round}")
-    combined_at = time.perf_counter()
-    if result.clients:
-        job.store.write(result.clients, keep(job, result))
-    weights = [u.weight for u in result.uploads]
-    losses = [
-        (loss, w) for loss, w in zip(result.losses, weights, strict=True) if np.isfinite(loss) and w > 0
-    ]
-    total = sum(w for _, w in losses)
-    server.round += 1
-    return RoundReport(
-        clients=len(result.clients),
-        examples=float(sum(weights)),
-        loss=sum(loss * w for loss, w in losses) / total if total else float("nan"),
-        download_bytes=round_mean([u.cut_bytes(received) for u in result.uploads], nbytes(received)),
-        upload_bytes=round_mean(result.upload_bytes, 0),
-        aggregate_seconds=result.mean.seconds + combined_at - trained,
+        for client in cohort
+    ]  # fmt: skip
+    start = {**server.params, **declared}
+    reduction = method.server.reduce.begin(server, start, cohort)
+    received = Received()
+    seconds = 0.0
+    for order, answer in zip(orders, device.train(orders), strict=True):
+        arrived = time.perf_counter()
+        upload = take(method, order, answer, declared, received, on_fault)
+        if upload is None:
+            reduction.skip(answer.client)
+        else:
+            reduction.add(answer.client, upload)
+        seconds += time.perf_counter() - arrived
+    trained = time.perf_counter()
+    total = sum(received.weights.values())
+    if total > 0:
+        server = updated(method, server, reduction.value())
+    combined = time.perf_counter()
+    device.accept(received.shares)
+    return server.but(round=server.round + 1), RoundReport(
+        clients=received.clients,
+        examples=total,
+        loss=received.loss,
+        download_bytes=round_mean(received.download_bytes, nbytes(sent.flat)),
+        upload_bytes=round_mean(received.upload_bytes, 0),
+        aggregate_seconds=seconds + combined - trained,
         seconds=time.perf_counter() - began,
-        refused=tuple(result.refused),
+        refused=tuple(received.refused),
     )
 
 
-def round_mean(values: list[int], default: int) -> int:
-    """Return the mean to the nearest integer."""
-    return round(sum(values) / len(values)) if values else default
+def take(
+    method: Method, order: Order, answer: Answer, declared: Params, received: Received, on_fault: OnFault
+) -> Upload | None:
+    """Look at an answer, note what it says, and return its upload, decoded and checked; None: there is none."""
+    try:
+        if answer.fault is not None:
+            raise answer.fault
+        if answer.upload is None:
+            received.clients += 1
+            return None
+        start = {**order.sent.params, **declared}
+        upload = decode(method, start, answer.upload, answer.client)
+    except (NonFiniteError, UploadError) as error:
+        if on_fault == "stop":
+            raise
+        received.refused.append(str(error))
+        return None
+    received.clients += 1
+    received.weights[answer.client] = upload.weight
+    received.losses[answer.client] = answer.loss
+    received.upload_bytes.append(answer.upload.nbytes)
+    received.download_bytes.append(upload.cut_bytes(order.sent.flat))
+    return upload
 
 
-def apply(
-    method: Method,
-    trainable: frozenset[str],
-    received: Mapping[str, Tensor],
-    combined: Mapping[str, Tensor],
-    state: OptimizerState,
-    progress: float = 0.0,
-    rows: Mapping[str, Tensor] | None = None,
-) -> Params:
-    """Return the server's next parameters: the server optimiser on the pseudo-gradient −combined (FedOpt).
+def decode(method: Method, start: Params, upload: Upload, client: str) -> Upload:
+    """Return a client's upload as changes of federated parameters, checked.
 
-    Buffers are moved by plain averaging; integer counters take the uploaded value.
-
-    Args:
-        method: its server optimiser counts.
-        trainable: names of parameters; the other names are buffers.
-        received: the parameters before; they are not changed.
-        combined: the mean change.
-        state: the server optimiser's; it is changed.
-        progress: the finished part of the run in [0, 1), for schedules.
-        rows: by name, the numbers of the rows that ``combined`` holds of a table; the others have not changed.
+    Raises:
+        UploadError: names the client and what is wrong.
     """
-    params = {name: value.clone() for name, value in received.items()}
-    optimizer, slopes, few = method.server_optimizer, Params(), Params()
-    for name, change in combined.items():
-        start = params[name]
-        change = change.to(start.device)
-        if rows and name in rows:
-            if name in trainable and optimizer.rests:
-                few[name] = change
-                continue
-            change = spread(change, rows[name].to(start.device), start)
-        if not change.is_floating_point():
-            params[name] = change
-        elif name in trainable:
-            slopes[name] = -change
-        else:
-            params[name] = start + change
-    if slopes or few:
-        optimizer.update(params, slopes, state, optimizer.scale(progress))
-    for name, change in few.items():
-        assert rows is not None
-        rate = optimizer.rate(name) * optimizer.scale(progress)
-        params[name].index_add_(0, rows[name].to(change.device), change, alpha=rate)
-    return params
+    if method.upload:
+        check_rows(upload, start, client)
+        cut, tensors = upload.cut(start), upload.deltas
+        for link in reversed(method.upload):
+            try:
+                tensors = link.decode(tensors, cut)
+            except (UploadError, KeyError, RuntimeError) as error:
+                raise UploadError(
+                    f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
+                ) from error
+        upload = upload.but(tensors)
+    check_upload(upload, start, client)
+    return upload
 
 
-def keep(job: Job, result: CohortResult) -> Params:
-    """Return the cohort's new private values: u_p (z = 1, FURL eq. 7), or w_p + z (u_p − w_p) (eq. 6)."""
-    if job.method.private_scale == 1:
-        return result.private
-    before = job.store.read(result.clients)
-    weights = torch.tensor([u.weight for u in result.uploads], dtype=torch.float64)
-    if not float(weights.sum()) > 0:
-        return before
-    z = weights / weights.sum()
-    out: Params = {}
-    for name, change in subtract(result.private, before).items():
-        if change.is_floating_point():
-            scale = z.to(change.dtype).reshape(-1, *[1] * (change.dim() - 1))
-            out[name] = before[name] + scale * change
-        else:
-            out[name] = result.private[name]
-    return out
+def updated(method: Method, server: Global, reduced: Reduced) -> Global:
+    """Return what the server has after its update, checked.
+
+    Raises:
+        MethodError: names, shapes or types changed.
+        NonFiniteError: something became NaN or infinite.
+    """
+    after = method.server.update(server, reduced)
+    for what, old, new in (("parameters", server.params, after.params), ("state", server.state, after.state)):
+        fault = misfit(old, new) or _types(old, new)
+        if fault:
+            raise MethodError(f"The update of {method.name!r} changes the server's {what}: {fault}.")
+        check_finite(new, f"The server's {what} after round {server.round}")
+    return after
+
+
+def _types(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> str:
+    pairs = ((name, value.dtype, new[name].dtype) for name, value in old.items())
+    return next((f"{name!r} wants {want}, is {have}" for name, want, have in pairs if want != have), "")
+
+
+def round_mean(values: Iterable[int], default: int) -> int:
+    """Return the mean to the nearest integer."""
+    values = list(values)
+    return round(sum(values) / len(values)) if values else default

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fedkeep.core.params import Params
-from fedkeep.engines.base import CohortResult, Job
-from fedkeep.engines.client import ClientResult, collect, train_client
+from fedkeep.engines.base import ClientResult, Job, Work
+from fedkeep.engines.client import train_client
 
 
 class Sequential:
-    """Runs the clients of a cohort one by one in this process."""
+    """Trains clients one by one in this process."""
 
     name = "sequential"
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values."""
-        return collect(job, received, clients, one_by_one(job, received, clients, round, progress))
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients, and yield what each gives."""
+        stored = job.kept([each.client for each in work])
+        for place, each in enumerate(work):
+            kept = {name: values[place] for name, values in stored.items()}
+            yield train_client(job, each.sent, kept, each.client, round, progress)
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
-
-
-def one_by_one(
-    job: Job, received: Params, clients: list[int], round: int, progress: float
-) -> Iterator[ClientResult]:
-    """Train clients in this process, and yield what each gives back."""
-    stored = job.private(clients)
-    for position, client in enumerate(clients):
-        own = {name: values[position] for name, values in stored.items()}
-        yield train_client(job, received, own, client, round, progress)

@@ -17,7 +17,7 @@ from torch import nn
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, misfit
-from fedkeep.engines import Judgement, judge
+from fedkeep.engines import Judgement, first_kept, judge
 from fedkeep.experiments.personalize import (
     Adapted,
     adapt_client,
@@ -27,7 +27,7 @@ from fedkeep.experiments.personalize import (
 )
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import make_progress
-from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.run import Run
 from fedkeep.methods import Method
 from fedkeep.store import Default, MemoryStore, PrivateStore
 
@@ -52,7 +52,7 @@ class AdaptedClients:
         """Return a judgement for each task, of the clients' own models on their own examples of a split."""
         run = self.run
         return judge(
-            run.method, run.net, run.server, self.store, run.data, self.clients, split, device=run.device
+            run.method, run.net, run.whole, self.store, run.data, self.clients, split, device=run.device
         )
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
@@ -94,7 +94,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
             f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "
             f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
         )
-    default = Default(method.split.personal(initial), method.private_init, numpy_seed(run))
+    default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run))
     return replace(
         run, net=net, method=method, server=server, private=MemoryStore(default), history=[], folder=None
     )
@@ -140,7 +140,11 @@ def adapt_clients(
 
 def kept(run: Run, client: int) -> Params:
     """Return a client's private values from federation; none, if it has none or the method keeps none."""
-    if run.method.stateless or not run.private.default.initial or not run.private.seen([client])[0]:
+    if (
+        run.method.client.keep.every_round
+        or not run.private.default.initial
+        or not run.private.seen([client])[0]
+    ):
         return {}
     return {name: value[0] for name, value in run.private.read([client]).items()}
 

@@ -22,7 +22,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import judge, tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
-from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.run import Run
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne
 
 LABELS_SHOWN = 5
@@ -153,7 +153,7 @@ def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float
 
 
 def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]]:
-    judged = judge(run.method, run.net, run.server, run.private, run.data, clients, "test", device=run.device)
+    judged = judge(run.method, run.net, run.whole, run.private, run.data, clients, "test", device=run.device)
     return judged[0].per_client()
 
 
@@ -190,7 +190,7 @@ def adapted_form(found: AdaptedClients) -> dict[str, Any]:
     shared = run.method.waits(sorted(run.net.trainable()))
     for split in ("valid", "test"):
         before = judge(
-            run.method, run.net, run.server, run.private, run.data, found.clients, split, device=run.device,
+            run.method, run.net, run.whole, run.private, run.data, found.clients, split, device=run.device,
             shared=shared,
         )[0].per_client()  # fmt: skip
         if not before:

@@ -6,9 +6,8 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -19,13 +18,19 @@ from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.core.seeds import stream
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
 from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
-from fedkeep.experiments.options import check_options
+from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
-from fedkeep.experiments.simulate import Run, simulate
-from fedkeep.methods import METHODS, Method, Phase, terms
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
+from fedkeep.methods import METHODS, Method, Optimize, Phase, Server, WeightedMean, terms
 from fedkeep.methods.augment import Augmented
 
 T = TypeVar("T")
+
+LOCAL: dict[str, Any] = {"epochs": int, "batch_size": int, "clip_norm": float | None}
+"""Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
+SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}
+"""Likewise of its server, beside ``server_optimizer``."""
 
 READERS: dict[str, Callable[..., FederatedData | ImageSet]] = {
     "zulip_channels": readers.zulip_channels,
@@ -277,19 +282,35 @@ def build_method(config: MethodConfig) -> Method:
         ConfigError: an unknown kind or option.
     """
     make = _named("method.kind", "method", config.kind, METHODS)
-    tables = {"loss", "optimizer", "server_optimizer", "adapt"}
-    options: dict[str, Any] = check_options("method", make, config.options, tables)
+    takes, defaults = accepted(make), inspect.signature(make).parameters
+    has_server = "server" in takes
+    if config.server_optimizer is not None and not has_server:
+        raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
+    also = LOCAL | (SERVER if has_server else {})
+    given = {"local", "server", "loss", "optimizer", "server_optimizer", "adapt"}
+    options = check_options("method", make, config.options, given, also)
+    local = defaults["local"].default if "local" in defaults else Phase()
     loss = build_loss(config.loss)
-    options |= {"loss": loss, "optimizer": config.optimizer.build()}
-    if config.server_optimizer is not None:
-        if "server_optimizer" not in inspect.signature(make).parameters:
-            raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
-        options["server_optimizer"] = config.server_optimizer.build()
+    settings = {name: options.pop(name) for name in LOCAL if name in options}
+    options["local"] = local.but(loss=loss, optimizer=config.optimizer.build(), **settings)
+    if has_server:
+        server = defaults["server"].default if "server" in defaults else None
+        options |= _server_option(config, options.pop("weighting", None), server or Server())
     method = make(**options)
     if config.adapt is None:
         return method
-    usual = method.adapt or (Phase(loss, "private", examples="all"),)
-    return replace(method, adapt=tuple(config.adapt.applied(phase) for phase in usual))
+    usual = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
+    return method.adapting(phases=tuple(config.adapt.applied(phase) for phase in usual))
+
+
+def _server_option(config: MethodConfig, weighting: Any, server: Server) -> dict[str, Server]:
+    """Return the argument ``server``, where a configuration says something about it."""
+    said: dict[str, Any] = {}
+    if weighting is not None:
+        said["reduce"] = WeightedMean(by=weighting)
+    if config.server_optimizer is not None:
+        said["update"] = Optimize(optimizer=config.server_optimizer.build())
+    return {"server": server.but(**said)} if said else {}
 
 
 def build_loss(config: LossConfig) -> terms.Term:

@@ -15,7 +15,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.experiments.analyses import aggregation_time, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_config
-from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.run import Run
 from fedkeep.experiments.summary import summarize
 
 DEFAULT_FOLDER = Path("runs") / "demo"

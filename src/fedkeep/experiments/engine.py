@@ -8,9 +8,9 @@ from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.engines import (
     Auto,
     AutoDevice,
+    Centralised,
     Engine,
     Measured,
-    Pooled,
     Sequential,
     Vectorised,
     Workers,
@@ -22,7 +22,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "sequential": Sequential,
     "workers": Workers,
     "vectorised": Vectorised,
-    "pooled": Pooled,
+    "pooled": Centralised,
 }
 
 

@@ -10,11 +10,14 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import difference_of_names, to
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
+from fedkeep.engines import Sequential, first_global, first_kept
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
+from fedkeep.experiments.drive import restored
 from fedkeep.experiments.environment import check_device
+from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
-from fedkeep.experiments.simulate import Run, take_part
+from fedkeep.experiments.simulate import take_part
 from fedkeep.store import Default, TableStore
 
 
@@ -76,10 +79,9 @@ def load_run(
     module = method.extend(model) if method.extend else model
     method.check(module)
     net = Net(module.to(device))
-    initial = net.initial()
-    default = Default(method.split.personal(initial), method.private_init, config.seed)
+    default = Default(first_kept(method, net), method.client.keep.value, config.seed)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
-    server = to(method.split.federated(initial), device)
+    server, engine = first_global(method, net, data, device), Sequential()
     directory = _opened(folder)
     try:
         store = TableStore(folder / "private", default, len(data))
@@ -87,15 +89,18 @@ def load_run(
     finally:
         directory.close()
     if state is not None:
-        found = {n.removeprefix("params/"): v.to(device) for n, v in state.items() if n.startswith("params/")}
-        if fault := difference_of_names(server, found):
-            raise RunError(f"{folder} is damaged: its server state does not fit its configuration: {fault}.")
+        found = restored(to(state, device), server, engine, 0)
+        for wanted, got in ((server.params, found.params), (server.state, found.state)):
+            if fault := difference_of_names(wanted, got):
+                raise RunError(
+                    f"{folder} is damaged: its server state does not fit its configuration: {fault}."
+                )
         server = found
     records = folder / "records.jsonl"
     history = list(read_records(records)) if records.exists() else []
     return Run(
-        net, method, data, server, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
-        history, directory.round, folder, device,
+        net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
+        history, directory.round, folder, device, state=server.state,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -12,7 +12,11 @@ from fedkeep.core.errors import ConfigError, did_you_mean
 
 
 def check_options(
-    what: str, function: Callable[..., Any], options: Mapping[str, Any], given: Collection[str] = ()
+    what: str,
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    given: Collection[str] = (),
+    also: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return ``options`` as arguments of ``function``: names known, none missing, types as annotated.
 
@@ -23,24 +27,38 @@ def check_options(
         function: a reader, a model class or a method's builder.
         options: the table's further keys.
         given: arguments that fedkeep fills in itself.
+        also: types of further keys that are known, e.g. those of an argument that is put together of them.
 
     Raises:
         ConfigError: names the key, what was wanted and what was got.
     """
-    parameters = inspect.signature(function).parameters
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = [n for n, p in parameters.items() if n not in given and p.kind in kinds]
-    hints = _hints(function)
+    parameters, hints = inspect.signature(function).parameters, accepted(function)
+    known = [n for n in (*hints, *(also or {})) if n not in given]
+    hints = {**hints, **(also or {})}
     checked = {}
     for key, value in options.items():
         if key not in known:
             shown = f" Known here: {', '.join(known)}." if known else " It takes no options."
             raise ConfigError(f"{what}.{key}: unknown key.{did_you_mean(key, known)}{shown}")
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
-    needed = [n for n in known if parameters[n].default is inspect.Parameter.empty and n not in options]
+    empty = inspect.Parameter.empty
+    needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
     if needed:
         raise ConfigError(f"{what}: missing {', '.join(needed)}.")
     return checked
+
+
+def accepted(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments that a function takes by name, with their types; those of a typed ``**others`` too."""
+    hints = _hints(function)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in kinds:
+            found[name] = hints.get(name, Any)
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD and get_origin(hints.get(name)) is Unpack:
+            found |= get_type_hints(get_args(hints[name])[0])
+    return found
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from fedkeep.core.records import Record, read_records, to_line
 from fedkeep.data import FederatedData
 from fedkeep.engines import Stream, Watch, judge, local_run, tasks_of
 from fedkeep.experiments.progress import make_progress
-from fedkeep.experiments.simulate import Run
-from fedkeep.methods import Method, Phase
+from fedkeep.experiments.run import Run
+from fedkeep.methods import Client, Method, Phase
 from fedkeep.methods.base import Predict
 from fedkeep.metrics.personalization import Personalized, ap
 from fedkeep.split import Split
@@ -179,20 +179,24 @@ def _curve(
         for way, predict in ways.items():
             found[way].append(_accuracy(run, client, params, predict, split))
 
-    start = {name: value.to(run.device) for name, value in run.parameters(str(run.data.ids[client])).items()}
+    name = str(run.data.ids[client])
+    whole = {**run.sent(name).params, **run.kept(name).flat}
+    start = {parameter: value.to(run.device) for parameter, value in whole.items()}
     test(start)
     rows = run.data.rows(client, "train")
     if protocol.ratio == 0 or not len(rows):
         return {way: tuple(values * (protocol.steps // protocol.every + 1)) for way, values in found.items()}
-    name = str(run.data.ids[client])
     draws = Stream(
         run.private.default.seed, f"personalization/{name}", run.round, f"Client {name!r}, fine-tuning"
     )
     phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol)
+    turns = run.method.client.turns
+    if not isinstance(turns, tuple):
+        turns = "batches" if len(phases) > 1 else "phases"
+    tuning = Client(phases=phases, turns=turns, tables=run.method.client.tables)
     local_run(
-        run.net, Split(("*",)), phases, start, run.server, run.data, np.arange(rows.start, rows.stop),
-        draws,
-        turns="batches" if len(phases) > 1 else "phases", tables=run.method.tables, device=run.device,
+        run.net, Split("*"), tuning, start, run.sent(name).flat, run.data, np.arange(rows.start, rows.stop),
+        draws, device=run.device,
         watch=Watch(protocol.every, lambda _, params: test(params)),
     )  # fmt: skip
     return {way: tuple(values) for way, values in found.items()}
@@ -204,8 +208,9 @@ def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> t
     A method of one phase trains all parameters with it. Where a method has several, each trains its own, and they take
     turns on every mini-batch.
     """
-    several = len(method.phases) > 1
-    batch_size = method.phases[0].batch_size
+    phases = method.client.phases
+    several = len(phases) > 1
+    batch_size = phases[0].batch_size
     return tuple(
         replace(
             phase,
@@ -214,10 +219,9 @@ def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> t
             steps=protocol.steps,
             batch_size=batch_size,
             examples="all",
-            part="all",
             early_stopping=None,
         )
-        for phase in method.phases
+        for phase in phases
     )
 
 
@@ -234,7 +238,7 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
 def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
     method = run.method.but(predict=predict)
     store = MemoryStore(Default(method.split.personal(params)))
-    server = method.split.federated(params)
+    server = run.whole.but(params=method.split.federated(params))
     judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
     ((accuracy, _),) = judged[0].per_client().values()
     return accuracy

@@ -17,8 +17,10 @@ from fedkeep.core.records import Record
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData
 from fedkeep.engines import Stream, judge, local_run, tasks_of, to_records
+from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.progress import make_progress
-from fedkeep.experiments.simulate import HEADLINE, Run
+from fedkeep.experiments.run import Run
+from fedkeep.methods import Client
 from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore
 
@@ -67,7 +69,7 @@ class Adapted:
 def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
     """Fit what is a client's own, from its default values, on some of the client's examples.
 
-    What is its own: the private parameters, or what ``Method.adapt_split`` names; a federated parameter among these
+    What is its own: the private parameters, or what ``Adapt.split`` names; a federated parameter among these
     starts from the server's value, and the client's copy is fitted.
 
     Args:
@@ -103,15 +105,15 @@ def adapt_client(
         MethodError: as for ``fit_private``.
     """
     method, split, source = run.method, own_split(run), data or run.data
-    if not method.adapt:
+    if not method.adapt.phases:
         raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
     own = {**own_default(run, client), **(start or {})}
-    if method.adapt_start is not None:
-        own |= split.personal(method.adapt_start({**run.server, **own}))
+    if method.adapt.start is not None:
+        own |= split.personal(method.adapt.start({**run.server, **own}))
     if not len(rows):
         return Adapted(own)
     trainable = sorted(run.net.trainable())
-    for phase in method.adapt:
+    for phase in method.adapt.phases:
         federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
         if federated:
             raise MethodError(
@@ -121,9 +123,11 @@ def adapt_client(
     name = source.ids[client]
     draws = Stream(numpy_seed(run), f"personalize/{name}", len(rows), f"Client {name!r}, adapting")
     held = source.rows(client, "valid")
+    sent = method.server.sent(run.whole, name).flat
+    adapting = Client(phases=method.adapt.phases, tables=method.client.tables)
     result = local_run(
-        run.net, split, method.adapt, params, run.server, source, rows, draws, device=run.device,
-        valid=np.arange(held.start, held.stop), tables=method.tables,
+        run.net, split, adapting, params, sent, source, rows, draws, device=run.device,
+        valid=np.arange(held.start, held.stop),
     )  # fmt: skip
     found = {name: value.cpu() for name, value in split.personal(result.params).items()}
     return Adapted(found, tuple(result.stopped))
@@ -131,7 +135,7 @@ def adapt_client(
 
 def own_split(run: Run) -> Split:
     """Return which parameters are a client's own while it adapts."""
-    return run.method.adapt_split or run.method.split
+    return run.method.adapt.split or run.method.split
 
 
 def own_default(run: Run, client: int) -> Params:
@@ -188,7 +192,7 @@ def cold_start(
                 own = fit_private(run, client, first_examples(run, client, k))
                 store.write([client], {n: v.unsqueeze(0) for n, v in own.items()})
                 bar.update(number * len(chosen) + position + 1, {})
-            judged = judge(run.method, run.net, run.server, store, run.data, chosen, split, device=run.device)
+            judged = judge(run.method, run.net, run.whole, store, run.data, chosen, split, device=run.device)
             each = np.array([value for value, _ in judged[0].per_client().values()])
             mean.append(float(each.mean()))
             std.append(float(each.std()))
@@ -220,6 +224,6 @@ def personalize_client(run: Run, client: str, k: int | None = None) -> tuple[Par
     for prefix, values in (("before_", own_default(run, index)), ("", own)):
         store = own_store(run)
         store.write([index], {n: torch.as_tensor(v).unsqueeze(0) for n, v in values.items()})
-        judged = judge(run.method, run.net, run.server, store, run.data, [index], "test", device=run.device)
+        judged = judge(run.method, run.net, run.whole, store, run.data, [index], "test", device=run.device)
         out |= {f"{prefix}{name}": value for name, value in judged[0].metrics().items()}
     return own, out

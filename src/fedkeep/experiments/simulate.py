@@ -7,117 +7,31 @@ import datetime
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.describe import check_kind, describe, digest
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.net import Net
-from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Params, to
+from fedkeep.core.params import to
 from fedkeep.core.records import Record, read_records
 from fedkeep.data import FederatedData, hold_out
-from fedkeep.engines import (
-    Auto,
-    AutoDevice,
-    Job,
-    Pooled,
-    RoundReport,
-    Sampler,
-    Server,
-    judge,
-    run_round,
-    tasks_of,
-    to_records,
-)
+from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.partitions import partition_counts, write_partition
-from fedkeep.experiments.progress import make_progress
+from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.methods import Method
+from fedkeep.methods import Global, Method
 from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
-
-SHARED = "test/shared"
-HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
-
-
-@dataclass
-class Run:
-    """A finished or resumed simulation.
-
-    Attributes:
-        net: the model as a function.
-        method: the method.
-        data: the data set.
-        server: federated parameters, by name.
-        private: the store of private parameters, by client.
-        history: records, in order.
-        engine: the engine that ran, as ``auto`` picked it.
-        engine_reason: why ``auto`` picked it.
-        round: finished rounds.
-        rounds_per_epoch: rounds that use every training example once.
-        clients: indices of the clients that take part in federation.
-        held_out: indices of those that don't.
-        folder: the run's folder, or None.
-        device: where it computes.
-    """
-
-    net: Net
-    method: Method
-    data: FederatedData
-    server: Params
-    private: PrivateStore
-    engine: str
-    rounds_per_epoch: int
-    clients: np.ndarray
-    held_out: np.ndarray
-    history: list[Record] = field(default_factory=list)
-    round: int = 0
-    folder: Path | None = None
-    device: str = "cpu"
-    engine_reason: str = ""
-
-    def evaluate(
-        self, split: str = "test", *, clients: Sequence[int] | None = None, shared: bool = False
-    ) -> dict[str, float]:
-        """Return metrics of the clients' personalised models on their own examples of a split.
-
-        Args:
-            split: ``train``, ``valid`` or ``test``.
-            clients: indices; by default the clients that take part in federation.
-            shared: judge the shared part alone, with default private values; so too where clients have models of their
-                own only after adapting (mixture of experts).
-
-        Returns:
-            Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
-        """
-        chosen = self.clients if clients is None else np.asarray(clients)
-        out: dict[str, float] = {}
-        for judgement in judge(
-            self.method, self.net, self.server, self.private, self.data, chosen.tolist(), split,
-            device=self.device, shared=shared or self.method.waits(sorted(self.net.trainable())),
-        ):  # fmt: skip
-            out |= judgement.metrics()
-        return out
-
-    def parameters(self, client: str) -> Params:
-        """Return a client's whole model, federated and private parameters by name."""
-        stacked = self.private.read([self.data.index(client)])
-        return self.method.split.merge(self.server, {n: v[0] for n, v in stacked.items()})
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the training data that the finished rounds make."""
-        return self.round / self.rounds_per_epoch
 
 
 def simulate(
@@ -214,7 +128,7 @@ class _Simulation:
         self.on_nonfinite = on_nonfinite
         self.net = Net(self.module)
         self.initial = self.net.initial()
-        self.default = Default(method.split.personal(self.initial), method.private_init, seed)
+        self.default = Default(first_kept(method, self.net), method.client.keep.value, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
         pooled = engine == "pooled"
@@ -247,8 +161,7 @@ class _Simulation:
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
         tune_allocator()
-        split = self.method.split
-        server = Server(to(split.federated(self.initial), self.device))
+        server = first_global(self.method, self.net, self.data, self.device)
         directory, store = None, self.given_store or MemoryStore(self.default)
         history: list[Record] = []
         best: dict[str, Any] = {}
@@ -266,16 +179,17 @@ class _Simulation:
                 store = TableStore(directory.folder / "private", self.default, len(self.data))
                 state = directory.recover(store)
                 if state is not None:
-                    self._restore(server, state)
-                    server.round = directory.round
+                    phases = len(self.method.client.phases)
+                    server = restored(to(state, self.device), server, self.engine, phases)
+                    server = server.but(round=directory.round)
                     best = dict(directory.state.get("best", {}))
                     history = list(read_records(directory.folder / "records.jsonl"))
+            name, reason = in_use(self.engine, self.reason)
             run = Run(
-                self.net, self.method, self.data, server.params, store, self._engine()[0],
-                self.sampler.rounds_per_epoch, self.clients, self.held_out, history, server.round, out, self.device,
-                self._engine()[1],
+                self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
+                self.clients, self.held_out, history, server.round, out, self.device, reason, server.state,
             )  # fmt: skip
-            self._rounds(run, server, directory, best, progress)
+            self._drive(run, server, directory, best, progress)
             if directory is not None:
                 about = {"engine": run.engine, "engine_reason": run.engine_reason, "status": "finished"}
                 directory.write_info({**directory.read_info(), **about})
@@ -285,124 +199,21 @@ class _Simulation:
             if directory is not None:
                 directory.close()
 
-    def _engine(self) -> tuple[str, str]:
-        """Return the name of the engine in use and why it was chosen."""
-        if isinstance(self.engine, Auto | AutoDevice):
-            return self.engine.name, self.engine.choice.reason
-        return self.engine.name, self.reason
-
-    def _rounds(
-        self,
-        run: Run,
-        server: Server,
-        directory: RunDirectory | None,
-        best: dict[str, Any],
-        show: bool | None,
-    ) -> None:
-        shown: dict[str, float] = {}
-        with make_progress(show, self.name, self.rounds, server.round) as bar:
-            job = Job(
-                self.method, self.net, self.data, run.private, self.seed, self.device, self.on_nonfinite,
-                after_step=lambda part: bar.update(server.round + part, shown), keep_uploads=False,
-            )  # fmt: skip
-            while server.round < self.rounds:
-                report = run_round(
-                    job, self.engine, server, self.sampler(server.round), server.round / self.rounds
-                )
-                run.round, run.server = server.round, server.params
-                run.engine, run.engine_reason = self._engine()
-                records = self._measured(run, report)
-                shown |= {"loss": report.loss}
-                if self.every and (server.round % self.every == 0 or server.round == self.rounds):
-                    judged = self._judged(run, best)
-                    records += judged
-                    shown |= {
-                        f"{r.split} {r.metric}": r.value
-                        for r in judged
-                        if r.client is None and r.metric in HEADLINE.values()
-                    }
-                run.history += records
-                if directory is not None:
-                    timings = self._timed(run, report)
-                    directory.commit(
-                        server.round, self._state(server), run.private, records, timings, {"best": best}
-                    )
-                else:
-                    run.private.apply()
-                bar.update(server.round, shown)
-
-    def _measured(self, run: Run, report: RoundReport) -> list[Record]:
-        def record(split: str, metric: str, value: float, n: int) -> Record:
-            return Record(run.round, run.epoch, split, None, metric, value, n)
-
-        records = [record("train", "loss", report.loss, int(report.examples))]
-        if run.engine != "pooled":
-            records.append(record("traffic", "download_bytes", report.download_bytes, report.clients))
-            records.append(record("traffic", "upload_bytes", report.upload_bytes, report.clients))
-        if report.refused:
-            records.append(record("train", "refused_clients", len(report.refused), report.clients))
-        return records
-
-    def _timed(self, run: Run, report: RoundReport) -> list[Record]:
-        return [
-            Record(run.round, run.epoch, "time", None, metric, value, report.clients)
-            for metric, value in (
-                ("seconds", report.seconds),
-                ("aggregate_seconds", report.aggregate_seconds),
-            )
-        ]
-
-    def _judged(self, run: Run, best: dict[str, Any]) -> list[Record]:
-        """Judge ``valid`` and ``test``; clients' own records are kept for the epoch that is best on ``valid``."""
-        task = tasks_of(self.data)[0]
-        metric = task.metric(HEADLINE[task.kind])
-        sign = -1.0 if task.kind == "regression" else 1.0
-        records: list[Record] = []
-        improved = False
-        for split in ("valid", "test"):
-            judged = judge(
-                self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), split,
-                device=self.device, shared=self.method.waits(sorted(self.net.trainable())),
-            )  # fmt: skip
-            lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=False)
-            value = next((r.value for r in lines if r.metric == metric), float("nan"))
-            known = best.get("value", float("nan"))
-            if split == "valid" and (np.isnan(known) or sign * value > sign * known):
-                best |= {"metric": metric, "value": value, "round": run.round}
-                improved = True
-            if split == "test" and improved:
-                lines = to_records(judged, self.data, run.round, run.epoch, split, per_client=True)
-            records += lines
-        if self.evaluate_shared:
-            if self.default.initial or self.method.predict is not self.method.predict_shared:
-                judged = judge(
-                    self.method, self.net, run.server, run.private, self.data, self.clients.tolist(), "test",
-                    device=self.device, shared=True,
-                )  # fmt: skip
-            # else nothing is private, and the test above was the shared part's
-            last = run.round == self.rounds
-            records += to_records(judged, self.data, run.round, run.epoch, SHARED, per_client=last)
-        return records
-
-    def _state(self, server: Server) -> Params:
-        state = {f"params/{n}": v for n, v in server.params.items()}
-        state |= {f"optimizer/{n}": v for n, v in server.optimizer.tensors().items()}
-        if isinstance(self.engine, Pooled):
-            for number, phase in enumerate(self.engine.states or ()):
-                state |= {f"pooled/{number}/{n}": v for n, v in phase.tensors().items()}
-        return state
-
-    def _restore(self, server: Server, state: Mapping[str, Tensor]) -> None:
-        def part(prefix: str) -> Params:
-            return {
-                n.removeprefix(prefix): v.to(self.device) for n, v in state.items() if n.startswith(prefix)
-            }
-
-        server.params = part("params/")
-        server.optimizer = OptimizerState.from_tensors(part("optimizer/"))
-        if isinstance(self.engine, Pooled):
-            count = len(self.method.phases)
-            self.engine.states = [OptimizerState.from_tensors(part(f"pooled/{k}/")) for k in range(count)]
+    def _drive(
+        self, run: Run, server: Global, directory: RunDirectory | None, best: dict[str, Any],
+        progress: bool | None,
+    ) -> None:  # fmt: skip
+        job = Job(
+            self.method, self.net, self.data, run.private, self.seed, self.device,
+            after_step=lambda part: drive.finished(part),
+        )  # fmt: skip
+        plan = Plan(
+            name=self.name, rounds=self.rounds, sampler=self.sampler, every=self.every,
+            evaluate_shared=self.evaluate_shared, on_fault=self.on_nonfinite, progress=progress,
+        )  # fmt: skip
+        device = LocalDevice(job, self.engine)
+        drive = Drive(plan, run, server, device, self.engine, job.declared(), directory, best)
+        drive.go()
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
         directory = (
@@ -422,6 +233,7 @@ class _Simulation:
         federated = self.method.split.federated(self.initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
         pooled = self.identity["pooled"]
+        name, reason = in_use(self.engine, self.reason)
         return {
             "name": self.name,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -443,8 +255,8 @@ class _Simulation:
                 "source": meta.get("source"),
                 **{key: meta[key] for key in ("partition", "opt_out") if key in meta},
             },
-            "engine": self._engine()[0],
-            "engine_reason": self._engine()[1],
+            "engine": name,
+            "engine_reason": reason,
             "device": self.device,
             "pooled": pooled,
             "rounds": self.rounds,
@@ -476,7 +288,7 @@ def train_counts(data: FederatedData, method: Method) -> np.ndarray:
     clients did, all are drawn, and rounds change nothing.
     """
     opted = data.columns.get("opted_in")
-    if opted is None or any(phase.examples == "all" for phase in method.phases):
+    if opted is None or any(phase.examples == "all" for phase in method.client.phases):
         return data.counts("train")
     rows = data.split_rows("train")
     inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))

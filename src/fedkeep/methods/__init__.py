@@ -3,9 +3,22 @@
 from collections.abc import Callable
 
 from fedkeep.methods import terms
+from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.apfl import apfl
 from fedkeep.methods.asp_mtl import asp_mtl
-from fedkeep.methods.base import EarlyStopping, Method, Phase
+from fedkeep.methods.base import Adapt, Method, private_part
+from fedkeep.methods.client import (
+    Client,
+    Finish,
+    Finished,
+    Init,
+    Kept,
+    Sent,
+    Start,
+    Started,
+    by_share,
+    newest,
+)
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
@@ -25,6 +38,8 @@ from fedkeep.methods.mixture import mixture
 from fedkeep.methods.per_fedavg import per_fedavg
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
+from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -52,12 +67,31 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 __all__ = [
     "METHODS",
+    "Adapt",
+    "Client",
     "EarlyStopping",
+    "Finish",
+    "Finished",
+    "Global",
+    "Init",
+    "Kept",
     "Method",
+    "Optimize",
     "Phase",
+    "Reduced",
+    "Reduction",
+    "Roster",
+    "RunningMean",
+    "Sent",
+    "Server",
+    "Start",
+    "Started",
+    "WeightedMean",
     "apfl",
     "asp_mtl",
+    "averaging",
     "batch_norm_names",
+    "by_share",
     "ditto",
     "fedavg",
     "fedbn",
@@ -74,8 +108,10 @@ __all__ = [
     "lg_fedavg",
     "local",
     "mixture",
+    "newest",
     "per_fedavg",
     "pfedme",
     "pfl_da",
+    "private_part",
     "terms",
 ]

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, copy_of, with_copy
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
+from fedkeep.methods.terms import Term
 from fedkeep.split import Split
 
 SHARE = "alpha"
@@ -115,35 +117,28 @@ def apfl(
     alpha: float = 0.5,
     *,
     adaptive: bool = True,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return APFL.
 
     Args:
         alpha: the private model's share α in [0, 1], or what it starts from: at 0 a client predicts with w, at 1 with
             v alone.
-        adaptive: α is learned, with the rate that ``optimizer`` gives ``alpha``; False: it is fixed.
-        loss: F_k, of both models.
-        optimizer, epochs, batch_size, clip_norm: of local training.
-        weighting: ``"examples"`` or ``"uniform"``.
-        server_optimizer: ``sgd(1.0)`` is plain averaging.
+        adaptive: α is learned, with the rate that the optimiser gives ``alpha``; False: it is fixed.
+        local: the local phase, with F_k of both models.
+        server: what the server does.
     """
     if not 0 <= alpha <= 1:
         raise MethodError(f"alpha must be in [0, 1]; got {alpha}.")
     share = None if adaptive else float(alpha)
-    own = OnMixture(share, loss)
+    own = OnMixture(alpha=share, term=local.loss)
+    optimizer = local.optimizer
     if adaptive:
         optimizer = replace(optimizer, bounds=((SHARE, (0.0, 1.0)), *optimizer.bounds))
-    phase = Phase(loss + own, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    phase = local.but(loss=local.loss + own, optimizer=optimizer)
     return Method(
-        "apfl", Split((*COPY.private, SHARE)) if adaptive else COPY, (phase,), weighting,
-        server_optimizer=server_optimizer,
-        adapt=(replace(phase, loss=own, trains="private", epochs=10, examples="all"),),
-        predict=PredictMixture(share), extend=AddShare(float(alpha)) if adaptive else with_copy,
+        name="apfl", split=Split((*COPY.private, SHARE)) if adaptive else COPY, client=Client(phases=(phase,)),
+        server=server, adapt=private_part(phase.but(loss=own)), predict=PredictMixture(alpha=share),
+        extend=AddShare(alpha=float(alpha)) if adaptive else with_copy,
     )  # fmt: skip

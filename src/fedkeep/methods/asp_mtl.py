@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
+from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
 
 
@@ -169,13 +170,8 @@ def asp_mtl(
     adversarial: float = 0.05,
     difference: float = 0.01,
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 16,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(batch_size=16),
+    server: Server = Server(),
 ) -> Method:
     """Return ASP-MTL, for a model with ``features`` and the parts ``encoder`` and ``classifier``.
 
@@ -183,22 +179,15 @@ def asp_mtl(
         tasks: how many clients there are.
         adversarial: λ.
         difference: γ.
-        loss: L.
-        optimizer: SGD, for everything; its momentum goes on through all clients' mini-batches and rounds.
-        epochs: passes over all examples a round.
-        batch_size: examples of a mini-batch.
-        clip_norm: bound on a step's gradient norm.
-        weighting, server_optimizer: as in every method; a centralised round has one upload, so only the latter can
-            matter.
+        local: the local phase, with L; SGD, whose momentum goes on through all clients' mini-batches and rounds. An
+            epoch is a pass over all examples of a round.
+        server: what the server does; a centralised round has one upload, so only its update can matter.
     """
     if tasks < 1:
         raise MethodError(f"tasks must be at least 1; got {tasks}.")
-    phase = Phase(
-        AdversarialLoss(loss, float(adversarial), float(difference)), "all", optimizer, epochs, batch_size=batch_size,
-        clip_norm=clip_norm, by_client=True,
-    )  # fmt: skip
+    loss = AdversarialLoss(loss=local.loss, adversarial=float(adversarial), difference=float(difference))
+    phase = local.but(loss=loss)
     return Method(
-        "asp_mtl", PRIVATE, (phase,), weighting, server_optimizer=server_optimizer,
-        adapt=(replace(phase, trains="private", epochs=10, examples="all"),), predict=predict_task,
-        predict_shared=None, extend=AddTask(tasks),
+        name="asp_mtl", split=PRIVATE, client=Client(phases=(phase,), pools="clients"), server=server,
+        adapt=private_part(phase), predict=predict_task, predict_shared=None, extend=AddTask(tasks=tasks),
     )  # fmt: skip

@@ -9,16 +9,14 @@ running mean and variance; (3) it trains all jointly on its own examples; (4) it
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import Method, Patterns, Phase
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.client import Client
+from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
@@ -40,25 +38,14 @@ def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
 def fedbn(
     private: Patterns = "*norm*",
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return FedBN; ``private`` names the layers' parameters and statistics: ``fedbn(batch_norm_names(model))``.
 
     A new client fits γ and β, and gathers statistics, on the frozen rest.
     """
-    phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
     return Method(
-        "fedbn",
-        Split(private),  # type: ignore[arg-type]
-        (phase,),
-        weighting,
-        server_optimizer=server_optimizer,
-        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
+        name="fedbn", split=Split(private), client=Client(phases=(local,)), server=server, adapt=private_part(local),
         predict_shared=None,
-    )
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.copies import COPY, PREFIX, copy_of
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Term, cross_entropy
-from fedkeep.split import Split
 
 Operator = Literal["conv", "multi", "single"]
 
@@ -137,22 +139,17 @@ class FusionLoss(Term):
         return self.loss(Known(net, output), params, batch, received)
 
 
-def publish_own(params: Params) -> Params:
-    """Return the parameters with private copies in the places of the federated ones: what persistent clients upload."""
-    return {**params, **copy_of(params)}
+def publish_own(done: Finish) -> Finished:
+    """Upload the private copies in the places of the federated parameters: what persistent clients do."""
+    return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.sent.params})
 
 
 def fedfusion(
     operator: Operator = "multi",
     *,
     persistent_local: bool = False,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer | None = None,
+    local: Phase = Phase(),
+    server: Server | None = None,
 ) -> Method:
     """Return FedFusion, for a model with ``features`` and ``head`` whose head is its part ``classifier``.
 
@@ -161,30 +158,21 @@ def fedfusion(
         persistent_local: a client's extractor goes on from where its last round left it, and a copy of it is uploaded
             (as KTEPS counts FedFusion among the methods with a private embedding); False: it starts as received (the
             paper). The shared part predicts as the aggregated model either way.
-        loss: of the fused model.
-        optimizer, epochs, batch_size, clip_norm: of local training.
-        weighting: ``"examples"`` or ``"uniform"`` (the authors' code).
-        server_optimizer: by default plain averaging, and a tenth of it for γ.
+        local: the local phase, with the loss of the fused model.
+        server: what the server does; by default plain averaging, and a tenth of it for γ.
     """
     if operator not in ("conv", "multi", "single"):
         raise MethodError(f"operator must be 'conv', 'multi' or 'single'; got {operator!r}.")
-    slow = sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1})
-    phase = Phase(
-        FusionLoss(loss, persistent_local),
-        "all",
-        optimizer,
-        epochs,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-    )
+    usual = averaging(sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1}))
+    phase = local.but(loss=FusionLoss(loss=local.loss, persistent=persistent_local))
     method = Method(
-        "fedfusion", Split(), (phase,), weighting, server_optimizer=server_optimizer or slow, predict=fused_with_itself,
-        predict_shared=fused_with_itself, extend=AddFusion(operator, persistent_local),
+        name="fedfusion", client=Client(phases=(phase,)), server=server or usual, predict=fused_with_itself,
+        predict_shared=fused_with_itself, extend=AddFusion(operator=operator, persistent=persistent_local),
     )  # fmt: skip
     if not persistent_local:
         return method
+    kept = phase.but(trains=(f"{PREFIX}*", "fusion.*", "classifier.*"))
     return method.but(
-        split=COPY, predict=fused_with_own, publish=publish_own, tables="local",
-        phases=(replace(phase, trains=(f"{PREFIX}*", "fusion.*", "classifier.*")),),
-        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
+        split=COPY, client=Client(phases=(kept,), finish=publish_own, tables="local"), adapt=private_part(phase),
+        predict=fused_with_own,
     )  # fmt: skip

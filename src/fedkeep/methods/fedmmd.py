@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method
+from fedkeep.methods.client import Client
 from fedkeep.methods.dependence import mmd2
 from fedkeep.methods.features import Known, as_received, features, head
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy
 
 
@@ -65,16 +66,9 @@ class TwoStreams(Term):
 def fedmmd(
     lam: float = 0.01,
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return FedMMD, for a model with ``features`` and ``head``; 0 for ``lam`` is FedAvg."""
-    phase = Phase(
-        TwoStreams(float(lam), loss), "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm
-    )
-    return Method("fedmmd", phases=(phase,), weighting=weighting, server_optimizer=server_optimizer)
+    phase = local.but(loss=TwoStreams(lam=float(lam), loss=local.loss))
+    return Method(name="fedmmd", client=Client(phases=(phase,)), server=server)

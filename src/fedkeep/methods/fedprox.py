@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.base import Method
+from fedkeep.methods.client import Client
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
+from fedkeep.methods.terms import Term
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,9 @@ class Proximal(Term):
 def fedprox(
     mu: float = 0.01,
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return FedProx; ``mu`` is searched in the paper over 0.001, 0.01, 0.1 and 1, and 0 is FedAvg."""
-    pulled = loss + Proximal(float(mu))
-    phase = Phase(pulled, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
-    return Method("fedprox", phases=(phase,), weighting=weighting, server_optimizer=server_optimizer)
+    phase = local.but(loss=local.loss + Proximal(mu=float(mu)))
+    return Method(name="fedprox", client=Client(phases=(phase,)), server=server)

@@ -9,29 +9,25 @@ w_p. Whoever predicts, reconstructs first.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import Method, Patterns, Phase
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.base import Adapt, Method
+from fedkeep.methods.client import Client, Init
+from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
 def fedrecon(
     private: Patterns = "user",
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
+    local: Phase = Phase(),
     reconstruction_optimizer: Optimizer = sgd(0.1),
     reconstruction_steps: int = 50,
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
     halves: bool = True,
-    weighting: Literal["examples", "uniform"] = "examples",
     private_init: float | tuple[Literal["normal"], float] | Literal["model"] = "model",
-    server_optimizer: Optimizer = sgd(1.0),
+    server: Server = Server(),
 ) -> Method:
     """Return federated reconstruction.
 
@@ -39,34 +35,20 @@ def fedrecon(
 
     Args:
         private: name patterns of what is reconstructed.
-        loss: of both phases.
-        optimizer: η_u, for w_f.
+        local: the phase of w_f, on query examples.
         reconstruction_optimizer: η_r, for w_p.
         reconstruction_steps: k_r mini-batches.
-        epochs: passes over the query examples.
-        batch_size: examples a local step.
-        clip_norm: bound on a step's gradient norm.
         halves: support and query are disjoint halves; False: both are all examples.
-        weighting: ``"examples"`` (the query's) or ``"uniform"``.
         private_init: what reconstruction starts from.
-        server_optimizer: ``sgd(1.0)`` is plain averaging.
+        server: what the server does.
     """
-    query = Phase(
-        loss, "federated", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm,
-        part="query" if halves else "all",
-    )  # fmt: skip
-    support = replace(
-        query, trains="private", optimizer=reconstruction_optimizer, steps=reconstruction_steps,
-        part="support" if halves else "all",
+    query = local.but(trains="federated", examples="query" if halves else "opted_in")
+    support = local.but(
+        trains="private", optimizer=reconstruction_optimizer, steps=reconstruction_steps,
+        examples="support" if halves else "opted_in",
     )  # fmt: skip
     return Method(
-        "fedrecon",
-        Split(private),  # type: ignore[arg-type]
-        (support, query),
-        weighting,
-        private_init=private_init,
-        server_optimizer=server_optimizer,
-        adapt=(replace(support, part="all", examples="all"),),
-        predict_shared=None,
-        stateless=True,
-    )
+        name="fedrecon", split=Split(private),
+        client=Client(phases=(support, query), keep=Init(value=private_init, every_round=True)), server=server,
+        adapt=Adapt(phases=(support.but(examples="all"),)), predict_shared=None,
+    )  # fmt: skip

@@ -9,50 +9,34 @@ alone, h ← h − η ∇_h F_k(φ, h); (3) then with the body alone, φ ← φ 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
-
-from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import Method, Patterns, Phase
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.core.optim import Optimizer
+from fedkeep.methods.base import Adapt, Method
+from fedkeep.methods.client import Client
+from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
 def fedrep(
     private: Patterns = "head.*",
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
+    local: Phase = Phase(),
     head_optimizer: Optimizer | None = None,
     head_epochs: int = 10,
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    server: Server = Server(),
 ) -> Method:
     """Return FedRep.
 
     Args:
         private: name patterns of the head.
-        loss: the local loss of both phases.
-        optimizer: of the body.
-        head_optimizer: of the head; by default ``optimizer``.
+        local: the body's phase.
+        head_optimizer: of the head; by default the body's.
         head_epochs: τ, passes over the client's examples with the body frozen.
-        epochs: passes with the head frozen.
-        batch_size: examples a local step.
-        clip_norm: bound on a step's gradient norm.
-        weighting: ``"examples"`` or ``"uniform"`` (the paper: clients of equal size).
-        server_optimizer: ``sgd(1.0)`` is plain averaging.
+        server: what the server does.
     """
-    body = Phase(loss, "federated", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
-    head = replace(body, trains="private", optimizer=head_optimizer or optimizer, epochs=head_epochs)
+    body = local.but(trains="federated")
+    head = local.but(trains="private", optimizer=head_optimizer or local.optimizer, epochs=head_epochs)
     return Method(
-        "fedrep",
-        Split(private),  # type: ignore[arg-type]
-        (head, body),
-        weighting,
-        server_optimizer=server_optimizer,
-        adapt=(replace(head, examples="all"),),
-        predict_shared=None,
-    )
+        name="fedrep", split=Split(private), client=Client(phases=(head, body)), server=server,
+        adapt=Adapt(phases=(head.but(examples="all"),)), predict_shared=None,
+    )  # fmt: skip

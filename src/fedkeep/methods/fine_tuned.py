@@ -9,25 +9,18 @@ nothing of v leaves.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
-
-from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import EarlyStopping, Method
+from fedkeep.core.optim import Optimizer
+from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.fedavg import fedavg
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
 def fine_tuned(
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
     tune_optimizer: Optimizer | None = None,
     tune_epochs: int = 10,
     early_stopping: EarlyStopping | None = None,
@@ -35,18 +28,17 @@ def fine_tuned(
     """Return FedAvg with fine-tuning, which ``experiments.personalize.cold_start`` runs and measures.
 
     Args:
-        loss: of both.
-        optimizer, epochs, batch_size, clip_norm, weighting, server_optimizer: FedAvg's.
-        tune_optimizer: of the copy; by default ``optimizer``.
+        local: FedAvg's phase.
+        server: what the server does.
+        tune_optimizer: of the copy; by default FedAvg's.
         tune_epochs: passes over the client's own examples, at most so many with early stopping.
         early_stopping: of the copy, by the client's own validation loss; None: all passes.
     """
-    method = fedavg(
-        loss=loss, optimizer=optimizer, epochs=epochs, batch_size=batch_size, clip_norm=clip_norm,
-        weighting=weighting, server_optimizer=server_optimizer,
-    )  # fmt: skip
-    (phase,) = method.phases
-    tune = replace(
-        phase, optimizer=tune_optimizer or optimizer, epochs=tune_epochs, examples="all", early_stopping=early_stopping
-    )  # fmt: skip
-    return method.but(name="fine_tuned", adapt=(tune,), adapt_split=Split(("*",)))
+    tune = local.but(
+        optimizer=tune_optimizer or local.optimizer,
+        epochs=tune_epochs,
+        examples="all",
+        early_stopping=early_stopping,
+    )
+    adapt = Adapt(phases=(tune,), split=Split("*"))
+    return fedavg(local=local, server=server).but(name="fine_tuned", adapt=adapt)

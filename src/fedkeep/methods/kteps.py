@@ -11,19 +11,21 @@ on L = L(C_s(a)) + L(C_p(b)) + λ1 HSIC(a, b) + λ2 L_kt; (4) it uploads the cha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 from torch import Tensor
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PRIVATE, TwoBranches
+from fedkeep.methods.client import Client, Tables
 from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
 from fedkeep.methods.features import Known
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
 from fedkeep.privacy import GaussianNoise
 
@@ -141,6 +143,22 @@ class PredictBranches:
         return (found.shared_logits + found.private_logits) / 2
 
 
+class KtepsOptions(TypedDict, total=False):
+    """The arguments of ``kteps`` but for its noise, for methods that build on it."""
+
+    diversity: float
+    transfer: float
+    architecture: Literal["A", "B", "C"] | tuple[str, ...]
+    projections: bool
+    temperature: float
+    student_temperature: float
+    kernel: Literal["mixture", "single"]
+    predict: Literal["s", "p", "sp"]
+    tables: Tables
+    local: Phase
+    server: Server
+
+
 def kteps(
     diversity: float = 0.01,
     transfer: float = 0.01,
@@ -152,14 +170,9 @@ def kteps(
     kernel: Literal["mixture", "single"] = "mixture",
     predict: Literal["s", "p", "sp"] = "sp",
     noise: float = 1e-3,
-    tables: Literal["exact", "local", "whole"] = "exact",
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    tables: Tables = "exact",
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return KTEPS, for a model with ``features`` and ``head`` whose head is its part ``classifier``.
 
@@ -176,12 +189,9 @@ def kteps(
         kernel: of HSIC: three Gaussians or one.
         predict: how a client predicts; the shared part alone predicts with the shared branch.
         noise: σ of the noise on uploads (the paper's value is lost).
-        tables: as ``Method.tables``.
-        loss: of each branch.
-        optimizer: for everything; patterns of its rates may name ``private.*``.
-        epochs, batch_size, clip_norm: of local training.
-        weighting: ``"examples"`` or ``"uniform"``.
-        server_optimizer: ``sgd(1.0)`` is plain averaging.
+        tables: as ``Client.tables``.
+        local: the local phase, with L of each branch; patterns of its optimiser's rates may name ``private.*``.
+        server: what the server does.
     """
     if isinstance(architecture, str) and architecture not in ARCHITECTURES:
         raise MethodError(
@@ -192,14 +202,15 @@ def kteps(
         raise MethodError(f"kernel must be 'mixture' or 'single'; got {kernel!r}.")
     copies = ARCHITECTURES[architecture] if isinstance(architecture, str) else tuple(architecture)
     branches = TwoBranches(copies, projections)
-    total = BranchLoss(
-        branches, loss, float(diversity), float(transfer), float(temperature), float(student_temperature),
-        SINGLE if kernel == "single" else MIXTURE,
+    loss = BranchLoss(
+        branches=branches, loss=local.loss, diversity=float(diversity), transfer=float(transfer),
+        temperature=float(temperature), student_temperature=float(student_temperature),
+        widths=SINGLE if kernel == "single" else MIXTURE,
     )  # fmt: skip
-    phase = Phase(total, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
+    phase = local.but(loss=loss)
     return Method(
-        "kteps", PRIVATE, (phase,), weighting, server_optimizer=server_optimizer,
-        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
-        predict=PredictBranches(branches, predict), predict_shared=PredictBranches(branches, "s"),
-        extend=branches, upload=(GaussianNoise(float(noise)),) if noise else (), tables=tables,
+        name="kteps", split=PRIVATE, client=Client(phases=(phase,), tables=tables), server=server,
+        adapt=private_part(phase), predict=PredictBranches(branches=branches, how=predict),
+        predict_shared=PredictBranches(branches=branches, how="s"), extend=branches,
+        upload=(GaussianNoise(float(noise)),) if noise else (),
     )  # fmt: skip

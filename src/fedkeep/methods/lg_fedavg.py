@@ -9,38 +9,25 @@ z_k = c_k / Σ c, or 1 / m (``uniform``, as the authors' published code does).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
-
-from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.base import Method, Patterns, Phase
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.client import Client
+from fedkeep.methods.phase import Patterns, Phase
+from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
 def lg_fedavg(
     private: Patterns = "encoder.*",
     *,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return LG-FedAvg, from scratch (the authors' code starts from a FedAvg checkpoint) and without auxiliary losses.
 
     ``private`` names the representation, everything below the shared top. A new client fits an encoder of its own to
     the frozen top; the paper's ensemble of all trained clients' models would need their private values and is left out.
     """
-    phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
     return Method(
-        "lg_fedavg",
-        Split(private),  # type: ignore[arg-type]
-        (phase,),
-        weighting,
-        server_optimizer=server_optimizer,
-        adapt=(replace(phase, trains="private", epochs=10, examples="all"),),
-        predict_shared=None,
-    )
+        name="lg_fedavg", split=Split(private), client=Client(phases=(local,)), server=server,
+        adapt=private_part(local), predict_shared=None,
+    )  # fmt: skip

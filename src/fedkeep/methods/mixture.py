@@ -10,18 +10,19 @@ global expert stays as it was.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.optim import Optimizer, adam, sgd
+from fedkeep.core.optim import Optimizer, adam
 from fedkeep.core.params import Params, misfit
-from fedkeep.methods.base import EarlyStopping, Method, Phase, forward
+from fedkeep.methods.base import Adapt, Method, forward
+from fedkeep.methods.client import Client
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.outputs import OnOutput, PredictOutput, as_likelihood
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 GLOBAL, LOCAL, GATE = "global_expert.", "local_expert.", "gate."
@@ -67,19 +68,14 @@ def mixture(
     tune_global: Literal["local_copy", "frozen", "gate_only"] = "local_copy",
     local_init: Literal["scratch", "finetuned"] = "scratch",
     mix: Literal["probability", "logprob"] = "probability",
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = adam(1e-4),
-    epochs: int = 3,
-    batch_size: int = 10,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(optimizer=adam(1e-4), epochs=3, batch_size=10),
+    server: Server = Server(),
     mu: float = 0.0,
     local_optimizer: Optimizer | None = None,
     local_epochs: int = 200,
     mixture_optimizer: Optimizer | None = None,
     mixture_epochs: int = 200,
-    early_stopping: EarlyStopping | None = EarlyStopping(),  # noqa: B008 - a frozen value
+    early_stopping: EarlyStopping | None = EarlyStopping(),
 ) -> Method:
     """Return the federated mixture of experts; the defaults are the paper's (Table 1).
 
@@ -94,11 +90,11 @@ def mixture(
             expert, which step 2 then fine-tunes (the authors' later code).
         mix: h p_l + (1 − h) p_g, a proper mixture; or ``"logprob"``: h log p_l + (1 − h) log p_g, which is not
             normalised (the authors' code).
-        loss: of the experts and of the mixture; its cross-entropy is that of the mixed probabilities.
-        optimizer, epochs, batch_size, clip_norm, weighting, server_optimizer: of FedAvg; batch size and bound hold in
-            all steps.
+        local: the phase of the global expert in rounds (FedAvg's); its loss, batch size and bound hold in all steps,
+            and the mixture's cross-entropy is that of the mixed probabilities.
+        server: what the server does.
         mu: pulls the global expert towards the received one (FedProx); 0: not.
-        local_optimizer, local_epochs: of step 2; by default ``optimizer``, and at most so many passes.
+        local_optimizer, local_epochs: of step 2; by default the rounds' optimiser, and at most so many passes.
         mixture_optimizer, mixture_epochs: of step 3, likewise.
         early_stopping: of steps 2 and 3, by the client's own validation loss; None: all passes.
 
@@ -112,27 +108,30 @@ def mixture(
     ):
         if got not in known:
             raise MethodError(f"{name} must be one of {list(known)}; got {got!r}.")
-    shared = Phase(
-        OnOutput("global_logits", loss), "federated", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm
-    )  # fmt: skip
+    shared = local.but(loss=OnOutput(output="global_logits", term=local.loss), trains="federated")
     if mu:
-        shared = replace(shared, loss=shared.loss + Proximal(float(mu)))
-    own = Phase(
-        OnOutput("local_logits", loss), (f"{LOCAL}*",), local_optimizer or optimizer, local_epochs,
-        batch_size=batch_size, clip_norm=clip_norm, examples="all", early_stopping=early_stopping,
+        shared = shared.but(loss=shared.loss + Proximal(mu=float(mu)))
+    own = local.but(
+        loss=OnOutput(output="local_logits", term=local.loss), trains=(f"{LOCAL}*",), examples="all",
+        optimizer=local_optimizer or local.optimizer, epochs=local_epochs, early_stopping=early_stopping,
     )  # fmt: skip
     trained: dict[str, str | tuple[str, ...]] = {
         "local_copy": "all", "frozen": "private", "gate_only": (f"{GATE}*",),
     }  # fmt: skip
     proper = mix == "probability"
-    joint = replace(
-        own, loss=loss if proper else OnOutput("log_mixture", as_likelihood(loss)), trains=trained[tune_global],
-        optimizer=mixture_optimizer or optimizer, epochs=mixture_epochs,
+    mixed = local.loss if proper else OnOutput(output="log_mixture", term=as_likelihood(local.loss))
+    joint = own.but(
+        loss=mixed,
+        trains=trained[tune_global],
+        optimizer=mixture_optimizer or local.optimizer,
+        epochs=mixture_epochs,
+    )
+    adapt = Adapt(
+        phases=(own, joint), split=Split("*") if tune_global == "local_copy" else None,
+        start=local_from_global if local_init == "finetuned" else None,
     )  # fmt: skip
     return Method(
-        "mixture", OWN, (shared,), weighting, server_optimizer=server_optimizer, adapt=(own, joint),
-        adapt_split=Split(("*",)) if tune_global == "local_copy" else None,
-        adapt_start=local_from_global if local_init == "finetuned" else None,
-        predict=forward if proper else PredictOutput("log_mixture"),
-        predict_shared=PredictOutput("global_logits"), extend=is_mixture,
+        name="mixture", split=OWN, client=Client(phases=(shared,)), server=server, adapt=adapt,
+        predict=forward if proper else PredictOutput(output="log_mixture"),
+        predict_shared=PredictOutput(output="global_logits"), extend=is_mixture,
     )  # fmt: skip

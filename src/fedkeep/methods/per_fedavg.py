@@ -11,7 +11,7 @@ server averages. Whoever predicts, takes the step on its own examples first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,9 +19,12 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Adapt, Method
+from fedkeep.methods.client import Client
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.nn.operation import functorch_active
 from fedkeep.split import Split
@@ -128,29 +131,20 @@ def per_fedavg(
     *,
     order: Order = "first",
     delta: float = 1e-2,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return Per-FedAvg. Metrics of a run are those of w itself, before anybody's step.
 
     Args:
         rate: α of the inner step.
         order, delta: of the derivative, see ``AfterOneStep``.
-        loss: F_k.
-        optimizer: its rate is β.
-        epochs, batch_size, clip_norm: of local training.
-        weighting: ``"examples"`` or ``"uniform"`` (the paper).
-        server_optimizer: ``sgd(1.0)`` is plain averaging.
+        local: the local phase, with F_k; its optimiser's rate is β.
+        server: what the server does.
     """
-    meta = AfterOneStep(float(rate), loss, order, float(delta))
-    phase = Phase(meta, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
-    step = replace(phase, loss=loss, optimizer=sgd(float(rate)), steps=1, examples="all")
+    meta = AfterOneStep(rate=float(rate), loss=local.loss, order=order, delta=float(delta))
+    step = local.but(optimizer=sgd(float(rate)), steps=1, examples="all")
     return Method(
-        "per_fedavg", phases=(phase,), weighting=weighting, server_optimizer=server_optimizer, adapt=(step,),
-        adapt_split=Split(("*",)),
+        name="per_fedavg", client=Client(phases=(local.but(loss=meta),)), server=server,
+        adapt=Adapt(phases=(step,), split=Split("*")),
     )  # fmt: skip

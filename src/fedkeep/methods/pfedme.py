@@ -9,8 +9,7 @@ and keeps θ; (4) the server moves w ← (1 − β) w + β · mean w_k. A client
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,12 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Adapt, Method
+from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
+from fedkeep.methods.terms import Term
 
 
 @dataclass(frozen=True)
@@ -49,39 +51,28 @@ def pfedme(
     lam: float = 15.0,
     *,
     steps: int = 5,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.01),
+    local: Phase = Phase(optimizer=sgd(0.01)),
     own_optimizer: Optimizer = sgd(0.05),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    server: Server = Server(),
 ) -> Method:
     """Return pFedMe. The training loss of its records is the last term's: ½ λ ‖θ − w‖².
 
     With embedding tables that a model names in ``lookup``, all of a client's rows are near each other's or not, whether
-    a mini-batch uses them or not, so tables are trained whole; ``.but(tables="local")`` keeps to the client's rows.
+    a mini-batch uses them or not, so tables are trained whole.
 
     Args:
         lam: λ; large: θ stays at w.
         steps: K, on each mini-batch.
-        loss: F_k.
-        optimizer: η, of w; η λ should stay well below 1.
+        local: the phase of w, with F_k; its optimiser's rate is η, and η λ should stay well below 1.
         own_optimizer: of θ (patterns of its rates begin with ``own.``); its rate times λ should stay below 1.
-        epochs, batch_size, clip_norm: of local training.
-        weighting: ``"examples"`` or ``"uniform"`` (the paper).
-        server_optimizer: ``sgd(β)``.
+        server: what the server does; ``averaging(sgd(β))``.
     """
     if steps < 1:
         raise MethodError(f"steps must be at least 1; got {steps}.")
-    apart = Apart(float(lam))
-    outer = Phase(apart, "federated", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
-    inner = replace(
-        outer, loss=OnCopy(loss) + apart, trains="private", optimizer=own_optimizer, repeats=steps
-    )
+    apart = Apart(lam=float(lam))
+    outer = local.but(loss=apart, trains="federated")
+    inner = local.but(loss=OnCopy(term=local.loss) + apart, trains="private", optimizer=own_optimizer)
     return Method(
-        "pfedme", COPY, (inner, outer), weighting, server_optimizer=server_optimizer,
-        adapt=(replace(inner, epochs=10, repeats=1, examples="all"),), predict=predict_copy, extend=with_copy,
-        turns="batches",
+        name="pfedme", split=COPY, client=Client(phases=(inner, outer), turns=(steps, 1)), server=server,
+        adapt=Adapt(phases=(inner.but(epochs=10, examples="all"),)), predict=predict_copy, extend=with_copy,
     )  # fmt: skip

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.base import Method, Phase
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.client import Client
 from fedkeep.methods.copies import PREFIX, copy_of, with_copy
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, width
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
@@ -102,13 +103,8 @@ class MixtureLoss(Term):
 def pfl_da(
     *,
     general: float = 0.0,
-    loss: Term = cross_entropy(),
-    optimizer: Optimizer = sgd(0.1),
-    epochs: int = 1,
-    batch_size: int = 32,
-    clip_norm: float | None = None,
-    weighting: Literal["examples", "uniform"] = "examples",
-    server_optimizer: Optimizer = sgd(1.0),
+    local: Phase = Phase(),
+    server: Server = Server(),
 ) -> Method:
     """Return PFL-DA, for a classifier with ``features`` and ``head`` whose head is its part ``classifier``.
 
@@ -118,17 +114,14 @@ def pfl_da(
     Args:
         general: β, the weight of M_G's own loss beside the mixture's; 0: the paper, where M_G may predict nothing
             useful without the private model (on FDU-MTL it falls to chance: results/kteps-table2.md).
-        loss: of the mixture's log-probabilities, taken as logits.
-        optimizer, epochs, batch_size, clip_norm, weighting, server_optimizer: as in FedAvg.
+        local: the local phase; its loss is of the mixture's log-probabilities, taken as logits.
+        server: what the server does.
 
     Raises:
         MethodError: ``general`` is negative or not finite.
     """
-    phase = Phase(
-        MixtureLoss(loss, general), "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm
-    )
+    phase = local.but(loss=MixtureLoss(loss=local.loss, general=general))
     return Method(
-        "pfl_da", Split((f"{PREFIX}*", "gate.*")), (phase,), weighting, server_optimizer=server_optimizer,
-        adapt=(replace(phase, trains="private", epochs=10, examples="all"),), predict=mixed_log_probabilities,
-        extend=AddGate(),
+        name="pfl_da", split=Split((f"{PREFIX}*", "gate.*")), client=Client(phases=(phase,)), server=server,
+        adapt=private_part(phase), predict=mixed_log_probabilities, extend=AddGate(),
     )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import SplitError, UploadError, did_you_mean
-from fedkeep.core.params import Params, difference_of_names, nbytes, nonfinite
+from fedkeep.core.params import CLIENT, Params, difference_of_names, is_state, nbytes, nonfinite
 
 
 @lru_cache(maxsize=1 << 14)
@@ -40,8 +40,8 @@ class Split:
         object.__setattr__(self, "private", tuple(self.private))
 
     def is_private(self, name: str) -> bool:
-        """Tell whether a pattern matches ``name``."""
-        return _matches(name, self.private)
+        """Tell whether a pattern matches ``name``; a client's state is private, the server's is not."""
+        return name.startswith(CLIENT) if is_state(name) else _matches(name, self.private)
 
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""

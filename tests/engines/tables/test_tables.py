@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from fedkeep.engines.aggregate import mean_of
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Phase, Split, adam, methods, sgd, simulate
@@ -17,7 +18,6 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines import Job, Sequential, Server, Stream, local, local_run, run_round
-from fedkeep.engines.aggregate import mean_of
 from fedkeep.engines.client import decode, train_client
 from fedkeep.engines.tables import lazy, local_rows
 from fedkeep.methods import EarlyStopping, copies
@@ -62,7 +62,7 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor], client: int) -> Tensor:
 
 
 def method(optimizer: Optimizer = STEEP, **fields: Any) -> Method:
-    return methods.fedavg(optimizer=optimizer, batch_size=2, epochs=3).but(**fields)
+    return methods.fedavg(local=Phase(optimizer=optimizer, batch_size=2, epochs=3)).but(**fields)
 
 
 OPTIMIZERS = {
@@ -89,7 +89,7 @@ OPTIMIZERS = {
 def test_equal_to_the_dense_computation(name: str, clip: float | None) -> None:
     ours, theirs = OPTIMIZERS[name]
     rule = method(ours)
-    rule = rule.but(phases=(replace(rule.phases[0], clip_norm=clip),))
+    rule = rule.on_client(phases=(replace(rule.phases[0], clip_norm=clip),))
     run = simulate(Words(), rule, DATA, rounds=4, cohort=3, seed=5)
     expected = federated(
         Words(), DATA, cohorts(DATA, 3, 4, 5), rule.phases[0], theirs, seed=5, loss=loss_of, clip=clip
@@ -150,9 +150,10 @@ def test_a_step_sees_the_rows_of_its_batch_alone() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedprox_is_exact_with_local_rows(momentum: float) -> None:
-    rule = methods.fedprox(0.7, optimizer=sgd(0.3, momentum=momentum), batch_size=2, epochs=2)
+    rule = methods.fedprox(0.7, local=Phase(optimizer=sgd(0.3, momentum=momentum), batch_size=2, epochs=2))
     found = [
-        simulate(Words(), rule.but(tables=t), DATA, rounds=3, cohort=3).server for t in ("exact", "whole")
+        simulate(Words(), rule.on_client(tables=t), DATA, rounds=3, cohort=3).server
+        for t in ("exact", "whole")
     ]
     close(found[0], found[1], atol=1e-14)
 
@@ -166,7 +167,7 @@ def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
 
     data = texts(counts=(9, 6, 7, 5, 8), vocabulary=40, valid=6)
     rule = Phase(
-        cross_entropy(),
+        loss=cross_entropy(),
         optimizer=STEEP,
         batch_size=2,
         epochs=12,
@@ -189,7 +190,7 @@ def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
 @pytest.mark.parametrize("build", [methods.ditto, methods.apfl, methods.fine_tuned, methods.local])
 def test_methods_with_private_copies(build: Any) -> None:
     rule = build(optimizer=sgd(0.3, momentum=0.5), batch_size=2)
-    runs = [simulate(Words(), rule.but(tables=t), DATA, rounds=3, cohort=3) for t in ("exact", "whole")]
+    runs = [simulate(Words(), rule.on_client(tables=t), DATA, rounds=3, cohort=3) for t in ("exact", "whole")]
     close(runs[0].server, runs[1].server, atol=1e-13)
     kept = [r.private.read(range(5)) for r in runs]
     close(kept[0], kept[1], atol=1e-13)
@@ -201,7 +202,7 @@ def test_terms_that_read_parameters_train_the_whole_table() -> None:
         result = local_run(
             net,
             Split(),
-            [Phase(loss)],
+            [Phase(loss=loss)],
             net.initial(),
             net.initial(),
             data,
@@ -281,7 +282,9 @@ def test_opted_out_examples_name_no_row() -> None:
     columns = {"text": Ragged(np.arange(1, 25), np.arange(0, 25, 3)), "label": rng.integers(0, 3, 8)}
     columns["opted_in"] = np.arange(8) % 2 == 0
     data = FederatedData.from_columns(["a"] * 8, columns, ["train"] * 8, meta={"classes": 3})
-    rule = methods.ditto(optimizer=sgd(0.5, momentum=0.5), batch_size=2).but(tables="local")
+    rule = methods.ditto(local=Phase(optimizer=sgd(0.5, momentum=0.5), batch_size=2)).on_client(
+        tables="local"
+    )
     made = job(copies.with_copy(Words()), rule, data)
     start = made.net.initial()
     own = rule.split.personal(start)
@@ -330,7 +333,9 @@ def test_proximal_rows_wait_exactly(
     momentum: float, clip: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row by row and on all local rows at each step: the same server and the same reported loss; not under a bound."""
-    rule = methods.fedprox(0.7, optimizer=sgd(0.3, momentum=momentum), batch_size=2, epochs=3, clip_norm=clip)
+    rule = methods.fedprox(
+        0.7, local=Phase(optimizer=sgd(0.3, momentum=momentum), batch_size=2, epochs=3, clip_norm=clip)
+    )
     anchored: list[float] = []
     whole = lazy.MovingRows
 

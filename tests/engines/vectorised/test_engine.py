@@ -78,7 +78,7 @@ def test_by_hand() -> None:
     b: g = −2, v = −2, w = 1. a the same, then g = 0, v = −1, w = 3/2. Fed with zeros, b would go on to 3/2 too.
     """
     data = pairs({"a": [(1, 1), (1, 1)], "b": [(1, 1)]})
-    method = methods.fedavg(loss=squared_error(), optimizer=sgd(0.5, momentum=0.5), batch_size=1)
+    method = methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(0.5, momentum=0.5), batch_size=1))
     result = cohort(job(Scalar(), method, data), Vectorised())
     assert [float(u.deltas["w"]) for u in result.uploads] == [1.5, 1.0]
     assert result.losses == [0.5, 1.0]
@@ -130,48 +130,45 @@ def document() -> nn.Module:
 
 
 def furl(optimizer: Any = STEEP, **options: Any) -> Method:
-    return methods.furl("user", batch_size=4, epochs=2, optimizer=optimizer, **options)
+    return methods.furl("user", local=Phase(batch_size=4, epochs=2, optimizer=optimizer), **options)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
-    "momentum, clipped": (Logits, furl(clip_norm=0.3), RAGGED),
-    "adam": (Logits, furl(adam(0.05, schedule="cosine"), clip_norm=0.3), RAGGED),
+    "momentum, clipped": (Logits, furl(local=Phase(clip_norm=0.3)), RAGGED),
+    "adam": (Logits, furl(adam(0.05, schedule="cosine"), local=Phase(clip_norm=0.3)), RAGGED),
     "adamw, two rates": (
         Wide,
-        methods.fedavg(batch_size=4, epochs=2, optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2})),
+        methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2}))),
         RAGGED,
     ),
     "decay, bounds": (
         Wide,
-        methods.fedavg(batch_size=4, epochs=2, optimizer=sgd(0.5, weight_decay=0.1, bounds={"linear.*": (-0.3, 0.3)})),
+        methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.5, weight_decay=0.1, bounds={"linear.*": (-0.3, 0.3)}))),
         RAGGED,
     ),
     "noise and batch statistics": (lambda: Noisy(dropout=0.4), furl(), classes(counts=(6, 10, 4, 14, 3, 8))),
     "steps, two halves": (
         lambda: Noisy(),
-        methods.fedrecon("user", batch_size=2, reconstruction_steps=7, reconstruction_optimizer=adam(0.1)),
+        methods.fedrecon("user", reconstruction_steps=7, reconstruction_optimizer=adam(0.1), local=Phase(batch_size=2)),
         classes(counts=(8, 16, 4, 12, 12, 8)),
     ),
     "turns": (
         Logits,
-        methods.furl("user").but(
-            turns="batches",
-            phases=(
+        methods.furl("user").on_client(turns="batches", phases=(
                 Phase(trains="private", batch_size=4, epochs=2, optimizer=adam(0.1), repeats=2),
                 Phase(trains="federated", batch_size=4, epochs=2, optimizer=STEEP),
-            ),
-        ),
+            )),
         RAGGED,
     ),
     "own copy, opted-out examples": (
-        lambda: with_copy(Noisy(dropout=0.3)), methods.ditto(0.4, batch_size=30), classes(counts=(8, 9, 7, 30), opted_in=True),
+        lambda: with_copy(Noisy(dropout=0.3)), methods.ditto(0.4, local=Phase(batch_size=30)), classes(counts=(8, 9, 7, 30), opted_in=True),
     ),
-    "the received model too": (Normed, methods.fedmmd(batch_size=40, epochs=2), RAGGED),
-    "recurrent": (document, methods.furl("user", batch_size=4, optimizer=STEEP), TEXTS),
+    "the received model too": (Normed, methods.fedmmd(local=Phase(batch_size=40, epochs=2)), RAGGED),
+    "recurrent": (document, methods.furl("user", local=Phase(batch_size=4, optimizer=STEEP)), TEXTS),
     "rows": (words, furl(), TEXTS),
-    "rows, adam, pulled": (words, furl(adam(0.05), loss=cross_entropy() + Proximal(0.3)), TEXTS),
-    "rows by decree": (words, furl(sgd(0.2, weight_decay=0.1), loss=cross_entropy() + 0.1 * l2_penalty("*")).but(tables="local"), TEXTS),
-    "private rows": (words, methods.local(batch_size=4, optimizer=STEEP), TEXTS),
+    "rows, adam, pulled": (words, furl(adam(0.05), local=Phase(loss=cross_entropy() + Proximal(0.3))), TEXTS),
+    "rows by decree": (words, furl(sgd(0.2, weight_decay=0.1), local=Phase(loss=cross_entropy() + 0.1 * l2_penalty("*"))).on_client(tables="local"), TEXTS),
+    "private rows": (words, methods.local(local=Phase(batch_size=4, optimizer=STEEP)), TEXTS),
     "nobody to train": (Logits, furl(), classes(counts=(0, 3, 0, 5))),
 }  # fmt: skip
 
@@ -211,7 +208,7 @@ def test_as_one_after_the_other_whatever_the_number_and_the_order(name: str, dev
 def test_recurrent_layers_without_a_native_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = document() if name == "recurrent" else TextClassifier(40, 3, embedding_dim=5, hidden=4)
-    work = job(model.double(), methods.fedavg(batch_size=4, optimizer=STEEP), TEXTS)
+    work = job(model.double(), methods.fedavg(local=Phase(batch_size=4, optimizer=STEEP)), TEXTS)
     expected = cohort(work, Sequential())
     monkeypatch.setattr(native, "available", lambda: False)
     close(cohort(work, Vectorised()), expected)
@@ -260,8 +257,8 @@ def test_opted_out_examples_are_kept_from_what_leaves(name: str) -> None:
 
 
 def test_no_way_through_private_values() -> None:
-    phases = (opt_out.EVERYTHING, Phase(cross_entropy(), "federated"))
-    work = job(opt_out.Shared(), methods.furl("user").but(phases=phases), opt_out_data())
+    phases = (opt_out.EVERYTHING, Phase(loss=cross_entropy(), trains="federated"))
+    work = job(opt_out.Shared(), methods.furl("user").on_client(phases=phases), opt_out_data())
     with pytest.raises(MethodError) as error:
         cohort(work, Vectorised())
     with pytest.raises(MethodError) as expected:
@@ -270,7 +267,7 @@ def test_no_way_through_private_values() -> None:
 
 
 def test_who_breaks_down_is_named_and_nobody_else_is_harmed() -> None:
-    method = methods.furl("user", loss=squared_error())
+    method = methods.furl("user", local=Phase(loss=squared_error()))
     for way in ("skip", "stop"):
         work = job(Fragile(), method, BROKEN, on_nonfinite=way)
         if way == "skip":
@@ -286,7 +283,7 @@ def test_who_breaks_down_is_named_and_nobody_else_is_harmed() -> None:
 def test_a_parameter_that_breaks_down_is_named() -> None:
     """The loss of the last step was finite, what it leads to is not."""
     data = pairs({"a": [(1, 1)], "b": [(1e200, 1e200)]})
-    method = methods.fedavg(loss=squared_error(), optimizer=sgd(1e300))
+    method = methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(1e300)))
     with pytest.raises(NonFiniteError) as error:
         cohort(job(Scalar(), method, data), Vectorised())
     assert str(error.value).startswith(
@@ -351,8 +348,8 @@ def test_memory_of_a_loss_that_takes_a_gradient_step() -> None:
     def needed(method: Method) -> int:
         return room.bytes_of(Stacked(*_first(job(Logits().double(), method, data))), {})
 
-    small, large = (needed(methods.per_fedavg(0.1, batch_size=b)) for b in (5, 30))
-    assert large > small > needed(methods.fedavg(batch_size=5))
+    small, large = (needed(methods.per_fedavg(0.1, local=Phase(batch_size=b))) for b in (5, 30))
+    assert large > small > needed(methods.fedavg(local=Phase(batch_size=5)))
 
 
 def _first(work: Job) -> tuple[Any, ...]:
@@ -417,11 +414,11 @@ class Torchs(nn.Module):
 STOPPING = methods.ditto().phases[1]
 REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
     "stops early": (
-        Logits(), furl().but(phases=(replace(STOPPING, loss=cross_entropy(), early_stopping=EarlyStopping()),)), RAGGED,
+        Logits(), furl().on_client(phases=(replace(STOPPING, loss=cross_entropy(), early_stopping=EarlyStopping()),)), RAGGED,
         "a phase stops early by each client's own validation loss.",
     ),
     "looks at values": (
-        Logits(), furl(loss=Judged()), RAGGED,
+        Logits(), furl(local=Phase(loss=Judged())), RAGGED,
         "its loss cannot be computed for several clients at once (vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over calling .item() on a Tensor, please try to rewrite what you're doing with other operations. If error is occurring somewhere inside PyTorch internals, please file a bug report).",
     ),
     "draws": (

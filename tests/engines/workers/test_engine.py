@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, methods, sgd, simulate
+from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, WorkerError
 from fedkeep.engines import Sequential, Server, Workers, run_round
 from fedkeep.engines.workers import engine as workers
@@ -30,7 +30,7 @@ from fedkeep.engines.workers.process import told
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.tiny import Logits, classes, everyone, job, same_bits, texts
 
-FURL = methods.furl("user", batch_size=4, optimizer=sgd(0.2, momentum=0.5))
+FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.2, momentum=0.5)))
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
 FORK = pytest.mark.skipif(start_method() != "fork", reason="the test's own classes go to the workers by fork")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")
@@ -472,7 +472,7 @@ def test_the_data_are_not_copied(engine: Workers) -> None:
     """40 MB of examples; a worker that has trained on all of them has less than half of that for itself."""
     features = 1000
     data = classes(counts=(5000, 5000), features=features, kind="f4", valid=0, test=0)
-    method = methods.furl("user", batch_size=100)
+    method = methods.furl("user", local=Phase(batch_size=100))
     rounds(engine, [[0, 1], [0, 1]], model=lambda: Logits(features=features), method=method, data=data)
     for pid in processes(engine):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -504,7 +504,7 @@ def test_spawned_workers_do_the_same(tmp_path: Path) -> None:
     data = texts(counts=(4, 9, 3, 5), vocabulary=300)
     data.save(tmp_path / "data")
     mapped = FederatedData.load(tmp_path / "data")
-    model, method, engine = Spoken, methods.furl("user", batch_size=3), Workers(1, start="spawn")
+    model, method, engine = Spoken, methods.furl("user", local=Phase(batch_size=3)), Workers(1, start="spawn")
     try:
         found = rounds(engine, [[0, 1, 2]], model=model, method=method, data=mapped)
     finally:

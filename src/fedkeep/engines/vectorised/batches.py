@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeep.core.params import Batch
 from fedkeep.data import Ragged
-from fedkeep.engines.local import load_batch
+from fedkeep.engines.batches import load_batch
 from fedkeep.engines.tables.local_rows import Examples, LocalTable
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import NonFiniteError
-from fedkeep.core.params import Params, nbytes
-from fedkeep.engines.base import Job, train_rows
-from fedkeep.engines.client import ClientResult, handed_over
-from fedkeep.engines.local import LocalResult, Stream, broken, float_type
+from fedkeep.core.params import Params, is_state, nbytes
+from fedkeep.engines.base import ClientResult, Job, Work, train_rows
+from fedkeep.engines.batches import Stream, float_type
+from fedkeep.engines.client import begin, finish
+from fedkeep.engines.local import LocalResult, broken
 from fedkeep.engines.tables.local_rows import LocalTable, local_tables
 from fedkeep.engines.vectorised.batches import Gathered
 
@@ -28,33 +29,36 @@ class Stacked:
 
     Args:
         job: what the rounds have in common.
-        sent: the federated parameters as the server sent them.
-        clients: indices.
-        own: their private values, (clients, *shape).
+        work: the clients, and what each was sent.
+        own: what they kept, (clients, *shape).
         round: the round's number.
         progress: the finished part of the run in [0, 1).
 
     Attributes:
         params: all parameters, those named in ``stacked`` with a client axis.
-        received: the federated parameters that terms compare with; those named in ``cut`` with a client axis.
+        received: what terms compare with; those named in ``cut`` with a client axis.
         losses, steps: of each client, as in ``LocalResult``.
     """
 
-    def __init__(
-        self, job: Job, sent: Params, clients: Sequence[int], own: Params, round: int, progress: float
-    ) -> None:
+    def __init__(self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float) -> None:
+        clients = [each.client for each in work]
         rows = [train_rows(job.data, client) for client in clients]
         # The largest first: those who still have full mini-batches then stand side by side, and are a slice.
         self.order = sorted(range(len(clients)), key=lambda k: -len(rows[k]))
-        self.job, self.sent, self.round, self.progress = job, sent, round, progress
-        self.method, self.trainable = job.method, job.net.trainable()
+        self.job, self.round, self.progress = job, round, progress
+        self.method, self.client, self.trainable = job.method, job.method.client, job.net.trainable()
         self.clients = [clients[k] for k in self.order]
         self.rows = [rows[k] for k in self.order]
+        self.sent = [work[k].sent for k in self.order]
         self.own = [{n: v[k] for n, v in own.items()} for k in self.order]
+        self.starts = [
+            begin(job, sent, own, client, round)
+            for sent, own, client in zip(self.sent, self.own, self.clients, strict=True)
+        ]
         self.draws = [Stream(job.seed, job.data.ids[client], round) for client in self.clients]
         self.tables = [
-            local_tables(job.net, job.method.phases, sent | own, job.data, rows, mode=job.method.tables)
-            for own, rows in zip(self.own, self.rows, strict=True)
+            local_tables(job.net, self.client.phases, start, job.data, rows, mode=self.client.tables)
+            for start, rows in zip(self.starts, self.rows, strict=True)
         ]
         self._stack()
         self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
@@ -62,42 +66,52 @@ class Stacked:
         self.steps = np.zeros(len(clients), np.int64)
 
     def _stack(self) -> None:
-        names = [n for n in {**self.sent, **self.own[0]} if n in self.trainable]
-        changing = {n for p in self.method.phases for n in p.trained_names(self.method.split, names)}
-        changing |= {n for n in self.sent if n not in self.trainable}  # buffers
+        first = self.starts[0]
+        names = [n for n in first if n in self.trainable]
+        self.changing = {n for p in self.client.phases for n in p.trained_names(self.method.split, names)}
+        self.changing |= {n for n in first if n not in self.trainable and not is_state(n)}  # buffers
         tables = {t.parameter: [own[k] for own in self.tables] for k, t in enumerate(self.tables[0])}
-        self.params, self.received = Params(), Params()
-        for name, value in self.sent.items():
-            start = self.received[name] = value.detach().to(self.job.device)
+        self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing)
+        # A term may run the model at what was received, which moves buffers.
+        buffers = {n for n in self.sent[0] if n not in self.trainable and not is_state(n)}
+        self.received, self.cut = self._side_by_side(self.sent, tables, copy=buffers)
+
+    def _side_by_side(
+        self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str]
+    ) -> tuple[Params, set[str]]:
+        """Return every client's tensors by name, and which names have a client axis: tables, those to be copied, and
+        those that are not one tensor for all; of the others there is one.
+        """  # fmt: skip
+        out, stacked = Params(), set()
+        for name, value in each[0].items():
+            values = [tensors[name].detach() for tensors in each]
+            same = all(tensors[name] is value for tensors in each)
             if name in tables:
-                start = self.received[name] = padded([start] * len(self.clients), tables[name])
-            elif name in changing:
-                start = start.expand(len(self.clients), *start.shape)
-                if name not in self.trainable:  # a term may run the model at what was received
-                    self.received[name] = start.clone(memory_format=torch.contiguous_format)
-            self.params[name] = (
-                start.clone(memory_format=torch.contiguous_format) if name in changing else start
-            )
-        for name in self.own[0]:
-            values = [own[name].detach() for own in self.own]
-            start = padded(values, tables[name]) if name in tables else torch.stack(values)
-            self.params[name] = start.to(self.job.device)
-        self.stacked = {*changing, *tables, *self.own[0]}
-        self.cut = {n for n in self.sent if n in tables or n not in self.trainable}
+                out[name] = padded(values, tables[name]).to(self.job.device)
+            elif same and name in copy:
+                wide = value.detach().to(self.job.device).expand(len(each), *value.shape)
+                out[name] = wide.clone(memory_format=torch.contiguous_format)
+            elif same and len(each) > 1:
+                out[name] = value.detach().to(self.job.device)
+                continue
+            else:
+                out[name] = torch.stack(values).to(self.job.device)
+            stacked.add(name)
+        return out, stacked
 
     def results(self) -> Iterator[ClientResult]:
         """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
         faults = self._faults()
         for k in np.argsort(self.order):
-            client, own, tables = self.clients[k], self.own[k], self.tables[k]
+            client, own, start, tables = self.clients[k], self.own[k], self.starts[k], self.tables[k]
             if (fault := faults[k]) is not None:
                 yield ClientResult(client, fault=fault)
                 continue
             trained = {n: v[k] if n in self.stacked else v for n, v in self.params.items()}
             for table in tables:
                 trained[table.parameter] = trained[table.parameter][: len(table.rows)]
-            local = LocalResult(trained, self.sent | own, tables, float(self.losses[k]), int(self.steps[k]))
-            yield handed_over(self.job, self.sent, own, local, client, self.round)
+            local = LocalResult(trained, start, tables, float(self.losses[k]), int(self.steps[k]))
+            yield finish(self.job, self.sent[k], own, start, local, client, self.round, self.progress)
 
     def _faults(self) -> list[NonFiniteError | None]:
         """Look at every client's loss and values, with one transfer from the device."""

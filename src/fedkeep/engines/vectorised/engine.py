@@ -6,7 +6,7 @@ large cohorts, whose time goes into calling operations (``small``); others run f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from torch.nn import functional as F
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines.base import CohortResult, Job, defaults
-from fedkeep.engines.client import ClientResult, collect
+from fedkeep.engines.base import ClientResult, Job, Work
 from fedkeep.engines.vectorised.clients import Stacked
 from fedkeep.engines.vectorised.local import Pass, noise_of, run_together
-from fedkeep.engines.vectorised.memory import room
+from fedkeep.engines.vectorised.memory import first_clients, room
 
 
 class Vectorised:
@@ -45,10 +44,8 @@ class Vectorised:
         self._job: Job | None = None
         self._most = 1
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values.
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients, as many at once as memory holds, and yield what each gives.
 
         Raises:
             ConfigError: this model or method cannot be trained so; says why.
@@ -59,20 +56,18 @@ class Vectorised:
                     f"engine='vectorised' cannot train {job.method.name!r}: {reason} Use engine='sequential'."
                 )
             self._job, self._most = job, self.clients or room(job, self.memory)
-        return collect(job, received, clients, self._results(job, received, clients, round, progress))
+        yield from self._results(job, work, round, progress)
 
     def close(self) -> None:
         """Do nothing: there is nothing to give back."""
 
-    def _results(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> Iterator[ClientResult]:
+    def _results(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
         """Train some clients at once, and some more; fewer at a time where a GPU's memory runs out."""
-        stored, done = job.private(clients), 0
-        while done < len(clients):
-            some = clients[done : done + self._most]
+        stored, done = job.kept([each.client for each in work]), 0
+        while done < len(work):
+            some = work[done : done + self._most]
             own = {name: values[done : done + self._most] for name, values in stored.items()}
-            together = self._together(job, received, some, own, round, progress)
+            together = self._together(job, some, own, round, progress)
             if together is None:
                 self._most = len(some) // 2
                 torch.cuda.empty_cache()
@@ -81,14 +76,14 @@ class Vectorised:
             done += len(some)
 
     def _together(
-        self, job: Job, received: Params, clients: list[int], own: Params, round: int, progress: float
+        self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float
     ) -> Stacked | None:
         """Train clients at once; None: a GPU has no memory for so many."""
         try:
-            together = Stacked(job, received, clients, own, round, progress)
+            together = Stacked(job, work, own, round, progress)
             run_together(together)
         except torch.OutOfMemoryError:
-            if len(clients) == 1:
+            if len(work) == 1:
                 raise
             return None
         return together
@@ -99,14 +94,14 @@ class Vectorised:
 
         Every phase's loss and gradient are computed once, for one client's first mini-batch.
         """
-        if any(phase.early_stopping for phase in job.method.phases):
+        if any(phase.early_stopping for phase in job.method.client.phases):
             return "a phase stops early by each client's own validation loss."
         counts = job.data.counts("train")
         if not counts.any():
             return None
         client = int(np.argmax(counts >= min(4, counts.max())))  # the first of these
         try:
-            indifferent = [_probe(job, client, number) for number in range(len(job.method.phases))]
+            indifferent = [_probe(job, client, number) for number in range(len(job.method.client.phases))]
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
@@ -119,9 +114,7 @@ class Vectorised:
 
 def _probe(job: Job, client: int, number: int) -> bool:
     """Compute a phase's gradient for a client twice over; tell whether padding leaves its loss as it is."""
-    federated = job.method.split.federated(job.net.initial())
-    private = defaults(job.store, [client, client])
-    clients, again = (Stacked(job, federated, [client, client], private, 0, 0.0) for _ in range(2))
+    clients, again = (first_clients(job, [client, client]) for _ in range(2))
     one = Pass(clients, number, noise_of(clients, 0))
     step = next(one.steps(), None)
     if step is None or not one.names:

@@ -19,15 +19,8 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
-from fedkeep.engines.local import (
-    MODEL_ERRORS,
-    READS_HIDDEN,
-    batches,
-    failed,
-    float_type,
-    gradients,
-    hidden_from,
-)
+from fedkeep.engines.batches import batches, float_type
+from fedkeep.engines.local import MODEL_ERRORS, READS_HIDDEN, failed, gradients, hidden_from
 from fedkeep.engines.vectorised.batches import Step, lockstep
 from fedkeep.engines.vectorised.clients import Pick, Stacked, flat, picked, put_back
 from fedkeep.engines.vectorised.dropout import Noise
@@ -36,8 +29,8 @@ from fedkeep.engines.vectorised.dropout import Noise
 def run_together(clients: Stacked) -> None:
     """Train some clients, all phases; ``clients`` holds the outcome."""
     clients.job.net.train()
-    everyone = range(len(clients.method.phases))
-    for numbers in [everyone] if clients.method.turns == "batches" else [range(n, n + 1) for n in everyone]:
+    everyone = range(len(clients.client.phases))
+    for numbers in [everyone] if clients.client.take_turns else [range(n, n + 1) for n in everyone]:
         noise = noise_of(clients, numbers[0])
         passes = [Pass(clients, number, noise) for number in numbers]
         for step in passes[0].steps():
@@ -65,14 +58,15 @@ class Pass:
 
     def __init__(self, clients: Stacked, number: int, noise: Noise) -> None:
         method, params = clients.method, clients.params
-        self.clients, self.number, self.noise, self.phase = clients, number, noise, method.phases[number]
+        phases = method.client.phases
+        self.clients, self.number, self.noise, self.phase = clients, number, noise, phases[number]
         self.names = self.phase.trained_names(method.split, [n for n in params if n in clients.trainable])
         self.scale = self.phase.optimizer.scale(clients.progress)
-        hidden = hidden_from(self.names, clients.job.data, method.phases, method.split, clients.trainable)
+        hidden = hidden_from(self.names, clients.job.data, phases, method.split, clients.trainable)
         self.hides = bool(hidden)
         self.seen = {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in params.items()}
-        self.buffers = [n for n in params if n not in clients.trainable]
-        frozen = [n for n in self.buffers if n in clients.sent] if self.phase.examples == "all" else []
+        self.buffers = [n for n in params if n in clients.changing and n not in clients.trainable]
+        frozen = [n for n in self.buffers if n in clients.received] if self.phase.examples == "all" else []
         self.before = {n: params[n].clone() for n in frozen}
         self.state = OptimizerState()
         self.taken = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}
@@ -88,7 +82,7 @@ class Pass:
 
     def take(self, step: Step, batch: Batch) -> None:
         """Take the optimiser steps of some clients on a mini-batch of each."""
-        for _ in range(self.phase.repeats if self.names else 0):
+        for _ in range(self.clients.client.steps(self.number) if self.names else 0):
             pick = self.clients.pick(step.who)
             values, losses, grads = self.gradients(step, pick, batch)
             if self.phase.clip_norm is not None:

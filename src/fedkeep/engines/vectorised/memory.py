@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import nbytes
 from fedkeep.data import Ragged
-from fedkeep.engines.base import Job, defaults
+from fedkeep.engines.base import Job, Work, defaults, first_global
 from fedkeep.engines.vectorised.clients import Stacked
 from fedkeep.engines.vectorised.local import Pass, noise_of
 
@@ -37,8 +37,7 @@ def room(job: Job, memory: int | None = None) -> int:
         memory: bytes that they may take together; None: 64 MiB on a CPU, half of what is free on a GPU.
     """
     largest = [int(np.argmax(job.data.counts("train")))]
-    federated = job.method.split.federated(job.net.initial())
-    one = Stacked(job, federated, largest, defaults(job.store, largest), 0, 0.0)
+    one = first_clients(job, largest)
     texts = {n: c for n, c in job.data.columns.items() if isinstance(c, Ragged)}
     longest = {
         n: int(np.diff(c.offsets).max(initial=1)) for n, c in texts.items() if n in one.examples.lengths
@@ -47,6 +46,16 @@ def room(job: Job, memory: int | None = None) -> int:
         cuda = job.device.startswith("cuda")
         memory = int(CUDA_SHARE * torch.cuda.mem_get_info(job.device)[0]) if cuda else CPU_BYTES
     return max(1, memory // max(1, bytes_of(one, longest)))
+
+
+def first_clients(job: Job, clients: Sequence[int]) -> Stacked:
+    """Return clients as they are in the first round, each at its default."""
+    server = first_global(job.method, job.net, job.data, job.device)
+    sent = [job.method.server.sent(server, str(job.data.ids[c])).flat for c in clients]
+    if job.method.server.send is None:
+        sent = sent[:1] * len(clients)
+    work = [Work(c, each) for c, each in zip(clients, sent, strict=True)]
+    return Stacked(job, work, defaults(job.store, clients), 0, 0.0)
 
 
 def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
@@ -58,7 +67,7 @@ def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
     """
     one.job.net.train()
     needed = 0
-    for number in range(len(one.method.phases)):
+    for number in range(len(one.client.phases)):
         phase = Pass(one, number, noise_of(one, number))
         step = next(phase.steps(), None)
         if step is None or not phase.names:

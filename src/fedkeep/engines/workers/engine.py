@@ -17,14 +17,13 @@ process to process; they come from this process, never from a disk or a network.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from fedkeep.core.errors import ConfigError, WorkerError
-from fedkeep.core.params import Params, nbytes
-from fedkeep.engines.base import CohortResult, Job
-from fedkeep.engines.client import ClientResult, collect
+from fedkeep.core.params import nbytes
+from fedkeep.engines.base import ClientResult, Job, Work
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.pool import Pool, Start, Worker
 from fedkeep.engines.workers.process import opened
@@ -53,30 +52,22 @@ class Workers:
         self._pool: Pool | None = None
         self._end: weakref.finalize[[], Workers] | None = None
 
-    def run_cohort(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> CohortResult:
-        """Train the clients from ``received`` and their own private values.
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients in the workers, and yield what each gives, in their order.
 
         Raises:
             WorkerError: a process died twice over one client, or cannot be started.
             ConfigError: the device is not the CPU.
         """
-        return collect(job, received, clients, self.results(job, received, clients, round, progress))
-
-    def results(
-        self, job: Job, received: Params, clients: list[int], round: int, progress: float
-    ) -> Iterator[ClientResult]:
-        """Train clients in the workers, and yield what each gives back, in their order."""
         check_device(job.device)
-        if not clients:
+        if not work:
             return
         pool = self._pool_for(job)
-        pool.grow(min(self.count, len(clients)))
-        layout = pool.task.received.put(received)
-        turns = _Turns(
-            pool, job, [int(c) for c in clients], {"round": round, "progress": progress, "received": layout}
-        )
+        pool.grow(min(self.count, len(work)))
+        order: dict[str, object] = {"round": round, "progress": progress}
+        if (common := work[0].sent) is not None and all(each.sent is common for each in work):
+            order["sent"] = pool.task.sent.put(common)
+        turns = _Turns(pool, job, work, order)
         try:
             yield from turns
         finally:
@@ -100,9 +91,10 @@ class Workers:
 class _Turns:
     """The clients of one round: trained largest first as workers become free, given back in their order."""
 
-    def __init__(self, pool: Pool, job: Job, clients: list[int], order: dict[str, object]) -> None:
-        self.pool, self.job, self.clients, self.order = pool, job, clients, order
-        self.own = job.private(clients)
+    def __init__(self, pool: Pool, job: Job, work: Sequence[Work], order: dict[str, object]) -> None:
+        self.pool, self.job, self.work, self.order = pool, job, work, order
+        self.clients = clients = [each.client for each in work]
+        self.kept = job.kept(clients)
         sizes = [job.data.count(client, "train") for client in clients]
         self.waiting = sorted(range(len(clients)), key=lambda place: (-sizes[place], place))
         self.done: dict[int, ClientResult | BaseException] = {}
@@ -129,8 +121,9 @@ class _Turns:
             place = self._next()
             if place is None:
                 return
-            own = {name: values[place] for name, values in self.own.items()}
-            if self.pool.order(worker, place, {**self.order, "client": self.clients[place]}, own):
+            kept = {name: values[place] for name, values in self.kept.items()}
+            sent = None if "sent" in self.order else self.work[place].sent
+            if self.pool.order(worker, place, {**self.order, "client": self.clients[place]}, kept, sent):
                 self.waiting.remove(place)
 
     def _next(self) -> int | None:
@@ -171,7 +164,7 @@ class _Turns:
 
 def _bytes(result: ClientResult) -> int:
     deltas = result.upload.deltas if result.upload is not None else {}
-    return nbytes(deltas) + nbytes(result.private or {})
+    return nbytes(deltas) + nbytes(result.kept or {})
 
 
 def check_device(device: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from fedkeep.core.errors import ConfigError, WorkerError
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.base import Job
 from fedkeep.engines.workers.dataset import SentData
 from fedkeep.engines.workers.memory import Arena
@@ -107,10 +107,21 @@ class Pool:
         """Return the workers that can be given an order."""
         return [w for w in self.workers if w.ready and w.place is None]
 
-    def order(self, worker: Worker, place: int, order: Mapping[str, Any], own: Params) -> bool:
-        """Let an idle worker train a client; False: it has died meanwhile, and another one is starting."""
+    def order(
+        self, worker: Worker, place: int, order: Mapping[str, Any], kept: Params, sent: Params | None = None
+    ) -> bool:
+        """Let an idle worker train a client; False: it has died meanwhile, and another one is starting.
+
+        Args:
+            worker: who.
+            place: the client's, in the round.
+            order: its index, and what the round says.
+            kept: what it kept.
+            sent: what it was sent, where that is not the same for all.
+        """
+        parts = prefixed("kept:", kept) | prefixed("sent:", sent or {})
         try:
-            worker.connection.send_bytes(json.dumps({**order, "own": worker.own.put(own)}).encode())
+            worker.connection.send_bytes(json.dumps({**order, "own": worker.own.put(parts)}).encode())
         except OSError:
             self._replace(worker)  # it died idle, which is nobody's fault
             return False
@@ -178,7 +189,7 @@ class Pool:
             worker.process.kill()
         while self.workers:
             self.workers.pop().end()
-        self.task.received.close()
+        self.task.sent.close()
         if isinstance(self.task.data, SentData):
             self.task.data.arena.close()
 

@@ -1,7 +1,8 @@
 """What runs inside a worker process: it waits for a client's number, trains that client, and answers.
 
-Messages are JSON; tensors travel through shared memory. An order is ``{client, round, progress, received, own}``, the
-last two being layouts; the answer is ``{layout, loss, weight}``, ``{fault}`` or ``{error}``.
+Messages are JSON; tensors travel through shared memory. An order is ``{client, round, progress, own, sent}``, the last
+two being layouts (without ``sent``, what the client was sent stands in ``own`` too); the answer is ``{layout, loss,
+weight}``, ``{fault}`` or ``{error}``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from fedkeep.core import errors
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import NonFiniteError, UploadError, WorkerError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, under
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import Job
-from fedkeep.engines.client import ClientResult, train_client
+from fedkeep.engines.base import ClientResult, Job
+from fedkeep.engines.client import train_client
 from fedkeep.engines.workers.dataset import SentData
 from fedkeep.engines.workers.memory import Arena
 from fedkeep.methods import Method
@@ -49,7 +50,7 @@ class Task:
     Attributes:
         method, net, seed: as in ``Job``.
         data: the data set; forked processes share its memory, others get it as ``SentData``.
-        received: where the parent puts the federated parameters of a round.
+        sent: where the parent puts what all clients of a round are sent.
         parent: the parent's process number.
         forked: the process is a copy of the parent, and has all that the parent has open.
     """
@@ -58,7 +59,7 @@ class Task:
     net: Net
     data: FederatedData | SentData
     seed: int
-    received: Arena
+    sent: Arena
     parent: int
     forked: bool
 
@@ -78,7 +79,7 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(task.parent)
     if task.forked:
-        let_go(keep={connection.fileno(), own.file, task.received.file})
+        let_go(keep={connection.fileno(), own.file, task.sent.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
     else:
         # Else torch's backward pass would take some of the GPU's memory for each worker.
@@ -91,7 +92,7 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             return
-        reply = answer(job, own, task.received, order)
+        reply = answer(job, own, task.sent, order)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what a model prints is not lost when the process is ended
@@ -132,19 +133,19 @@ def let_go(keep: set[int]) -> None:
             os.dup2(null, number, inheritable=False)
 
 
-def answer(job: Job, own: Arena, received: Arena, order: Mapping[str, Any]) -> dict[str, Any]:
+def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dict[str, Any]:
     """Train one client as ordered; put what it gives back into ``own``."""
     try:
-        result = train_client(
-            job, received.take(order["received"]), own.take(order["own"]), order["client"], order["round"],
-            order["progress"],
-        )  # fmt: skip
+        given = own.take(order["own"])
+        sent = common.take(order["sent"]) if "sent" in order else under("sent:", given)
+        kept = under("kept:", given)
+        result = train_client(job, sent, kept, order["client"], order["round"], order["progress"])
         if result.fault is not None:
             return {"fault": {"type": type(result.fault).__name__, "text": str(result.fault)}}
         assert result.upload is not None
-        assert result.private is not None
-        parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "private": result.private}
-        layout = own.put({f"{part}/{n}": v for part, tensors in parts.items() for n, v in tensors.items()})
+        assert result.kept is not None
+        parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
+        layout = own.put({f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()})
         return {"layout": layout, "loss": result.loss, "weight": result.upload.weight}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
         return {"error": described(error)}
@@ -160,12 +161,12 @@ def opened(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> C
         raise revived(reply["error"])
     if "fault" in reply:
         return ClientResult(client, fault=FAULTS[reply["fault"]["type"]](reply["fault"]["text"]))
-    parts: dict[str, Params] = {"deltas": {}, "rows": {}, "private": {}}
+    parts: dict[str, Params] = {"deltas": {}, "rows": {}, "kept": {}}
     for name, value in own.take(reply["layout"]).items():
-        part, _, tensor = name.partition("/")
+        part, _, tensor = name.partition(":")
         parts[part][tensor] = value.clone()
     upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
-    return ClientResult(client, upload, parts["private"], reply["loss"])
+    return ClientResult(client, upload, parts["kept"], reply["loss"])
 
 
 def described(error: BaseException) -> dict[str, Any]:

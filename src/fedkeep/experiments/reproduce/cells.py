@@ -22,10 +22,11 @@ from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.drive import SHARED
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
 from fedkeep.experiments.reproduce.neighbours import word_neighbours
-from fedkeep.experiments.simulate import SHARED, Run
+from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
 
 

@@ -20,8 +20,8 @@ from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.reproduce.cells import digest, rounded, settings_of
+from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import read_info
-from fedkeep.experiments.simulate import Run
 from fedkeep.experiments.tasks import run_tasks
 
 

@@ -38,7 +38,8 @@ from fedkeep.experiments.reproduce.moe_variants import (
     from_given_experts,
     mixture_model,
 )
-from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
 

@@ -35,7 +35,8 @@ from fedkeep.experiments.reproduce.moe_sheet import (
     sheet,
 )
 from fedkeep.experiments.reproduce.moe_variants import PAPER
-from fedkeep.experiments.simulate import Run, simulate
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import (
     Method,

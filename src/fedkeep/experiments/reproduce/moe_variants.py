@@ -101,29 +101,32 @@ def adapting_method(variant: Variant, settings: Adapting) -> Method:
     optimizer = adam(
         settings.learning_rate, weight_decay=variant.weight_decay, decoupled=bool(variant.weight_decay)
     )
-    stop = EarlyStopping(settings.every, settings.patience)
+    stop = EarlyStopping(every=settings.every, patience=settings.patience)
     if variant.kind == "mixture":
         method = mixture(
-            tune_global=variant.tune_global, local_init=variant.local_init, mix=variant.mix, optimizer=optimizer,
-            batch_size=settings.batch_size, local_epochs=settings.epochs, mixture_epochs=settings.epochs,
-            early_stopping=stop,
+            tune_global=variant.tune_global, local_init=variant.local_init, mix=variant.mix,
+            local_epochs=settings.epochs, mixture_epochs=settings.epochs, early_stopping=stop,
+            local=Phase(optimizer=optimizer, batch_size=settings.batch_size, epochs=3),
         )  # fmt: skip
     elif variant.kind == "local":
         phase = Phase(
             optimizer=optimizer, epochs=settings.epochs, batch_size=settings.batch_size, examples="all",
             early_stopping=stop,
         )  # fmt: skip
-        method = local(optimizer=optimizer, batch_size=settings.batch_size).but(adapt=(phase,))
+        method = local(local=Phase(optimizer=optimizer, batch_size=settings.batch_size)).adapting(
+            phases=(phase,)
+        )
     else:
         method = fine_tuned(
-            optimizer=optimizer, batch_size=settings.batch_size, tune_epochs=settings.epochs, early_stopping=stop
+            tune_epochs=settings.epochs, early_stopping=stop,
+            local=Phase(optimizer=optimizer, batch_size=settings.batch_size),
         )  # fmt: skip
     if not variant.augment:
         return method
-    return method.but(adapt=tuple(replace(p, loss=Augmented(p.loss)) for p in method.adapt))
+    return method.adapting(phases=tuple(replace(p, loss=Augmented(p.loss)) for p in method.adapt.phases))
 
 
 def from_given_experts(method: Method) -> Method:
     """Return a mixture whose local experts are trained already: step 2 takes no step, step 3 keeps its draws."""
-    own, joint = method.adapt
-    return method.but(adapt=(replace(own, epochs=0, early_stopping=None), joint), adapt_start=None)
+    own, joint = method.adapt.phases
+    return method.adapting(phases=(replace(own, epochs=0, early_stopping=None), joint), start=None)

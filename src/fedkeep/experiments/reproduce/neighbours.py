@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
-from fedkeep.engines import Job, Sequential, Server, run_round
-from fedkeep.engines.client import decode, train_client
-from fedkeep.experiments.simulate import Run
+from fedkeep.engines import Job, LocalDevice, Sequential, run_round
+from fedkeep.engines.client import train_client
+from fedkeep.engines.round import decode
+from fedkeep.experiments.run import Run
 from fedkeep.metrics.neighbours import Similarity, common_neighbours, nearest
 from fedkeep.split import Upload
 from fedkeep.store import MemoryStore
@@ -100,18 +100,20 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     plain = Job(run.method.but(upload=()), run.net, run.data, store, seed, run.device)
     stacked = store.read([client])
     own: Params = {n: v[0] for n, v in stacked.items()}
-    bare = train_client(plain, run.server, own, client, run.round, 1.0)
-    sent = train_client(job, run.server, own, client, run.round, 1.0)
+    name_of, given = str(run.data.ids[client]), run.sent(str(run.data.ids[client])).flat
+    bare = train_client(plain, given, own, client, run.round, 1.0)
+    sent = train_client(job, given, own, client, run.round, 1.0)
     for result in (bare, sent):
         if result.fault is not None:
             raise result.fault
     assert bare.upload is not None
     assert sent.upload is not None
-    restored = decode(job, run.server, sent.upload, run.data.ids[client])
+    restored = decode(run.method, {**run.server, **job.declared()}, sent.upload, name_of)
     rows = bare.upload.rows.get(name, torch.arange(len(run.server[name])))
     rows = rows[rows > 1]  # neither padding nor the unknown word
-    server = Server(dict(run.server), OptimizerState(), run.round)
-    run_round(job, Sequential(), server, everyone, 1.0)
+    ids = [str(run.data.ids[c]) for c in everyone]
+    device = LocalDevice(job, Sequential())
+    server, _ = run_round(run.method, device, run.whole.but(progress=1.0), ids, job.declared())
     start = run.server[name]
     return (
         _moved(start, bare.upload, name)[rows],

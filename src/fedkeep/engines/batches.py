@@ -1,0 +1,161 @@
+"""Mini-batches of a client: which examples, in which order, as tensors on the device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.core.params import Batch
+from fedkeep.core.seeds import numpy_generator
+from fedkeep.data import Ragged
+from fedkeep.data.columns import Column
+from fedkeep.engines.tables.local_rows import Examples, LocalTable, allowed
+from fedkeep.methods import Phase
+
+WINDOW_BYTES = 256 << 10
+"""Mini-batches of this size together are gathered at once."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Names the random streams of one local run; every draw depends on these alone.
+
+    Attributes:
+        seed, client, round: the names.
+        who: who trains, in messages; by default the client and the round.
+    """
+
+    seed: int
+    client: str
+    round: int = 0
+    who: str = ""
+
+    def __str__(self) -> str:
+        return self.who or f"Client {self.client!r}, round {self.round}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A mini-batch among others that were gathered with it.
+
+    Attributes:
+        columns: of all of them.
+        start, end: its rows.
+        longest: by ragged column, the length of its longest row.
+    """
+
+    columns: Batch
+    start: int
+    end: int
+    longest: Mapping[str, int]
+
+    def batch(self) -> Batch:
+        """Return the mini-batch, its own each time: a model may change what it is given."""
+        mine = {name: value[self.start : self.end] for name, value in self.columns.items()}
+        return {n: (v[:, : self.longest[n]] if n in self.longest else v).clone() for n, v in mine.items()}
+
+
+def batches(
+    data: Examples,
+    rows: np.ndarray,
+    phase: Phase,
+    draws: Stream,
+    number: int,
+    owners: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Iterator[np.ndarray]:
+    """Yield the row numbers of each mini-batch: shuffled passes over the examples that the phase may use.
+
+    Args:
+        data: the data set.
+        rows: the client's examples in it.
+        phase: says how many a mini-batch and how many passes or mini-batches.
+        draws: names the random stream.
+        number: the phase's.
+        owners: gives a number for the client of each row, if a mini-batch shall hold one client's examples.
+    """
+    rows = usable(data, rows, phase, draws)
+    if not len(rows):
+        return
+    rng = numpy_generator(draws.seed, f"batches/{number}", draws.client, draws.round)
+    whose = None if owners is None else owners(rows)
+    left = phase.steps
+    for _ in itertools.count() if left is not None else range(phase.epochs):
+        for chosen in _one_pass(rows, whose, phase.batch_size, rng):
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    return
+            yield chosen
+
+
+def _one_pass(
+    rows: np.ndarray, owners: np.ndarray | None, size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the mini-batches of one pass; with ``owners``, one client's each, in mixed order."""
+    if owners is None:
+        order = rng.permutation(rows)
+        return [order[start : start + size] for start in range(0, len(order), size)]
+    each = [rng.permutation(rows[owners == owner]) for owner in np.unique(owners)]
+    chunks = [mine[start : start + size] for mine in each for start in range(0, len(mine), size)]
+    return [chunks[place] for place in rng.permutation(len(chunks))]
+
+
+def steps_per_pass(examples: int, phase: Phase) -> int:
+    """Return how many mini-batches one pass over this many examples makes."""
+    return -(-examples // phase.batch_size)
+
+
+def gathered(
+    data: Examples, steps: Iterator[np.ndarray], device: str, kind: torch.dtype, tables: Sequence[LocalTable]
+) -> Iterator[Loaded]:
+    """Yield mini-batches, gathered several at a time: it is the calls that cost, not the rows."""
+    ragged = {name: column for name, column in data.columns.items() if isinstance(column, Ragged)}
+    at_once = 0
+    while (first := next(steps, None)) is not None:
+        at_once = at_once or max(1, WINDOW_BYTES // batch_bytes(data.columns, first))
+        chosen = [first, *itertools.islice(steps, at_once - 1)]
+        rows, ends = np.concatenate(chosen), np.cumsum([len(c) for c in chosen])
+        starts = ends - [len(c) for c in chosen]
+        columns = load_batch(data, rows, device, kind, tables)
+        longest = {n: np.maximum.reduceat(c.lengths(rows), starts).clip(1) for n, c in ragged.items()}
+        for k, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            yield Loaded(columns, start, end, {n: int(each[k]) for n, each in longest.items()})
+
+
+def usable(data: Examples, rows: np.ndarray, phase: Phase, draws: Stream) -> np.ndarray:
+    """Return the rows that a phase may use and whose half it asks for."""
+    rows = allowed(data, rows, phase.examples)
+    if phase.examples not in ("support", "query"):
+        return rows
+    order = numpy_generator(draws.seed, "halves", draws.client).permutation(rows)
+    half = len(rows) // 2
+    return order[:half] if phase.examples == "support" else order[half:]
+
+
+def batch_bytes(columns: Mapping[str, Column], rows: np.ndarray) -> int:
+    """Return about how many bytes the rows of a mini-batch take, at least 1."""
+    seen = [column for name, column in columns.items() if not name.startswith("_")]
+    wide = sum(int(c.lengths(rows).max()) * 8 if isinstance(c, Ragged) else c[:1].nbytes for c in seen)
+    return max(1, len(rows) * wide)
+
+
+def load_batch(
+    data: Examples, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
+) -> Batch:
+    """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions."""
+    batch = data.batch(rows)
+    for column, table in {t.column: t for t in tables}.items():
+        batch[column] = table.local(batch[column])
+    if device != "cpu":
+        batch = {name: value.to(device) for name, value in batch.items()}
+    return {n: v.to(kind) if v.is_floating_point() and v.dtype != kind else v for n, v in batch.items()}
+
+
+def float_type(params: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the floating type of the first parameter that has one."""
+    return next((v.dtype for v in params.values() if v.is_floating_point()), torch.float32)

@@ -1,0 +1,319 @@
+"""Sums of a round's uploads, made while they come in, so that one at a time has to be held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import UploadError
+from fedkeep.core.params import SERVER, Params, State, under
+from fedkeep.split import Upload
+
+BLOCK = 16
+"""Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """What a reduction makes of a round's uploads.
+
+    Attributes:
+        changes: of federated parameters by name; a table may be cut to rows, see ``rows``.
+        state: of what clients sent along (``Finished.sends``), by name.
+        rows: by name, the numbers of the rows that ``changes`` holds of a table, ascending; others have not changed.
+        tables: the tables that ``changes`` are cut from.
+        weight: the sum of the uploads' weights.
+        count: how many uploads there were.
+    """
+
+    changes: Params
+    state: State = field(default_factory=dict)
+    rows: Params = field(default_factory=dict)
+    tables: Params = field(default_factory=dict)
+    weight: float = 0.0
+    count: int = 0
+
+    @property
+    def params(self) -> Params:
+        """The changes, tables whole."""
+        return {
+            n: spread(v, self.rows[n], self.tables[n]) if n in self.rows else v
+            for n, v in self.changes.items()
+        }
+
+
+class RunningMean:
+    """The weighted mean of uploads (FURL eq. 4 and 5).
+
+    Sums are in double precision, within fixed blocks of clients in the order of their ids and then over the blocks, so
+    that they lose no digits of many clients and neither the order in which uploads come in nor who summed which block
+    changes a bit. Integer tensors (counters) are taken from the first upload.
+
+    A table of which clients hold different rows (KTEPS §4.2, Remark 3) is averaged row by row: a client that lacks a
+    row counts with no change, or not at all (``"owners_only"``).
+
+    Args:
+        start: what uploads are changes of, by name; they give shapes and types.
+        cohort: the ids of the clients that may upload; None: uploads are added in the order in which they come.
+        missing_rows: as ``WeightedMean.missing_rows``.
+    """
+
+    def __init__(
+        self, start: Params, cohort: Sequence[str] | None = None, missing_rows: str = "unchanged"
+    ) -> None:
+        self.start, self.missing_rows = start, missing_rows
+        self.places = None if cohort is None else {client: k for k, client in enumerate(sorted(cohort))}
+        self.seconds = 0.0
+        self._blocks: dict[int, Block] = {}
+        self._total: Sums | None = None
+        self._next = 0  # the first block that is not in the total
+
+    def add(self, client: str, upload: Upload) -> None:
+        """Add a client's (decoded, checked) upload."""
+        began = time.perf_counter()
+        self._settle(client, upload)
+        self.seconds += time.perf_counter() - began
+
+    def skip(self, client: str) -> None:
+        """Note that a client's upload will not come."""
+        self._settle(client, None)
+
+    def _settle(self, client: str, upload: Upload | None) -> None:
+        if self.places is None:
+            if upload is not None:
+                self._total = self._total or self._sums()
+                self._total.add(upload)
+            return
+        number, place = divmod(self.places[client], BLOCK)
+        block = self._blocks.setdefault(number, Block(self._sums(), self._members(number)))
+        block.settle(place, upload)
+        while (first := self._blocks.get(self._next)) is not None and first.complete:
+            self._fold(self._blocks.pop(self._next))
+            self._next += 1
+
+    def _sums(self) -> Sums:
+        return Sums(self.start, owners_only=self.missing_rows == "owners_only")
+
+    def _members(self, number: int) -> int:
+        assert self.places is not None
+        return min(BLOCK, len(self.places) - number * BLOCK)
+
+    def _fold(self, block: Block) -> None:
+        if not block.sums.count:
+            return
+        if self._total is None:
+            self._total = block.sums
+        else:
+            self._total.merge(block.sums)
+
+    def merge(self, other: RunningMean) -> None:
+        """Take over what another sum of the same cohort holds; each block must have been summed in one place.
+
+        Raises:
+            UploadError: a block stands in both.
+        """
+        both = self._blocks.keys() & other._blocks.keys()
+        if both or other._total is not None:
+            raise UploadError(
+                f"Partial means can be merged if each block of {BLOCK} clients was summed in one place; "
+                f"{'some blocks were already added up' if not both else f'block {min(both)} stands in both'}."
+            )
+        self._blocks |= other._blocks
+        while (first := self._blocks.get(self._next)) is not None and first.complete:
+            self._fold(self._blocks.pop(self._next))
+            self._next += 1
+
+    def value(self) -> Reduced:
+        """Return the mean: tables cut to the rows that any client sent.
+
+        Raises:
+            UploadError: there was no upload, or the weights' sum is not positive.
+        """
+        for number in sorted(self._blocks):
+            block = self._blocks.pop(number)
+            block.close()
+            self._fold(block)
+        total = self._total
+        if total is None or not total.weight > 0:
+            count, weight = (0, 0.0) if total is None else (total.count, total.weight)
+            raise UploadError(
+                f"An average needs at least one upload of positive weight; got {count} of total {weight}."
+            )
+        means, rows = total.means()
+        changes = {n: v for n, v in means.items() if not n.startswith(SERVER)}
+        tables = {n: self.start[n] for n in rows}
+        return Reduced(
+            changes=changes, state=under(SERVER, means), rows=rows, tables=tables, weight=total.weight,
+            count=total.count,
+        )  # fmt: skip
+
+    @property
+    def weight(self) -> float:
+        """The sum of the weights so far."""
+        sums = [block.sums for block in self._blocks.values()] + ([self._total] if self._total else [])
+        return sum(each.weight for each in sums)
+
+
+class Block:
+    """The uploads of some neighbours in the order of ids; one that comes too early waits."""
+
+    def __init__(self, sums: Sums, members: int) -> None:
+        self.sums, self.members, self.done = sums, members, 0
+        self._early: dict[int, Upload | None] = {}
+
+    def settle(self, place: int, upload: Upload | None) -> None:
+        """Add an upload, or note that there is none."""
+        self._early[place] = upload
+        while self.done in self._early:
+            ready = self._early.pop(self.done)
+            self.done += 1
+            if ready is not None:
+                self.sums.add(ready)
+
+    def close(self) -> None:
+        """Add what still waits for others, who will not come."""
+        for place in sorted(self._early):
+            ready = self._early.pop(place)
+            if ready is not None:
+                self.sums.add(ready)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody is awaited."""
+        return self.done == self.members
+
+
+class Sums:
+    """Weighted sums of uploads, in the order of ``add``.
+
+    Args:
+        start: what uploads are changes of, by name.
+        owners_only: whether the weights of those who hold a row are summed row by row.
+    """
+
+    def __init__(self, start: Params, *, owners_only: bool) -> None:
+        self.start, self.owners_only = start, owners_only
+        self.weight, self.count = 0.0, 0
+        self._sums: Params = {}
+        self._rows: dict[str, RowSums] = {}
+        self._held: Params = {}
+
+    def add(self, upload: Upload) -> None:
+        """Add an upload."""
+        for name, start in self.start.items():
+            delta, rows = upload.deltas[name].to(start.device), upload.rows.get(name)
+            if not start.is_floating_point():
+                if name not in self._sums:
+                    self._sums[name] = delta.clone()
+            elif rows is None:
+                self._whole(name, start).add_(delta, alpha=upload.weight)
+                if name in self._held:
+                    self._held[name] += upload.weight
+            else:
+                self._add_rows(name, start, rows.to(start.device), delta.to(exact(start)), upload.weight)
+        self.weight += upload.weight
+        self.count += 1
+
+    def merge(self, other: Sums) -> None:
+        """Add another's sums."""
+        for name, start in self.start.items():
+            if not start.is_floating_point():
+                self._sums.setdefault(name, other._sums[name])
+                continue
+            held = other._held.get(name)
+            if self.owners_only and (held is not None or name in self._held):
+                self._hold(name, start)
+                self._held[name] += other.weight if held is None else held
+            if name in other._sums:
+                self._whole(name, start).add_(other._sums[name])
+            if name in other._rows:
+                few = other._rows[name]
+                self._sum_rows(name, start, few.rows(), few.values(), 1.0)
+        self.weight += other.weight
+        self.count += other.count
+
+    def _hold(self, name: str, start: Tensor) -> None:
+        if name not in self._held:
+            self._held[name] = torch.full((len(start),), self.weight, dtype=exact(start), device=start.device)
+
+    def _whole(self, name: str, start: Tensor) -> Tensor:
+        if name not in self._sums:
+            self._sums[name] = torch.zeros_like(start, dtype=exact(start))
+            if name in self._rows:
+                few = self._rows.pop(name)
+                self._sums[name][few.rows()] = few.values()
+        return self._sums[name]
+
+    def _add_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
+        self._sum_rows(name, start, rows, change, weight)
+        if self.owners_only:
+            self._hold(name, start)
+            self._held[name][rows] += weight
+
+    def _sum_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
+        if name in self._sums:
+            self._sums[name].index_add_(0, rows, change, alpha=weight)
+        else:
+            self._rows.setdefault(name, RowSums(start)).add(rows, change, weight)
+
+    def means(self) -> tuple[Params, Params]:
+        """Return the means, tables cut to the rows that any client sent, and these rows' numbers, ascending."""
+        means, rows = Params(), {name: few.rows() for name, few in self._rows.items()}
+        for name, start in self.start.items():
+            total = self._rows[name].values() if name in rows else self._sums[name]
+            if total.is_floating_point():
+                total = (total / self._share(name, total, rows.get(name))).to(start.dtype)
+            means[name] = total
+        return means, rows
+
+    def _share(self, name: str, total: Tensor, rows: Tensor | None) -> Tensor | float:
+        if name not in self._held:
+            return self.weight
+        held = self._held[name] if rows is None else self._held[name][rows]
+        return held.clamp_min(torch.finfo(total.dtype).tiny).reshape(-1, *[1] * (total.dim() - 1))
+
+
+class RowSums:
+    """Weighted sums of a table's rows, which takes memory for those rows alone that were added.
+
+    Args:
+        table: gives shape, device and type.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self.place = torch.full((len(table),), -1, device=table.device)
+        self.count = 0
+        self.sums = table.new_zeros((0, *table.shape[1:]), dtype=exact(table))
+
+    def add(self, rows: Tensor, values: Tensor, weight: float) -> None:
+        """Add rows; their numbers are all different."""
+        new = rows[self.place[rows] < 0]
+        end = self.count + len(new)
+        if end > len(self.sums):
+            more = max(end, min(2 * end, len(self.place))) - len(self.sums)
+            self.sums = torch.cat([self.sums, self.sums.new_zeros((more, *self.sums.shape[1:]))])
+        self.place[new] = torch.arange(self.count, end, device=self.place.device)
+        self.count = end
+        self.sums.index_add_(0, self.place[rows], values, alpha=weight)
+
+    def rows(self) -> Tensor:
+        """Return the numbers of the rows, (rows,) int64, ascending."""
+        return (self.place >= 0).nonzero().squeeze(1)
+
+    def values(self) -> Tensor:
+        """Return the sums, (rows, *shape), in the order of ``rows``."""
+        return self.sums[self.place[self.rows()]]
+
+
+def spread(values: Tensor, rows: Tensor, table: Tensor) -> Tensor:
+    """Return a table of zeros, but for some rows."""
+    return torch.zeros_like(table).index_copy_(0, rows, values)
+
+
+def exact(value: Tensor) -> torch.dtype:
+    """Return the type that sums are made in: double precision, where the device has it."""
+    return torch.float64 if value.device.type != "mps" else value.dtype

@@ -1,0 +1,111 @@
+"""``Phase``: one pass of local training, and when it stops early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
+
+from fedkeep.core.describe import check_kind
+from fedkeep.core.errors import MethodError
+from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.split import Split
+
+Patterns = str | tuple[str, ...] | list[str]
+Use = Literal["opted_in", "support", "query", "all"]
+OPTIMIZERS = "one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """Stops a phase when the client's own validation loss no longer falls, and keeps the best values.
+
+    The loss is measured after passes 1, 1 + every, 1 + 2 · every, … (federated mixture of experts, authors' code);
+    the phase ends with what it had at the lowest one, a copy.
+
+    Attributes:
+        every: passes between measurements.
+        patience: measurements without improvement until the phase stops.
+        min_improvement: an improvement is a loss lower than the best so far by more than this.
+    """
+
+    every: int = 5
+    patience: int = 10
+    min_improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.patience < 1:
+            raise MethodError(f"every and patience must be at least 1; got {self.every} and {self.patience}.")
+        if not self.min_improvement >= 0:
+            raise MethodError(f"min_improvement must be at least 0; got {self.min_improvement}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One pass of local training.
+
+    Attributes:
+        loss: the term that is minimised.
+        trains: ``"all"``, ``"federated"``, ``"private"``, or name patterns; everything else stays as it is.
+        optimizer: the local optimiser; its state is fresh at every round.
+        epochs: passes over the client's examples.
+        steps: if given, this many mini-batches instead of ``epochs`` passes.
+        batch_size: examples a mini-batch; the last one of a pass may be smaller.
+        clip_norm: if given, gradients are scaled down to this L2 norm over everything the phase trains.
+        examples: ``"opted_in"``: examples whose column ``opted_in`` is true (all, where there is no such column);
+            ``"support"`` or ``"query"``: one of two disjoint random halves of these, the same in every round (an odd
+            one belongs to the query half); ``"all"``: every example, allowed only where nothing that is trained leaves
+            the client.
+        early_stopping: ends the phase by the client's examples ``valid``; allowed only where nothing that is trained
+            leaves the client.
+    """
+
+    loss: Term = field(default_factory=cross_entropy)
+    trains: str | tuple[str, ...] = "all"
+    optimizer: Optimizer = field(default_factory=sgd)
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    clip_norm: float | None = None
+    examples: Use = "opted_in"
+    early_stopping: EarlyStopping | None = None
+
+    def __post_init__(self) -> None:
+        check_kind("loss", self.loss, Term, "a term, e.g. fedkeep.methods.terms.cross_entropy()")
+        check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
+        if self.epochs < 0 or (self.steps is not None and self.steps < 0):
+            raise MethodError(f"epochs and steps must be at least 0; got {self.epochs} and {self.steps}.")
+        if self.batch_size < 1:
+            raise MethodError(f"batch_size must be at least 1; got {self.batch_size}.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
+        if self.examples not in get_args(Use):
+            raise MethodError(f"examples must be one of {list(get_args(Use))}; got {self.examples!r}.")
+
+    def but(self, **changes: Any) -> Phase:
+        """Return this phase with some fields changed, e.g. ``local.but(trains="private", epochs=10)``."""
+        return replace(self, **changes)
+
+    @property
+    def schedule(self) -> tuple[object, ...]:
+        """What phases must agree in to take turns on the same mini-batches."""
+        return (self.epochs, self.steps, self.batch_size, self.examples)
+
+    def trained_names(self, split: Split, names: list[str]) -> list[str]:
+        """Return which of ``names`` (the model's trainable parameters) this phase trains.
+
+        Raises:
+            MethodError: a pattern matches nothing.
+        """
+        if self.trains == "all":
+            return names
+        if self.trains == "private":
+            return [n for n in names if split.is_private(n)]
+        if self.trains == "federated":
+            return [n for n in names if not split.is_private(n)]
+        patterns = (self.trains,) if isinstance(self.trains, str) else self.trains
+        for pattern in patterns:
+            if not any(fnmatchcase(n, pattern) for n in names):
+                raise MethodError(f"trains={pattern!r} matches no trainable parameter; they are {names}.")
+        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]

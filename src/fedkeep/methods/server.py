@@ -1,0 +1,241 @@
+"""``Server``: what a method does on the server, in four slots: its state, what it sends, reduction and update.
+
+Source of the slots: TensorFlow Federated's distributor, client work, aggregator and finaliser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.describe import check_kind
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.optim import Optimizer, OptimizerState, sgd
+from fedkeep.core.params import Params, State
+from fedkeep.methods.aggregate import Reduced, RunningMean, spread
+from fedkeep.methods.client import Sent
+from fedkeep.methods.phase import OPTIMIZERS
+from fedkeep.split import Upload
+
+
+class Roster(Protocol):
+    """Who takes part: ids, and each one's place among them."""
+
+    def __len__(self) -> int:
+        """Return how many clients there are."""
+        ...
+
+    def index(self, client: str) -> int:
+        """Return a client's place, 0 .. len − 1."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Global:
+    """All that a server has between two rounds.
+
+    Attributes:
+        params: federated parameters and buffers, by name.
+        state: the method's own, by name.
+        optimizer: the server optimiser's state.
+        round: finished rounds.
+        progress: the finished part of the run in [0, 1), for schedules.
+        trainable: which of ``params`` are parameters; the others are buffers.
+        clients: who takes part.
+    """
+
+    params: Params
+    state: State = field(default_factory=dict)
+    optimizer: OptimizerState = field(default_factory=OptimizerState)
+    round: int = 0
+    progress: float = 0.0
+    trainable: frozenset[str] = frozenset()
+    clients: Roster = ()
+
+    def but(self, **changes: Any) -> Global:
+        """Return this with some fields changed."""
+        return replace(self, **changes)
+
+
+class Sum(Protocol):
+    """Uploads of one round, added up."""
+
+    seconds: float
+
+    def add(self, client: str, upload: Upload) -> None:
+        """Add a client's (decoded, checked) upload."""
+        ...
+
+    def skip(self, client: str) -> None:
+        """Note that a client's upload will not come."""
+        ...
+
+    def merge(self, other: Any) -> None:
+        """Take over what another one of the same round holds."""
+        ...
+
+    def value(self) -> Reduced:
+        """Return the result; UploadError where there is none."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """How a round's uploads become one result; subclasses are frozen values with ``begin``."""
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the result follows from a sum over clients, so that the server needs to see no single upload."""
+        return False
+
+    def weight(self, examples: float) -> float:
+        """Return an upload's weight, given the client's number of examples."""
+        return examples
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Sum:
+        """Return the empty sum of a round.
+
+        Args:
+            server: what the server has.
+            start: what uploads are changes of; what clients send along stands there as zeros under ``server/NAME``.
+            cohort: the ids of those who were asked.
+        """
+        raise TypeError(f"{type(self).__name__} is no reduction: it lacks begin.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedMean(Reduction):
+    """The weighted mean of changes: Σ c_k d_k / Σ c_k (FURL eq. 4 and 5).
+
+    Attributes:
+        by: ``"examples"`` (c_k counts the examples that train what leaves) or ``"uniform"`` (1 / m).
+        missing_rows: a table's row that a client doesn't hold counts as ``"unchanged"``, with the client's weight, or
+            the mean is over ``"owners_only"``.
+    """
+
+    by: Literal["examples", "uniform"] = "examples"
+    missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("by", ("examples", "uniform")),
+            ("missing_rows", ("unchanged", "owners_only")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+
+    @property
+    def is_sum(self) -> bool:
+        """True: the mean is a sum of weighted changes and a sum of weights."""
+        return True
+
+    def weight(self, examples: float) -> float:
+        """Return the number of examples, or 1 for a client that has any."""
+        return float(examples > 0) if self.by == "uniform" else examples
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> RunningMean:
+        """Return the empty mean."""
+        return RunningMean(start, cohort, self.missing_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimize:
+    """The server's optimiser on the mean change as a pseudo-gradient (FedOpt, Reddi et al., 2021).
+
+    Buffers are moved by plain averaging; integer counters take the uploaded value.
+
+    Attributes:
+        optimizer: ``sgd(1.0)`` is plain averaging.
+    """
+
+    optimizer: Optimizer = sgd(1.0)
+
+    def __post_init__(self) -> None:
+        check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
+
+    def __call__(self, server: Global, reduced: Reduced) -> Global:
+        """Return the server with its next parameters; its optimiser's state goes on."""
+        params = {name: value.clone() for name, value in server.params.items()}
+        optimizer, slopes, few = self.optimizer, Params(), Params()
+        scale = optimizer.scale(server.progress)
+        rows = reduced.rows
+        for name, change in reduced.changes.items():
+            start = params[name]
+            change = change.to(start.device)
+            if name in rows:
+                if name in server.trainable and optimizer.rests:
+                    few[name] = change
+                    continue
+                change = spread(change, rows[name].to(start.device), start)
+            if not change.is_floating_point():
+                params[name] = change
+            elif name in server.trainable:
+                slopes[name] = -change
+            else:
+                params[name] = start + change
+        if slopes or few:
+            optimizer.update(params, slopes, server.optimizer, scale)
+        for name, change in few.items():
+            rate = optimizer.rate(name) * scale
+            params[name].index_add_(0, rows[name].to(change.device), change, alpha=rate)
+        return server.but(params=params)
+
+
+def no_state(net: Net, clients: Roster) -> State:
+    """Return nothing: the server keeps no state beside the parameters."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What a method does on the server; the defaults are FedAvg's.
+
+    Attributes:
+        state: what it begins with beside the parameters, by name, given the model and who takes part.
+        send: what a client gets, given what the server has and the client's id; None: parameters and state, the same
+            for everybody.
+        reduce: makes one result of a round's uploads.
+        update: gives the server's next values from these and the result. It may change only ``params``, ``state`` and
+            ``optimizer``; names, shapes and types stay.
+    """
+
+    state: Callable[[Net, Roster], State] = no_state
+    send: Callable[[Global, str], Sent] | None = None
+    reduce: Reduction = WeightedMean()
+    update: Callable[[Global, Reduced], Global] = Optimize()
+
+    def __post_init__(self) -> None:
+        check_kind("reduce", self.reduce, Reduction, "a reduction, e.g. fedkeep.WeightedMean()")
+
+    def but(self, **changes: Any) -> Server:
+        """Return this with some fields changed."""
+        return replace(self, **changes)
+
+    def sent(self, server: Global, client: str) -> Sent:
+        """Return what a client gets."""
+        if self.send is None:
+            return Sent(params=server.params, state=server.state)
+        return self.send(server, client)
+
+
+def averaging(optimizer: Optimizer = sgd(1.0), by: Literal["examples", "uniform"] = "examples") -> Server:
+    """Return a server that averages changes, weighted by examples or not, and steps with an optimiser (FedOpt)."""
+    return Server(reduce=WeightedMean(by=by), update=Optimize(optimizer=optimizer))
+
+
+def added(params: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> Params:
+    """Return parameters plus changes; integer counters take the uploaded value."""
+    return {
+        n: (v + changes[n] if v.is_floating_point() else changes[n]) if n in changes else v.clone()
+        for n, v in params.items()
+    }
+
+
+def zeros(params: Mapping[str, Tensor]) -> State:
+    """Return zeros of the same shapes and types."""
+    return {n: torch.zeros_like(v) for n, v in params.items()}
