@@ -23,6 +23,7 @@ from fedkeep.core.params import to
 from fedkeep.core.records import Record, read_records
 from fedkeep.data import FederatedData, hold_out
 from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
@@ -200,8 +201,9 @@ class _Simulation:
         self, run: Run, server: Global, directory: RunDirectory | None, best: dict[str, Any],
         progress: bool | None,
     ) -> None:  # fmt: skip
+        method = resolved(self.method, self.net, self.data, self.device)
         job = Job(
-            self.method, self.net, self.data, run.private, self.seed, self.device,
+            method, self.net, self.data, run.private, self.seed, self.device,
             after_step=lambda part: drive.finished(part),
         )  # fmt: skip
         plan = Plan(

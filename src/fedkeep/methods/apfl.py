@@ -89,9 +89,9 @@ class OnMixture(Term):
     term: Term
 
     @property
-    def reads_parameters(self) -> bool:
+    def reads_parameters(self) -> bool | None:
         """True if the term does, or if it compares."""
-        return self.term.reads_parameters or self.term.reads_received
+        return self.term.reads_received or self.term.reads_parameters
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -27,7 +27,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Term, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean
 
 
 class Task(nn.Module):
@@ -121,7 +121,7 @@ def predict_task(net: Net, params: Params, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AdversarialLoss(Term):
+class AdversarialLoss(Around):
     """L + λ L_adv + γ L_diff.
 
     Attributes:
@@ -140,16 +140,6 @@ class AdversarialLoss(Term):
             raise MethodError(
                 f"adversarial and difference must be at least 0; got {self.adversarial} and {self.difference}."
             )
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

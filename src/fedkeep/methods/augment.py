@@ -11,11 +11,11 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.terms import Term
+from fedkeep.methods.terms import Around, Term
 
 
 @dataclass(frozen=True)
-class Augmented(Term):
+class Augmented(Around):
     """A term of images moved by up to ``shift`` pixels each way and mirrored with probability one half.
 
     Where gradients are off, as for validation losses, images stay as they are. Draws come from torch's generator, which
@@ -36,16 +36,6 @@ class Augmented(Term):
     def __post_init__(self) -> None:
         if self.shift < 0:
             raise MethodError(f"shift must be at least 0 pixels; got {self.shift}.")
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -57,9 +57,9 @@ class OnCopy(Term):
     term: Term
 
     @property
-    def reads_parameters(self) -> bool:
+    def reads_parameters(self) -> bool | None:
         """True if the term does, or if it compares: a row of v that no example looks up differs from w^t."""
-        return self.term.reads_parameters or self.term.reads_received
+        return self.term.reads_received or self.term.reads_parameters
 
     @property
     def reads_received(self) -> bool:

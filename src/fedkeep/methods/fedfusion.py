@@ -28,7 +28,7 @@ from fedkeep.methods.copies import COPY, PREFIX, copy_of
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server, averaging
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 
 Operator = Literal["conv", "multi", "single"]
 
@@ -107,7 +107,7 @@ def fused_with_itself(net: Net, params: Params, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FusionLoss(Term):
+class FusionLoss(Around):
     """The loss of the fused model.
 
     Attributes:
@@ -117,16 +117,6 @@ class FusionLoss(Term):
 
     loss: Term = cross_entropy()
     persistent: bool = False
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if the loss does."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if the loss does: E_g runs the model, and its output is compared with nothing."""
-        return self.loss.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -23,11 +23,11 @@ from fedkeep.methods.dependence import mmd2
 from fedkeep.methods.features import Known, as_received, features, head
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 
 
 @dataclass(frozen=True)
-class TwoStreams(Term):
+class TwoStreams(Around):
     """L + λ MMD²(f(X; w), f(X; w^t)); the features are computed once.
 
     Attributes:
@@ -41,16 +41,6 @@ class TwoStreams(Term):
     def __post_init__(self) -> None:
         if not self.lam >= 0:
             raise MethodError(f"lam must be at least 0; got {self.lam}.")
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if L does: the second stream runs the model, and compares outputs."""
-        return self.loss.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -26,7 +26,7 @@ from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
 from fedkeep.methods.features import Known
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Term, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean
 from fedkeep.privacy import GaussianNoise
 
 ARCHITECTURES = {
@@ -63,7 +63,7 @@ def knowledge_transfer(
 
 
 @dataclass(frozen=True)
-class BranchLoss(Term):
+class BranchLoss(Around):
     """L(g_s) + L(g_p) + λ1 HSIC(a, b) + λ2 L_kt(g_s → g_p), KTEPS eq. 9.
 
     Attributes:
@@ -92,16 +92,6 @@ class BranchLoss(Term):
             raise MethodError(
                 f"temperatures must be positive; got {self.temperature} and {self.student_temperature}."
             )
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.methods.terms import CrossEntropy, Sum, Term, example_mean, label_of
+from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean, label_of
 
 
 class _Output(Net):
@@ -32,7 +32,7 @@ class _Output(Net):
 
 
 @dataclass(frozen=True)
-class OnOutput(Term):
+class OnOutput(Around):
     """A term of what another method of the model returns.
 
     Attributes:
@@ -42,16 +42,6 @@ class OnOutput(Term):
 
     output: str
     term: Term
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -25,7 +25,7 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.nn.operation import functorch_active
 from fedkeep.split import Split
 
@@ -34,7 +34,7 @@ Value = Callable[[Params, Batch], Tensor]
 
 
 @dataclass(frozen=True)
-class AfterOneStep(Term):
+class AfterOneStep(Around):
     """L(w − α ∇L(w; D); D'), D and D' the examples of even and odd place; a batch of one is both.
 
     Attributes:
@@ -57,16 +57,6 @@ class AfterOneStep(Term):
             raise MethodError(
                 f"The inner rate must be at least 0 and delta positive; got {self.rate} and {self.delta}."
             )
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if L does: a row that no example of D looks up has no slope, and doesn't step."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

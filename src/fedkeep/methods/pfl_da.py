@@ -27,7 +27,7 @@ from fedkeep.methods.copies import PREFIX, copy_of, with_copy
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split
 
 
@@ -66,7 +66,7 @@ def _both(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class MixtureLoss(Term):
+class MixtureLoss(Around):
     """The loss of the gated mixture, and of the general model by itself.
 
     Attributes:
@@ -80,16 +80,6 @@ class MixtureLoss(Term):
     def __post_init__(self) -> None:
         if not 0 <= self.general < math.inf:
             raise MethodError(f"general must be a number of at least 0; got {self.general}.")
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if the loss does."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if the loss does."""
-        return self.loss.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""

@@ -24,12 +24,12 @@ class Term:
     """A summand of a loss; subclasses are frozen values with ``__call__``."""
 
     @property
-    def reads_parameters(self) -> bool:
-        """Tell whether the term looks at parameters other than through the model's output.
+    def reads_parameters(self) -> bool | None:
+        """Tell whether the term looks at parameters other than through the model's output; None: it is tried.
 
         A row of an embedding table that no example looks up then may have a gradient, so that tables are trained whole.
         """
-        return True
+        return None
 
     @property
     def reads_received(self) -> bool:
@@ -66,6 +66,26 @@ class Term:
         return Scaled(float(factor), self)
 
 
+class Around(Term):
+    """A term made of another one, its field ``loss`` or ``term``: it reads what that one reads."""
+
+    @property
+    def inner(self) -> Term:
+        """The other one."""
+        found: Term = self.loss if hasattr(self, "loss") else self.term  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def reads_parameters(self) -> bool | None:
+        """As the other one."""
+        return self.inner.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """As the other one."""
+        return self.inner.reads_received
+
+
 @dataclass(frozen=True)
 class Sum(Term):
     """The sum of two or more terms."""
@@ -73,9 +93,10 @@ class Sum(Term):
     terms: tuple[Term, ...] = ()
 
     @property
-    def reads_parameters(self) -> bool:
+    def reads_parameters(self) -> bool | None:
         """True if one of the terms does."""
-        return any(term.reads_parameters for term in self.terms)
+        each = {term.reads_parameters for term in self.terms}
+        return True if True in each else None if None in each else False
 
     @property
     def reads_received(self) -> bool:
@@ -95,21 +116,11 @@ class Sum(Term):
 
 
 @dataclass(frozen=True)
-class Scaled(Term):
+class Scaled(Around):
     """A term times a constant."""
 
     factor: float = 1.0
     term: Term = Term()
-
-    @property
-    def reads_parameters(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if the term does."""
-        return self.term.reads_received
 
     @property
     def pull(self) -> float | None:

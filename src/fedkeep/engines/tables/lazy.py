@@ -26,8 +26,8 @@ def lazy_tables(phase: Phase, tables: Sequence[LocalTable]) -> list[LocalTable]:
     And proximal terms, unless the gradient's norm is bounded: rows that no example looks up are part of it then.
     """
     optimizer, loss = phase.optimizer, phase.loss
-    exact = optimizer.kind == "sgd" and not optimizer.weight_decay
-    if not exact or loss.reads_parameters or loss.pull is None or (loss.pull and phase.clip_norm is not None):
+    exact = optimizer.kind == "sgd" and not optimizer.weight_decay and loss.reads_parameters is False
+    if not exact or loss.pull is None or (loss.pull and phase.clip_norm is not None):
         return []
     bounded = any(fnmatchcase(t.parameter, pattern) for t in tables for pattern, _ in optimizer.bounds)
     return [] if bounded else list(tables)

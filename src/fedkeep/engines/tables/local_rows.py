@@ -95,7 +95,7 @@ def local_tables(
     all rows are local, so that a table is uploaded whole but still moved row by row (``lazy``).
     """
     lookup: Mapping[str, str] = getattr(net.module, "lookup", {})
-    inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters for p in phases)
+    inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters is not False for p in phases)
     own = clients_tables(net, params)
     if not lookup or (mode != "local" and inexact):
         return own
