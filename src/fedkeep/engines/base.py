@@ -91,6 +91,7 @@ class ClientResult:
         kept: what it will keep, state under ``client/NAME``.
         loss: its mean training loss.
         fault: why there is no upload.
+        note: what the device's owner should know; it does not leave the device.
         clients: in centralised training, all whose values ``kept`` holds, stacked; else none.
     """
 
@@ -99,6 +100,7 @@ class ClientResult:
     kept: Params | None = None
     loss: float = float("nan")
     fault: NonFiniteError | UploadError | None = None
+    note: str = ""
     clients: tuple[int, ...] = ()
 
 

@@ -135,7 +135,9 @@ def finish(
     weight = method.server.reduce.weight(examples_of(job, leaving, rows, draws))
     upload = encode(job, sent, local, done, weight, name, round)
     keep = widen(method.split.personal(local.trained), kept, local.tables)
-    return ClientResult(client, upload, {**keep, **prefixed(CLIENT, done.state)}, local.loss)
+    return ClientResult(
+        client, upload, {**keep, **prefixed(CLIENT, done.state)}, local.loss, note=local.dropped
+    )
 
 
 def finished(

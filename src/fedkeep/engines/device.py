@@ -7,6 +7,7 @@ transport is another one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -93,6 +94,8 @@ class LocalDevice:
                 self._pooled = (result.clients, result.kept)
             elif result.kept is not None:
                 self._staged[result.client] = result.kept
+            if result.note:
+                warnings.warn(result.note, stacklevel=2)
             yield Answer(client=order.client, upload=result.upload, loss=result.loss, fault=result.fault)
             if self.job.after_step is not None and not result.clients:
                 self.job.after_step(done / len(orders))

@@ -30,6 +30,7 @@ from fedkeep.engines.batches import (
     steps_per_pass,
     usable,
 )
+from fedkeep.engines.opt_out import READS_HIDDEN, tainted, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper
 from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
 from fedkeep.engines.tables.local_rows import (
@@ -44,11 +45,6 @@ from fedkeep.methods import Client, Phase
 from fedkeep.split import Split
 
 EVALUATION_BATCH = 512
-READS_HIDDEN = (
-    "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
-    "examples too, so these would influence what leaves the client. Train that phase with "
-    "examples='opted_in', or leave those parameters out of the federated phase's loss."
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,9 @@ class LocalResult:
         trained: all parameters after training, federated and private; ``tables`` are cut to local rows.
         start: all parameters before, whole.
         tables: the tables that were trained by local rows.
-        loss: the mean of the mini-batch losses of the last phase; NaN if no step was taken.
+        loss: the mean of the mini-batch losses of the last phase, of those on opted-in examples where others are
+            opted out; NaN if no step was taken.
+        dropped: why private values are as they were before, where opted-out examples made them NaN; else empty.
         steps: optimiser steps taken.
         states: the optimisers' states after each phase.
         stopped: for a phase with early stopping, the pass (from 1) with the lowest validation loss; else 0.
@@ -82,6 +80,7 @@ class LocalResult:
     start: Mapping[str, Tensor]
     tables: list[LocalTable]
     loss: float = float("nan")
+    dropped: str = ""
     steps: int = 0
     states: list[OptimizerState] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
@@ -144,6 +143,7 @@ def local_run(
     result = LocalResult(current, params, cut, states=list(states or (p.optimizer.init() for p in phases)))
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         run.all(result)
+    run.drop_what_opted_out_examples_broke(result)
     fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
         raise broken(draws, fault, result.steps)
@@ -285,16 +285,28 @@ class _LocalRun:
         """Yield mini-batches, gathered several at a time."""
         return gathered(self.data, steps, self.device, float_type(self.params), self.tables)
 
-    def visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
-        """Return the parameters that a phase may see.
+    def tainted(self) -> set[str]:
+        """Return what opted-out examples train or move."""
+        return tainted(self.data, self.phases, self.split, self.params, self.net.trainable())
 
-        Where there are opted-out examples, a phase that trains federated parameters must not depend on private ones
-        that were trained on them: these are shown as NaN, so that any use of them shows in the loss.
-        """
-        hidden = hidden_from(names, self.data, self.phases, self.split, trainable)
-        if not hidden:
-            return self.params
-        return {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in self.params.items()}
+    def visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
+        """Return the parameters that a phase may see: a federated one nothing that opted-out examples made."""
+        hidden = self.tainted() if trains_federated(names, self.split) else set()
+        return veiled(self.params, hidden, self.net.initial(), trainable) if hidden else self.params
+
+    def drop_what_opted_out_examples_broke(self, result: LocalResult) -> None:
+        """Put private values back as they were before if opted-out examples made one NaN."""
+        hidden = self.tainted()
+        bad = nonfinite({n: self.params[n] for n in hidden})
+        if bad is None:
+            return
+        start = narrow(
+            {n: result.start[n] for n in hidden}, [t for t in self.tables if t.parameter in hidden]
+        )
+        self.params.update({n: v.detach().to(self.device, copy=True) for n, v in start.items()})
+        result.dropped = (
+            f"{self.draws}: the private {bad!r} became NaN or infinite; the client keeps what it had."
+        )
 
 
 class _Pass:
@@ -399,25 +411,9 @@ class _Pass:
             raise MethodError(READS_HIDDEN)
         for name, value in self.buffers.items():
             self.run.params[name] = value
-        if self.steps:
+        opted_out = self.phase.examples == "all" and "opted_in" in self.run.data.columns
+        if self.steps and not (opted_out and any(p.examples != "all" for p in self.run.phases)):
             result.loss = total / self.steps
-
-
-def hidden_from(
-    names: Sequence[str], data: Examples, phases: Sequence[Phase], split: Split, trainable: frozenset[str]
-) -> set[str]:
-    """Return the private parameters that a phase which trains ``names`` must not see: see ``_LocalRun.visible``."""
-    if "opted_in" not in data.columns or all(split.is_private(n) for n in names):
-        return set()
-    return tainted(phases, split, trainable)
-
-
-def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) -> set[str]:
-    """Return the private parameters that a phase trains on all examples, opted-out ones included."""
-    names = sorted(trainable)
-    return {
-        n for p in phases if p.examples == "all" for n in p.trained_names(split, names) if split.is_private(n)
-    }
 
 
 def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import NonFiniteError
-from fedkeep.core.params import Params, is_state, nbytes
+from fedkeep.core.params import Params, is_state, nbytes, nonfinite
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, float_type
 from fedkeep.engines.client import begin, finish
 from fedkeep.engines.local import LocalResult, broken
-from fedkeep.engines.tables.local_rows import LocalTable, local_tables
+from fedkeep.engines.opt_out import tainted
+from fedkeep.engines.tables.local_rows import LocalTable, local_tables, narrow
 from fedkeep.engines.vectorised.batches import Gathered
 
 Pick = slice | Tensor
@@ -99,8 +100,30 @@ class Stacked:
             stacked.add(name)
         return out, stacked
 
+    def tainted(self) -> set[str]:
+        """Return what opted-out examples train or move."""
+        return tainted(self.job.data, self.client.phases, self.method.split, self.params, self.trainable)
+
+    def drop_what_opted_out_examples_broke(self) -> dict[int, str]:
+        """Put private values back as they were before where opted-out examples made one NaN; say for which clients."""
+        hidden, said = self.tainted(), dict[int, str]()
+        for k in range(len(self.clients) if hidden else 0):
+            bad = nonfinite({n: self.params[n][k] for n in hidden})
+            if bad is None:
+                continue
+            whole = {n: self.starts[k][n] for n in hidden}
+            start = narrow(whole, [t for t in self.tables[k] if t.parameter in hidden])
+            for name, value in start.items():
+                place = self.params[name][k]
+                (place[: len(value)] if value.dim() else place).copy_(value)
+            said[k] = (
+                f"{self.draws[k]}: the private {bad!r} became NaN or infinite; the client keeps what it had."
+            )
+        return said
+
     def results(self) -> Iterator[ClientResult]:
         """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
+        dropped = self.drop_what_opted_out_examples_broke()
         faults = self._faults()
         for k in np.argsort(self.order):
             client, own, start, tables = self.clients[k], self.own[k], self.starts[k], self.tables[k]
@@ -110,7 +133,9 @@ class Stacked:
             trained = {n: v[k] if n in self.stacked else v for n, v in self.params.items()}
             for table in tables:
                 trained[table.parameter] = trained[table.parameter][: len(table.rows)]
-            local = LocalResult(trained, start, tables, float(self.losses[k]), int(self.steps[k]))
+            local = LocalResult(
+                trained, start, tables, float(self.losses[k]), dropped.get(int(k), ""), int(self.steps[k])
+            )
             yield finish(self.job, self.sent[k], own, start, local, client, self.round, self.progress)
 
     def _faults(self) -> list[NonFiniteError | None]:

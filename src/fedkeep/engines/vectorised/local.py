@@ -20,7 +20,8 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import batches, float_type
-from fedkeep.engines.local import MODEL_ERRORS, READS_HIDDEN, failed, gradients, hidden_from
+from fedkeep.engines.local import MODEL_ERRORS, failed, gradients
+from fedkeep.engines.opt_out import READS_HIDDEN, trains_federated, veiled
 from fedkeep.engines.vectorised.batches import Step, lockstep
 from fedkeep.engines.vectorised.clients import Pick, Stacked, flat, picked, put_back
 from fedkeep.engines.vectorised.dropout import Noise
@@ -62,10 +63,13 @@ class Pass:
         self.clients, self.number, self.noise, self.phase = clients, number, noise, phases[number]
         self.names = self.phase.trained_names(method.split, [n for n in params if n in clients.trainable])
         self.scale = self.phase.optimizer.scale(clients.progress)
-        hidden = hidden_from(self.names, clients.job.data, phases, method.split, clients.trainable)
+        hidden = clients.tainted() if trains_federated(self.names, method.split) else set()
         self.hides = bool(hidden)
-        self.seen = {n: torch.full_like(v, torch.nan) if n in hidden else v for n, v in params.items()}
-        self.buffers = [n for n in params if n in clients.changing and n not in clients.trainable]
+        self.seen = (
+            veiled(params, hidden, clients.job.net.initial(), clients.trainable) if hidden else dict(params)
+        )
+        moved = [n for n in params if n in clients.changing and n not in clients.trainable]
+        self.buffers = [n for n in moved if n not in hidden or self.seen[n] is params[n]]
         frozen = [n for n in self.buffers if n in clients.received] if self.phase.examples == "all" else []
         self.before = {n: params[n].clone() for n in frozen}
         self.state = OptimizerState()
@@ -153,7 +157,9 @@ class Pass:
             raise MethodError(READS_HIDDEN)
         self.clients.params.update(self.before)
         stepped = self.steps_taken > 0
-        self.clients.losses[stepped] = total[stepped] / self.steps_taken[stepped]
+        opted_out = self.phase.examples == "all" and "opted_in" in self.clients.job.data.columns
+        if not (opted_out and any(p.examples != "all" for p in self.clients.client.phases)):
+            self.clients.losses[stepped] = total[stepped] / self.steps_taken[stepped]
         self.clients.steps += self.steps_taken
 
 

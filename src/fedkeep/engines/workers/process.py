@@ -146,7 +146,7 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         assert result.kept is not None
         parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
         layout = own.put({f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()})
-        return {"layout": layout, "loss": result.loss, "weight": result.upload.weight}
+        return {"layout": layout, "loss": result.loss, "weight": result.upload.weight, "note": result.note}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
         return {"error": described(error)}
 
@@ -166,7 +166,7 @@ def opened(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> C
         part, _, tensor = name.partition(":")
         parts[part][tensor] = value.clone()
     upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
-    return ClientResult(client, upload, parts["kept"], reply["loss"])
+    return ClientResult(client, upload, parts["kept"], reply["loss"], note=reply["note"])
 
 
 def described(error: BaseException) -> dict[str, Any]:
