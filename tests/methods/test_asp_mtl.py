@@ -16,7 +16,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.engines import Stream
 from fedkeep.engines.centralised import WithClient
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.methods.asp_mtl import (
     AddTask,
     AdversarialLoss,
@@ -162,7 +162,7 @@ def central(
     data = WithClient(DATA, CLIENTS)
     rows = np.concatenate([rows_of(DATA, c) for c in CLIENTS])
     for number in range(rounds):
-        for chosen in batches(data, rows, method.phases[0], Stream(seed, "pooled", number), 0):
+        for chosen in batches(data, rows, method.client.phases[0], Stream(seed, "pooled", number), 0):
             batch = data.batch(chosen)
             for value in everything:  # zero, not none: other clients' values move on with their momentum
                 value.grad = torch.zeros_like(value)
@@ -217,7 +217,7 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
     method = methods.fedper(
         "classifier.*", local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
     )
-    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
+    method = method.on_client(phases=(replace(method.client.phases[0], by_client=True),))
 
     def loss(w: State, batch: State) -> Tensor:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
@@ -229,7 +229,7 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
 
 def test_nothing_private_and_one_client_a_batch_is_plain_training() -> None:
     method = methods.fedavg(local=Phase(batch_size=4, optimizer=sgd(0.2)))
-    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
+    method = method.on_client(phases=(replace(method.client.phases[0], by_client=True),))
 
     def loss(w: State, batch: State) -> Tensor:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
@@ -299,7 +299,7 @@ def test_further_refusals() -> None:
         )
     assert str(error.value) == "Either all phases of 'asp_mtl' are by_client, or none is."
     method = methods.fedbn("norm.*", local=Phase(batch_size=4))
-    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
+    method = method.on_client(phases=(replace(method.client.phases[0], by_client=True),))
     with pytest.raises(MethodError) as error:
         simulate(Noisy().double(), method, DATA, rounds=1, engine="pooled")
     assert str(error.value) == (

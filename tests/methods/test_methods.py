@@ -100,7 +100,7 @@ def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> No
         loss=terms.squared_error(), optimizer=optimizer, epochs=3, batch_size=7, clip_norm=2.0
     )
     trains, number = TRAINED.get(name, ("all", 0))
-    phase = method.phases[number]
+    phase = method.client.phases[number]
     loss = LOSSES.get(name, terms.squared_error())
     bounds = (("alpha", (0.0, 1.0)),) if name == "apfl" else ()
     assert (phase.loss, phase.trains, phase.optimizer) == (

@@ -17,7 +17,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.experiments.adapt import adapt_clients, rooted
 from fedkeep.experiments.personalize import first_examples
 from fedkeep.methods import EarlyStopping, Method, Phase, mixture, terms
@@ -347,7 +347,7 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
 
 def test_the_defaults_are_the_papers() -> None:
     method = mixture()
-    (shared,), (own, joint) = method.phases, method.adapt
+    (shared,), (own, joint) = method.client.phases, method.adapt
     assert (shared.optimizer, shared.epochs, shared.batch_size, shared.examples) == (
         adam(1e-4),
         3,

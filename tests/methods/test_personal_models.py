@@ -214,7 +214,7 @@ def test_per_fedavg_equals_plain_pytorch(order: Any) -> None:
     run = trained(method)
     server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train)
     close(run.server, server, atol=1e-6 if order == "free" else 1e-12)
-    other = trained(method.on_client(phases=(replace(method.phases[0], loss=AfterOneStep(0.0)),)))
+    other = trained(method.on_client(phases=(replace(method.client.phases[0], loss=AfterOneStep(0.0)),)))
     assert not torch.allclose(run.server["encoder.weight"], other.server["encoder.weight"], atol=1e-4)
 
 

@@ -345,7 +345,7 @@ class Plain:
     def draw(self, client: int, number: int, round: int) -> Iterator[tuple[Tensor, Tensor]]:
         name = Stream(3, self.data.ids[client], round)
         for chosen in batches(
-            self.data, rows_of(self.data, client), self.method.phases[number], name, number
+            self.data, rows_of(self.data, client), self.method.client.phases[number], name, number
         ):
             batch = self.data.batch(chosen)
             yield batch["x"], batch["label"]

@@ -202,7 +202,7 @@ def test_predictions_of_the_fused_models() -> None:
 
 def test_what_is_published_may_not_be_trained_on_opted_out_examples() -> None:
     method = methods.fedfusion(persistent_local=True)
-    (phase,) = method.phases
+    (phase,) = method.client.phases
     alone = methods.Phase(loss=phase.loss, trains="private", examples="all")
     assert method.extend is not None
     with pytest.raises(MethodError) as error:
