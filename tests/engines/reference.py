@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData
 from fedkeep.engines import Sampler, Stream
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.methods import Phase
 
 State = dict[str, Tensor]

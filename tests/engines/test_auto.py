@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from fedkeep import Phase, methods, simulate
-from fedkeep.engines import AutoDevice, Choice, Measured, Sequential, Server, Workers, auto, choose, run_round
+from fedkeep.engines import AutoDevice, Choice, Measured, Sequential, Workers, auto, choose, run_round
 from fedkeep.engines.auto import one_thread
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods.terms import Term, cross_entropy
-from tests.tiny import Logits, bits, classes, everyone, job, same_bits, threads_noted
+from tests.tiny import Logits, Rounds, bits, classes, everyone, job, same_bits, threads_noted
 
 FURL = methods.furl("user", local=Phase(batch_size=4))
 DATA = classes(kind="f4")
@@ -103,9 +103,9 @@ def test_the_result_does_not_depend_on_when_it_changes_over(
     for engine in (Sequential(), Measured(3, 4, Workers(2))):
         monkeypatch.setattr(engine, "_pays", lambda left, e=engine: e.trained >= change, raising=False)
         work = job(Logits(), FURL, DATA)
-        server = Server(FURL.split.federated(work.net.initial()))
-        reports = [run_round(work, engine, server, [0, 3, 5, 2]) for _ in range(3)]
-        found.append((server.params, everyone(work.store, 6), [r.loss for r in reports]))
+        rounds = Rounds(work, engine)
+        reports = [rounds([0, 3, 5, 2]) for _ in range(3)]
+        found.append((rounds.server.params, everyone(work.store, 6), [r.loss for r in reports]))
         if isinstance(engine, Measured):
             assert engine.trained == min(change, 12)
             assert (engine.workers._pool is not None) == (change < 12)
@@ -152,7 +152,7 @@ def test_neither_engine_nor_workers_are_part_of_what_a_run_is(
         return run_round(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeep.experiments.simulate.run_round", stopped)
+        patch.setattr("fedkeep.experiments.drive.run_round", stopped)
         for stop, options in ((1, {"engine": "workers", "workers": 2}), (2, {"engine": "sequential"})):
             with pytest.raises(KeyboardInterrupt):
                 go_on(stop > 1, **options)

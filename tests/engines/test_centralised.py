@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Stream
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import MatrixFactorization
 from tests.engines.reference import close, rows_of, trained
@@ -82,7 +82,7 @@ def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: 
     method = methods.furl("user", local=Phase(optimizer=ours, batch_size=4))
     run = simulate(model, method, DATA, rounds=4, seed=9, engine="pooled")
     central = Central(model, len(DATA)).double()
-    centralised(central, DATA, method.phases[0], theirs(central), 4, 9)
+    centralised(central, DATA, method.client.phases[0], theirs(central), 4, 9)
     close(run.server, {n: v.detach() for n, v in central.state_dict().items()})
     users = run.private.read(range(len(DATA)))["user"]
     torch.testing.assert_close(users, central.user.weight.detach(), rtol=0, atol=1e-10)
@@ -98,7 +98,7 @@ def test_without_private_parameters_it_is_plain_central_training() -> None:
     stepper = torch.optim.Adam(central.parameters(), 0.05)
     rows = np.concatenate([rows_of(DATA, c) for c in range(len(DATA))])
     for number in range(3):
-        for chosen in batches(DATA, rows, method.phases[0], Stream(2, "pooled", number), 0):
+        for chosen in batches(DATA, rows, method.client.phases[0], Stream(2, "pooled", number), 0):
             batch = DATA.batch(chosen)
             stepper.zero_grad()
             nn.functional.cross_entropy(central(batch["x"]), batch["label"]).backward()
@@ -111,7 +111,7 @@ def test_one_client_pooled_is_that_client_trained_alone() -> None:
     model = Logits().double()
     method = methods.furl("user", private_init="model", local=Phase(optimizer=sgd(0.3), batch_size=4))
     run = simulate(model, method, data, rounds=1, seed=3, engine="pooled")
-    phase = method.phases[0]
+    phase = method.client.phases[0]
     order = list(batches(data, rows_of(data, 0), phase, Stream(3, "pooled", 0), 0))
     alone = Logits().double()
     stepper = torch.optim.SGD(alone.parameters(), 0.3)
@@ -146,7 +146,7 @@ def test_matrix_factorisation_pooled_equals_plain_pytorch() -> None:
     stepper = torch.optim.SGD([users, biases, item, item_bias, mean], 0.05, 0.5)
     rows = np.concatenate([rows_of(data, c) for c in range(4)])
     for number in range(3):
-        for chosen in batches(data, rows, method.phases[0], Stream(1, "pooled", number), 0):
+        for chosen in batches(data, rows, method.client.phases[0], Stream(1, "pooled", number), 0):
             batch = data.batch(chosen)
             client = torch.from_numpy(np.searchsorted(data.offsets, chosen, side="right") - 1)
             i = batch["item"]
@@ -194,7 +194,7 @@ def test_training_that_breaks_down_is_named() -> None:
     ):
         simulate(
             Scalar(),
-            method.on_client(phases=(replace(method.phases[0], epochs=4),)),
+            method.on_client(phases=(replace(method.client.phases[0], epochs=4),)),
             data,
             rounds=1,
             engine="pooled",

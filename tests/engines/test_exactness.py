@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, averaging, methods, sgd, simulate
 from fedkeep.models import DocumentModel, Linear
 from tests.engines.reference import close, cohorts, federated
-from tests.tiny import classes, texts
+from tests.tiny import Rounds, classes, job, pairs, texts
 
 
 class JointLinear(nn.Module):
@@ -105,7 +105,7 @@ def test_the_split_model_equals_the_joint_model(build: Any, scale: Any, weightin
         [a for a, _ in tables], private_scale=scale, private_init="model", local=Phase(optimizer=sgd(0.4), batch_size=2, epochs=2), server=averaging(by=weighting))  # fmt: skip
     run = simulate(split, method, data, rounds=rounds, cohort=cohort, seed=seed)
     expected = federated(
-        joint, data, cohorts(data, cohort, rounds, seed), method.phases[0],
+        joint, data, cohorts(data, cohort, rounds, seed), method.client.phases[0],
         lambda m: torch.optim.SGD(m.parameters(), 0.4), seed=seed, uniform=weighting == "uniform", loss=joint_loss,
         keep_rows=[b for _, b in tables] if scale == 1 else (),
     )  # fmt: skip
@@ -129,8 +129,6 @@ def test_the_two_rules_differ() -> None:
 
 def test_the_share_by_hand() -> None:
     """z = c / Σc over the round's cohort: 3 of 4 examples and 1 of 4."""
-    from fedkeep.engines import Sequential, Server, run_round
-    from tests.tiny import job, pairs
 
     class Bias(nn.Module):
         per_example = ("user",)
@@ -147,5 +145,5 @@ def test_the_share_by_hand() -> None:
     for scale, expected in ((1, [0.2, 1.0]), ("fedavg", [0.15, 0.25])):
         method = methods.furl("user", private_scale=scale, local=Phase(loss=methods.terms.squared_error()))  # type: ignore[arg-type]
         work = job(Bias(), method, data)
-        run_round(work, Sequential(), Server(method.split.federated(work.net.initial())), [0, 1])
+        Rounds(work)([0, 1])
         assert work.store.read([0, 1])["user"].tolist() == pytest.approx(expected, abs=1e-15)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeep import Phase, adam, averaging, methods, sgd, simulate
+from fedkeep import Phase, Server, adam, averaging, methods, sgd, simulate
 from fedkeep.core.net import Net
-from fedkeep.engines import Sequential, Server, run_round
 from tests.engines.reference import close, cohorts, federated, rows_of, trained
-from tests.tiny import Logits, Noisy, Scalar, classes, job, pairs
+from tests.tiny import Logits, Noisy, Rounds, Scalar, classes, job, pairs
 
 # ŷ = w·x from w = 1. Loss (w·x − y)², gradient 2x(w·x − y), one step of rate 0.1.
 # a: (1, 3) → gradient −4, w = 1.4, change 0.4, one example.
@@ -23,33 +22,32 @@ HAND = pairs({"a": [(1, 3)], "b": [(2, 0), (2, 2), (1, 0)]})
 SQUARED = methods.terms.squared_error()
 
 
-def one_round(**options: Any) -> float:
-    method = methods.fedavg(local=Phase(loss=SQUARED, optimizer=sgd(0.1)), **options)
-    work = job(Scalar(1.0), method, HAND)
-    server = Server(work.net.initial())
-    report = run_round(work, Sequential(), server, [0, 1])
-    assert (server.round, report.clients) == (1, 2)
+def one_round(server: Server = averaging()) -> float:
+    method = methods.fedavg(local=Phase(loss=SQUARED, optimizer=sgd(0.1)), server=server)
+    rounds = Rounds(job(Scalar(1.0), method, HAND))
+    report = rounds([0, 1])
+    assert (rounds.server.round, report.clients) == (1, 2)
     assert report.upload_bytes == report.download_bytes == 8
-    return float(server.params["w"])
+    return float(rounds.server.params["w"])
 
 
 def test_a_round_by_hand() -> None:
     assert one_round() == pytest.approx(1 + (1 * 0.4 + 3 * (-1 / 3)) / 4, abs=1e-15)
-    assert one_round(weighting="uniform") == pytest.approx(1 + (0.4 - 1 / 3) / 2, abs=1e-15)
+    assert one_round(averaging(by="uniform")) == pytest.approx(1 + (0.4 - 1 / 3) / 2, abs=1e-15)
 
 
 def test_server_optimisers_by_hand() -> None:
     change = (1 * 0.4 + 3 * (-1 / 3)) / 4  # −0.15
-    assert one_round(server_optimizer=sgd(0.5)) == pytest.approx(1 + 0.5 * change, abs=1e-15)
+    assert one_round(averaging(sgd(0.5))) == pytest.approx(1 + 0.5 * change, abs=1e-15)
     # Adam's first step is rate · g / (|g| + eps), whatever the size of g.
-    assert one_round(server_optimizer=adam(0.01, eps=1e-3)) == pytest.approx(
+    assert one_round(averaging(adam(0.01, eps=1e-3))) == pytest.approx(
         1 - 0.01 * 0.15 / 0.151, abs=1e-12
     )
 
 
 def test_the_report_by_hand() -> None:
     work = job(Scalar(1.0), methods.fedavg(local=Phase(loss=SQUARED)), HAND)
-    report = run_round(work, Sequential(), Server(work.net.initial()), [0, 1])
+    report = Rounds(work)([0, 1])
     assert report.examples == 4
     assert report.loss == pytest.approx((1 * 4 + 3 * (4 + 0 + 1) / 3) / 4, abs=1e-15)
     assert report.refused == ()
@@ -67,12 +65,12 @@ PHASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_rounds_equal_plain_pytorch(options: dict[str, Any], weighting: Any) -> None:
     model = Logits().double()
-    method = methods.fedavg(local=Phase(optimizer=sgd(0.3)), server=averaging(by=weighting), **options)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.3), **options), server=averaging(by=weighting))
     run = simulate(model, method, DATA, rounds=3, cohort=4, seed=5)
     plan = cohorts(DATA, 4, 3, 5)
     assert [len(c) for c in plan] == [4, 2, 4]
     expected = federated(
-        model, DATA, plan, method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=5,
+        model, DATA, plan, method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=5,
         uniform=weighting == "uniform",
     )  # fmt: skip
     close(run.server, expected)
@@ -100,7 +98,7 @@ def test_local_optimisers_are_fresh_at_every_round(ours: Any, theirs: Any) -> No
     model = Logits().double()
     method = methods.fedavg(local=Phase(optimizer=ours, batch_size=2))
     run = simulate(model, method, DATA, rounds=3, cohort=6, seed=1)
-    close(run.server, federated(model, DATA, cohorts(DATA, 6, 3, 1), method.phases[0], theirs, seed=1))
+    close(run.server, federated(model, DATA, cohorts(DATA, 6, 3, 1), method.client.phases[0], theirs, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_server_optimisers_live_on_over_rounds(ours: Any, theirs: Any) -> None:
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4), server=averaging(ours))
     run = simulate(model, method, DATA, rounds=5, cohort=4, seed=2)
     expected = federated(
-        model, DATA, cohorts(DATA, 4, 5, 2), method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=2,
+        model, DATA, cohorts(DATA, 4, 5, 2), method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=2,
         server=theirs,
     )  # fmt: skip
     close(run.server, expected)
@@ -129,15 +127,15 @@ def test_batch_statistics_are_averaged_and_counters_are_not() -> None:
     model = Noisy().double()
     method = methods.fedavg(local=Phase(optimizer=sgd(0.1), batch_size=50), server=averaging(adam(0.01)))
     work = job(model, method, DATA, seed=3)
-    server = Server(work.net.initial())
-    run_round(work, Sequential(), server, [1, 3])
+    rounds = Rounds(work)
+    rounds([1, 3])
     results = [
         trained(
             model,
             model.state_dict(),
             DATA,
             c,
-            method.phases[0],
+            method.client.phases[0],
             lambda m: torch.optim.SGD(m.parameters(), 0.1),
             3,
             0,
@@ -146,8 +144,8 @@ def test_batch_statistics_are_averaged_and_counters_are_not() -> None:
     ]
     for name in ("norm.running_mean", "norm.running_var"):
         expected = (9 * results[0][name] + 7 * results[1][name]) / 16
-        torch.testing.assert_close(server.params[name], expected, rtol=0, atol=1e-12)
-    assert int(server.params["norm.num_batches_tracked"]) == 1
+        torch.testing.assert_close(rounds.server.params[name], expected, rtol=0, atol=1e-12)
+    assert int(rounds.server.params["norm.num_batches_tracked"]) == 1
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.5, 100.0])
@@ -156,7 +154,7 @@ def test_clipping_equals_torch(bound: float) -> None:
     method = methods.fedavg(local=Phase(optimizer=sgd(0.3), batch_size=4, clip_norm=bound))
     run = simulate(model, method, DATA, rounds=2, cohort=6, seed=1)
     expected = federated(
-        model, DATA, cohorts(DATA, 6, 2, 1), method.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=1,
+        model, DATA, cohorts(DATA, 6, 2, 1), method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=1,
         clip=bound,
     )  # fmt: skip
     close(run.server, expected)
@@ -197,7 +195,7 @@ def test_tied_weights_within_a_half_train_as_in_pytorch() -> None:
         model,
         DATA,
         cohorts(DATA, 4, 2, 1),
-        method.phases[0],
+        method.client.phases[0],
         lambda m: torch.optim.SGD(m.parameters(), 0.3),
         seed=1,
     )
@@ -217,7 +215,7 @@ def test_local_is_each_client_alone() -> None:
                 states[c],
                 DATA,
                 c,
-                method.phases[0],
+                method.client.phases[0],
                 lambda m: torch.optim.SGD(m.parameters(), 0.3),
                 6,
                 number,

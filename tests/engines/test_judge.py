@@ -159,7 +159,7 @@ def test_regression_by_hand() -> None:
     )
     metrics = run.evaluate()  # errors −2 and −3
     assert metrics == pytest.approx({"loss": 6.5, "rmse": math.sqrt(6.5), "mae": 2.5})
-    judged = judge(run.method, run.net, run.server, run.private, data, [0, 1], "test")
+    judged = judge(run.method, run.net, run.whole, run.private, data, [0, 1], "test")
     assert judged[0].per_client() == {0: (2.0, 1), 1: (3.0, 1)}
 
 
@@ -216,7 +216,7 @@ def test_several_tasks_have_metrics_of_their_own() -> None:
 def test_records_name_clients_and_counts() -> None:
     data = classes(counts=(5, 9), test=3, ids=("Zoë", "b/../c"))
     run = simulate(Logits(), methods.furl("user"), data, rounds=1, evaluate_every=0)
-    judged = judge(run.method, run.net, run.server, run.private, data, [0, 1], "test")
+    judged = judge(run.method, run.net, run.whole, run.private, data, [0, 1], "test")
     lines = to_records(judged, data, 7, 3.5, "test", per_client=True)
     assert {(r.round, r.epoch, r.split) for r in lines} == {(7, 3.5, "test")}
     own = {r.client: (r.value, r.n) for r in lines if r.client is not None}

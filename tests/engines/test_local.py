@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep import Method, Phase, Split, adam, methods, sgd
+from fedkeep import Client, Method, Phase, Split, adam, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import LocalResult, Stream, local_run
-from fedkeep.engines.local import batches, failed
+from fedkeep.engines.batches import batches
+from fedkeep.engines.local import failed
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.reference import rows_of
@@ -30,10 +31,11 @@ def drawn(phase: Phase, draws: Stream = DRAWS, number: int = 0) -> list[list[int
     return [b.tolist() for b in batches(DATA, rows_of(DATA, 0), phase, draws, number)]
 
 
-def run(model: Any, phases: Sequence[Phase], data: FederatedData = DATA, draws: Stream = DRAWS, split: Split = USER, params: Params | None = None, client: int = 0) -> LocalResult:  # fmt: skip
+def run(model: Any, phases: Sequence[Phase], data: FederatedData = DATA, draws: Stream = DRAWS, split: Split = USER, params: Params | None = None, client: int = 0, **rule: Any) -> LocalResult:  # fmt: skip
     net = Net(model)
     params = net.initial() if params is None else params
-    return local_run(net, split, phases, params, split.federated(params), data, rows_of(data, client), draws)
+    part = Client(phases=tuple(phases), **rule)
+    return local_run(net, split, part, params, split.federated(params), data, rows_of(data, client), draws)
 
 
 def test_a_pass_uses_every_example_once() -> None:
@@ -85,7 +87,7 @@ class Noting(torch.nn.Module):
 def test_batches_that_are_gathered_together_are_each_its_own(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkeep.engines.local.WINDOW_BYTES", window)
+    monkeypatch.setattr("fedkeep.engines.batches.WINDOW_BYTES", window)
     lengths = [3, 0, 0, 0, 2, 9, 0]  # some mini-batches have no character at all
     data = FederatedData.from_columns(
         ["a"] * 7,
@@ -95,9 +97,9 @@ def test_batches_that_are_gathered_together_are_each_its_own(
         },
         split=["train"] * 7,
     )
-    phase = Phase(batch_size=2, epochs=2, repeats=2)
+    phase = Phase(batch_size=2, epochs=2)
     model = Noting()
-    run(model, [phase], data, split=Split())
+    run(model, [phase], data, split=Split(), turns=(2,))
     expected = []
     for chosen in batches(data, rows_of(data, 0), phase, DRAWS, 0):
         longest = max(1, *(lengths[row] for row in chosen))
@@ -109,7 +111,7 @@ def test_batches_that_are_gathered_together_are_each_its_own(
 
 def test_no_example_no_step() -> None:
     net = Net(Logits())
-    result = local_run(net, Split("user"), [Phase()], net.initial(), {}, DATA, np.zeros(0, np.int64), DRAWS)
+    result = local_run(net, Split("user"), Client(), net.initial(), {}, DATA, np.zeros(0, np.int64), DRAWS)
     assert (result.steps, str(result.loss)) == (0, "nan")
     assert same_bits(result.params, net.initial())
 
@@ -121,7 +123,7 @@ def test_what_is_given_is_not_changed() -> None:
     split = Split("user")
     received = split.federated(params)
     random = torch.random.get_rng_state()
-    result = local_run(Net(model), split, [Phase(batch_size=4, optimizer=adam(0.1))], params, received, DATA, rows_of(DATA, 0), DRAWS)  # fmt: skip
+    result = local_run(Net(model), split, Client(phases=(Phase(batch_size=4, optimizer=adam(0.1)),)), params, received, DATA, rows_of(DATA, 0), DRAWS)  # fmt: skip
     assert same_bits(params, before)
     assert torch.equal(random, torch.random.get_rng_state())
     assert all(not torch.equal(result.params[n], before[n]) for n in before)
@@ -219,7 +221,7 @@ def test_optimiser_states_live_on_where_they_are_given() -> None:
     params = net.initial()
     for number in range(2):
         result = local_run(
-            net, split, [phase], params, {}, DATA, rows_of(DATA, 0), Stream(3, "user-0", number), states=state
+            net, split, Client(phases=(phase,)), params, {}, DATA, rows_of(DATA, 0), Stream(3, "user-0", number), states=state
         )
         params = result.params
     module = Logits().double()

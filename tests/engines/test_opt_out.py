@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,15 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Phase, adam, averaging, methods, sgd
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, opt_out
-from fedkeep.engines import Job, Pooled, Sampler, Sequential, Server
-from fedkeep.engines.round import run_round
+from fedkeep.engines import Centralised, ClientResult, Job, Sampler, Sequential, Work
 from fedkeep.methods.copies import with_copy
 from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
 from tests.methods.test_relatives import ROWS
-from tests.tiny import Logits, Noisy, bits, classes, job, parts
+from tests.tiny import Logits, Noisy, Rounds, bits, classes, job, parts
 
 
 class Watched(Sequential):
@@ -32,21 +30,22 @@ class Watched(Sequential):
     def __init__(self) -> None:
         self.bits: list[tuple[float, dict[str, bytes]]] = []
 
-    def run_cohort(self, job: Job, received: Params, clients: list[int], round: int, progress: float) -> Any:
-        result = super().run_cohort(job, received, clients, round, progress)
-        self.bits += [(u.weight, {n: bits(v) for n, v in u.deltas.items()}) for u in result.uploads]
-        return result
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        for result in super().train(job, work, round, progress):
+            assert result.upload is not None
+            self.bits.append((result.upload.weight, {n: bits(v) for n, v in result.upload.deltas.items()}))
+            yield result
 
 
 def leaves(model: nn.Module, method: Method, data: FederatedData) -> tuple[list[Any], list[Any], Params]:
     """Return the bits of all uploads and server states of six rounds, and the private values at the end."""
     work, engine = job(model, method, data, seed=2), Watched()
     method.check(model)
-    server = Server(method.split.federated(work.net.initial()))
+    rounds = Rounds(work, engine)
     states = []
     for number in range(6):
-        run_round(work, engine, server, Sampler(len(data), 3, "shuffled", 2)(number), number / 6)
-        states.append({n: bits(v) for n, v in server.params.items()})
+        rounds(Sampler(len(data), 3, "shuffled", 2)(number), number / 6)
+        states.append({n: bits(v) for n, v in rounds.server.params.items()})
     return engine.bits, states, work.store.read(range(len(data)))
 
 
@@ -130,7 +129,7 @@ METHODS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
                     trains=("local_expert.*",),
                     examples="all",
                 ),
-                methods.mixture(local=Phase(batch_size=32, optimizer=adam(1e-4), epochs=3)).phases[0],
+                methods.mixture(local=Phase(batch_size=32, optimizer=adam(1e-4), epochs=3)).client.phases[0],
             )
         ),
     ),
@@ -232,12 +231,9 @@ def test_texts_of_any_letters_and_length(pooled: bool) -> None:
     found = []
     for seed in (1, 2, 3):
         if pooled:
-            work, server = (
-                job(model, method, documents(seed)),
-                Server(method.split.federated(Net(model).initial())),
-            )
-            run_round(work, Pooled(), server, [0, 1, 2, 3])
-            found.append({n: bits(v) for n, v in server.params.items()})
+            rounds = Rounds(job(model, method, documents(seed)), Centralised())
+            rounds([0, 1, 2, 3])
+            found.append({n: bits(v) for n, v in rounds.server.params.items()})
         else:
             found.append(leaves(model, method, documents(seed))[:2])  # type: ignore[arg-type]
     assert found[0] == found[1] == found[2]

@@ -15,12 +15,11 @@ from fedkeep import Client, Method, Phase, Split, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.engines import Sequential, Server, Stream, local_run, run_round
-from fedkeep.engines.local import schedule
-from fedkeep.methods import EarlyStopping
-from fedkeep.methods.terms import Term, squared_error
+from fedkeep.engines import Stream, local_run
+from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
+from fedkeep.methods.terms import Term, cross_entropy, squared_error
 from tests.engines.reference import rows_of
-from tests.tiny import Logits, Scalar, classes, job, pairs
+from tests.tiny import Logits, Rounds, Scalar, classes, job, pairs
 
 PRIVATE = Split("*")
 
@@ -62,7 +61,7 @@ def stopped(
     phase = Phase(loss=loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
     net = Net(Scalar(0.0))
     result = local_run(
-        net, PRIVATE, [phase], net.initial(), {}, data, np.arange(2), Stream(0, "a"), valid=np.array([2])
+        net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, np.arange(2), Stream(0, "a"), valid=np.array([2])
     )
     return float(result.params["w"]), result.stopped[0], loss.seen
 
@@ -94,7 +93,7 @@ def test_early_stopping_wants_validation_examples() -> None:
     net = Net(Scalar())
     phase = Phase(loss=squared_error(), early_stopping=EarlyStopping())
     with pytest.raises(MethodError) as error:
-        local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
+        local_run(net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
     assert str(error.value) == (
         "Client 'a', round 0: a phase is to stop early by the validation loss, but there is no example in the split "
         "'valid'. Hold some out (data.split), or set early_stopping=None."
@@ -132,8 +131,9 @@ def test_repeated_steps_by_hand() -> None:
     """w ← w − 0.25 · 2 (w − 1) halves the distance to 1 at each of three steps on the one mini-batch."""
     data = pairs({"a": [(1, 1)]})
     net = Net(Scalar())
-    phase = Phase(loss=squared_error(), optimizer=sgd(0.25), repeats=3)
-    result = local_run(net, PRIVATE, [phase], net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
+    phase = Phase(loss=squared_error(), optimizer=sgd(0.25))
+    thrice = Client(phases=(phase,), turns=(3,))
+    result = local_run(net, PRIVATE, thrice, net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
     assert (float(result.params["w"]), result.steps) == (0.875, 3)
 
 
@@ -144,44 +144,98 @@ def test_phases_take_turns_by_hand() -> None:
     """
     data = pairs({"a": [(1, 1), (1, 1)]})
     phases = (
-        Phase(loss=squared_error(), trains="private", optimizer=sgd(0.25), batch_size=1, repeats=2),
+        Phase(loss=squared_error(), trains="private", optimizer=sgd(0.25), batch_size=1),
         Phase(loss=squared_error(), trains="federated", optimizer=sgd(0.25), batch_size=1),
     )
-    rule = Method(name="turns", split=Split("b"), client=Client(phases=phases, turns="batches"))
+    rule = Method(name="turns", split=Split("b"), client=Client(phases=phases, turns=(2, 1)))
     made = job(Pair(), rule, data)
-    server = Server(rule.split.federated(made.net.initial()))
-    run_round(made, Sequential(), server, [0])
-    assert float(server.params["a"]) == 1 / 8 + 1 / 64
+    rounds = Rounds(made)
+    rounds([0])
+    assert float(rounds.server.params["a"]) == 1 / 8 + 1 / 64
     assert float(made.store.read([0])["b"][0]) == 3 / 4 + 1 / 16 + 1 / 32
-    one_by_one = rule.on_client(turns="phases")
-    server = Server(one_by_one.split.federated(made.net.initial()))
-    run_round(job(Pair(), one_by_one, data), Sequential(), server, [0])
-    assert float(server.params["a"]) == 1 / 32 + 1 / 64  # b comes near first, in four steps
+    rounds = Rounds(job(Pair(), rule.on_client(turns="phases"), data))
+    rounds([0])
+    # b comes to 3/4 in two steps, before a takes half of the rest and half of what then remains.
+    assert float(rounds.server.params["a"]) == 1 / 8 + 1 / 16
 
 
-def test_the_schedule_lists_the_steps() -> None:
-    data = classes(counts=(5,))
-    phases = (Phase(batch_size=3, repeats=2), Phase(batch_size=3))
-    for turns, numbers in (("batches", [0, 0, 1, 0, 0, 1]), ("phases", [0, 0, 0, 0, 1, 1])):
-        steps = list(schedule(phases, turns, data, rows_of(data, 0), Stream(0, "user-0")))
-        assert [n for n, _ in steps] == numbers
-        assert [len(r) for _, r in steps] == [3, 3, 3, 2, 2, 2] if turns == "batches" else [3, 3, 2, 2, 3, 2]
+@dataclass(frozen=True)
+class Listed(Term):
+    """Cross-entropy that lists whose step it is, and on how many examples."""
+
+    name: str = ""
+    steps: list[tuple[str, int]] = field(default_factory=list)
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        self.steps.append((self.name, len(batch["label"])))
+        return cross_entropy()(net, params, batch, received)
 
 
-def test_phases_that_take_turns_must_agree() -> None:
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ("phases", "a3 a2 b3 b2"),
+        ("batches", "a3 b3 a2 b2"),
+        ((2, 1), "a3 a3 b3 a2 a2 b2"),
+        ((1, 3), "a3 b3 b3 b3 a2 b2 b2 b2"),
+    ],
+)
+def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
+    data, net, steps = classes(counts=(5,)), Net(Logits()), list[tuple[str, int]]()
+    phases = tuple(Phase(batch_size=3, loss=Listed(name=name, steps=steps)) for name in "ab")
+    client = Client(phases=phases, turns=turns)
+    local_run(net, PRIVATE, client, net.initial(), {}, data, rows_of(data, 0), Stream(0, "user-0"))
+    assert " ".join(f"{name}{examples}" for name, examples in steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"phases": (Phase(), Phase(batch_size=3)), "turns": "batches"},
+            "Phases that take turns on every mini-batch must agree in epochs, steps, batch_size and examples.",
+        ),
+        (
+            {"phases": (Phase(), Phase(examples="query")), "turns": (1, 2)},
+            "Phases that take turns on every mini-batch must agree in epochs, steps, batch_size and examples.",
+        ),
+        (
+            {"phases": (Phase(early_stopping=EarlyStopping()),), "turns": "batches"},
+            "Phases that take turns on every mini-batch cannot stop early.",
+        ),
+        (
+            {"turns": "other"},
+            "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got 'other'.",
+        ),
+        (
+            {"turns": (0,)},
+            "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got (0,).",
+        ),
+        (
+            {"turns": [1, 2]},
+            "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got (1, 2).",
+        ),
+        ({"tables": "other"}, "tables must be one of ['exact', 'local', 'whole']; got 'other'."),
+        ({"pools": "other"}, "pools must be one of ['examples', 'clients']; got 'other'."),
+        ({"phases": ()}, "A client needs at least one phase: without one a round would train nothing."),
+        (
+            {"keep": Init(every_round=True), "accept": by_share},
+            "Private parameters that start anew in every round are kept as trained: leave accept.",
+        ),
+    ],
+)
+def test_a_client_checks_its_fields(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(MethodError) as error:
-        Method(name="turns", client=Client(phases=(Phase(), Phase(batch_size=3)), turns="batches"))
-    assert str(error.value) == (
-        "The phases of 'turns' take turns on every mini-batch, so they must agree in epochs, steps, batch_size, "
-        "examples and part."
-    )
-    with pytest.raises(MethodError, match="none can stop early"):
-        Method(name="turns", client=Client(phases=(Phase(early_stopping=EarlyStopping()),), turns="batches"))
-    for name in ("turns", "tables", "missing_rows"):
-        with pytest.raises(MethodError, match=f"^{name} must be one of .*; got 'other'."):
-            Method(**{name: "other"})
-    with pytest.raises(MethodError, match="repeats must be at least 1; got 0."):
-        Phase(repeats=0)
+        Client(**fields)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("name", ["by", "missing_rows"])
+def test_a_mean_checks_its_fields(name: str) -> None:
+    allowed = {"by": ["examples", "uniform"], "missing_rows": ["unchanged", "owners_only"]}[name]
+    with pytest.raises(MethodError) as error:
+        WeightedMean(**{name: "other"})  # type: ignore[arg-type]
+    assert str(error.value) == f"{name} must be one of {allowed}; got 'other'."
 
 
 def test_values_stay_within_bounds() -> None:
@@ -280,7 +334,7 @@ def test_an_upload_that_cannot_be_decoded_is_refused() -> None:
 def test_adaptation_may_stop_early() -> None:
     rule = methods.fine_tuned(local=Phase(optimizer=sgd(0.3)))
     adapt = tuple(
-        replace(p, early_stopping=EarlyStopping(every=1, patience=2), epochs=30) for p in rule.adapt
+        replace(p, early_stopping=EarlyStopping(every=1, patience=2), epochs=30) for p in rule.adapt.phases
     )
     run = simulate(Logits(), rule.adapting(phases=adapt), DATA, rounds=2, cohort=3)
     from fedkeep.experiments.personalize import fit_private

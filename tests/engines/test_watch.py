@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeep import Phase, Split, sgd
+from fedkeep import Client, Phase, Split, sgd
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone
 from fedkeep.engines import LocalResult, Stream, Watch, local_run
@@ -31,10 +31,14 @@ def words() -> Net:
     return Net(BagOfWords(40, 3, 2, embedding_dim=4, mlp=5).double())
 
 
-def train(net: Net, phases: Any, data: Any = DATA, **options: Any) -> LocalResult:
+def train(
+    net: Net, phases: Any, data: Any = DATA, *, turns: Any = "phases", watch: Watch | None = None
+) -> LocalResult:
     start = net.initial()
-    split = Split("user") if "user" in start else Split()
-    return local_run(net, split, phases, start, start, data, rows_of(data, 0), Stream(0, "a"), **options)
+    split, client = Split("user") if "user" in start else Split(), Client(phases=tuple(phases), turns=turns)
+    return local_run(
+        net, split, client, start, start, data, rows_of(data, 0), Stream(0, "a"), watch=watch
+    )
 
 
 @pytest.mark.parametrize("turns", ["phases", "batches"])
@@ -57,14 +61,14 @@ def test_what_is_seen_is_what_shorter_training_gives(turns: Any, optimizer: Any)
 
 def test_mini_batches_are_counted_over_all_phases() -> None:
     phases = [
-        Phase(trains="user", batch_size=4, steps=2, repeats=3, optimizer=STEEP),
+        Phase(trains="user", batch_size=4, steps=2, optimizer=STEEP),
         Phase(trains=("mlp.*",), batch_size=4, steps=2, optimizer=STEEP),
     ]
     steps: list[int] = []
     train(words(), phases, watch=Watch(1, lambda step, _: steps.append(step)))
     assert steps == [1, 2, 3, 4]
     steps.clear()
-    train(words(), phases, turns="batches", watch=Watch(1, lambda step, _: steps.append(step)))
+    train(words(), phases, turns=(3, 1), watch=Watch(1, lambda step, _: steps.append(step)))
     assert steps == [1, 2]
 
 

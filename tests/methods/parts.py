@@ -72,7 +72,7 @@ def plain_rounds(
     for number, clients in enumerate(cohorts(data, cohort, rounds, seed)):
         results = []
         for c in clients:
-            batches = list(mini_batches(data, c, method.phases[0], seed, number))
+            batches = list(mini_batches(data, c, method.client.phases[0], seed, number))
             state = train({**server, **own[c]}, server, batches, c, number)
             own[c] = {n: v for n, v in state.items() if private(n)}
             results.append({n: v for n, v in state.items() if not private(n)})

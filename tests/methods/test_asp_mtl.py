@@ -16,7 +16,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.engines import Stream
 from fedkeep.engines.centralised import WithClient
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.methods.asp_mtl import (
     AddTask,
     AdversarialLoss,
@@ -134,20 +134,27 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
 def test_every_mini_batch_is_one_clients_and_a_pass_uses_every_example_once() -> None:
     data = WithClient(DATA, CLIENTS)
     rows = np.concatenate([rows_of(DATA, c) for c in CLIENTS])
-    phase = methods.Phase(batch_size=4, epochs=2, by_client=True)
-    drawn = list(batches(data, rows, phase, Stream(0, "pooled"), 0))
+    phase = Phase(batch_size=4, epochs=2)
+    draws = Stream(0, "pooled")
+    drawn = list(batches(data, rows, phase, draws, 0, data.owners))
     assert len(drawn) == 2 * (2 + 3 + 1 + 1)
     assert all(len(set(data.owners(chosen).tolist())) == 1 for chosen in drawn)
     owners = [int(data.owners(chosen)[0]) for chosen in drawn]
     for half in (drawn[:7], drawn[7:]):
         assert sorted(np.concatenate(half).tolist()) == rows.tolist()
     assert owners[:7] != sorted(owners[:7]) or owners[7:] != sorted(owners[7:])
-    some = list(batches(data, rows, replace(phase, steps=9), Stream(0, "pooled"), 0))
+    some = list(batches(data, rows, phase.but(steps=9), draws, 0, data.owners))
     assert [c.tolist() for c in some] == [c.tolist() for c in drawn[:9]]
-    alone = replace(phase, by_client=False)
-    for c in CLIENTS:  # one client's own examples: the same with and without
-        one, two = (list(batches(DATA, rows_of(DATA, c), p, Stream(0, "c"), 0)) for p in (phase, alone))
-        assert [c.tolist() for c in one] == [c.tolist() for c in two]
+
+
+def test_a_client_that_trains_alone_has_the_same_mini_batches() -> None:
+    """In federated training every mini-batch is one client's anyhow."""
+    method = methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2)))
+    one, two = (
+        simulate(Parts().double(), method.on_client(pools=pools), DATA, rounds=2, seed=3).server
+        for pools in ("clients", "examples")
+    )
+    assert same_bits(one, two)
 
 
 def central(
@@ -162,7 +169,8 @@ def central(
     data = WithClient(DATA, CLIENTS)
     rows = np.concatenate([rows_of(DATA, c) for c in CLIENTS])
     for number in range(rounds):
-        for chosen in batches(data, rows, method.phases[0], Stream(seed, "pooled", number), 0):
+        draws = Stream(seed, "pooled", number)
+        for chosen in batches(data, rows, method.client.phases[0], draws, 0, data.owners):
             batch = data.batch(chosen)
             for value in everything:  # zero, not none: other clients' values move on with their momentum
                 value.grad = torch.zeros_like(value)
@@ -217,7 +225,7 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
     method = methods.fedper(
         "classifier.*", local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
     )
-    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
+    method = method.on_client(pools="clients")
 
     def loss(w: State, batch: State) -> Tensor:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
@@ -229,7 +237,7 @@ def test_any_method_can_be_trained_centrally_by_client() -> None:
 
 def test_nothing_private_and_one_client_a_batch_is_plain_training() -> None:
     method = methods.fedavg(local=Phase(batch_size=4, optimizer=sgd(0.2)))
-    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
+    method = method.on_client(pools="clients")
 
     def loss(w: State, batch: State) -> Tensor:
         h = torch.tanh(linear(w, "encoder", batch["x"]))
@@ -262,8 +270,8 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
 
 
 WANTED = (
-    "'asp_mtl' trains each client's private values in mini-batches of its own (by_client): that wants SGD without weight "
-    "decay and bounds, losses of the model's output alone, and no momentum where phases take turns."
+    "'asp_mtl' trains each client's private values in mini-batches of its own (pools='clients'): that wants SGD without "
+    "weight decay and bounds, losses of the model's output alone, and no momentum where phases take turns."
 )
 
 
@@ -278,31 +286,22 @@ WANTED = (
 )
 def test_what_cannot_be_trained_row_by_row_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(MethodError) as error:
-        simulate(Parts().double(), methods.asp_mtl(4, **changed), DATA, rounds=1, engine="pooled")
+        simulate(Parts().double(), methods.asp_mtl(4, local=Phase(batch_size=16, **changed)), DATA, rounds=1, engine="pooled")
     assert str(error.value) == WANTED
 
 
 def test_further_refusals() -> None:
     base = methods.asp_mtl(4)
-    (phase,) = base.phases
+    (phase,) = base.client.phases
     turned = base.on_client(phases=(replace(phase, optimizer=sgd(0.1, momentum=0.9)), phase), turns="batches")
     with pytest.raises(MethodError) as error:
         simulate(Parts().double(), turned, DATA, rounds=1, engine="pooled")
     assert str(error.value) == WANTED
-    with pytest.raises(MethodError) as error:
-        simulate(
-            Parts().double(),
-            base.on_client(phases=(phase, replace(phase, by_client=False))),
-            DATA,
-            rounds=1,
-            engine="pooled",
-        )
-    assert str(error.value) == "Either all phases of 'asp_mtl' are by_client, or none is."
     method = methods.fedbn("norm.*", local=Phase(batch_size=4))
-    method = method.on_client(phases=(replace(method.phases[0], by_client=True),))
+    method = method.on_client(pools="clients")
     with pytest.raises(MethodError) as error:
         simulate(Noisy().double(), method, DATA, rounds=1, engine="pooled")
     assert str(error.value) == (
         "The private 'norm.num_batches_tracked' of 'fedbn' is not trained by gradients; mini-batches of one client each "
-        "(by_client) know no such private values. Make it federated."
+        "(pools='clients') know no such private values. Make it federated."
     )

@@ -26,7 +26,7 @@ from tests.tiny import classes, everyone, same_bits, texts
 
 DATA = classes()
 TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
-OPTIONS: dict[str, Any] = {"batch_size": 4, "epochs": 2, "optimizer": sgd(0.2, momentum=0.9)}
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
 SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3}
 
 
@@ -213,19 +213,19 @@ def trained(method: Method, model: nn.Module | None = None, **options: Any) -> A
 def test_two_whole_models_that_share_nothing_are_fedavg_and_local() -> None:
     """Table 8's C without projections and diversity: the teacher is stopped, so the shared model is FedAvg's."""
     method = methods.kteps(
-        0, 0.5, architecture=("encoder", "classifier"), projections=False, noise=0, **OPTIONS
+        0, 0.5, architecture=("encoder", "classifier"), projections=False, noise=0, local=LOCAL
     )
-    run, plain = trained(method), trained(methods.fedavg(**OPTIONS))
+    run, plain = trained(method), trained(methods.fedavg(local=LOCAL))
     assert same_bits(run.server, plain.server)
     taught = everyone(run.private, 6)
-    run = trained(method.on_client(phases=(methods.kteps(0, 0, architecture=("encoder", "classifier"), projections=False, **OPTIONS).phases[0],)))  # fmt: skip
-    alone = everyone(trained(methods.local(**OPTIONS)).private, 6)
+    run = trained(method.on_client(phases=(methods.kteps(0, 0, architecture=("encoder", "classifier"), projections=False, local=LOCAL).client.phases[0],)))  # fmt: skip
+    alone = everyone(trained(methods.local(local=LOCAL)).private, 6)
     close({n.removeprefix("private."): v for n, v in everyone(run.private, 6).items()}, alone, atol=1e-13)
     assert not torch.equal(taught["private.encoder.weight"], alone["encoder.weight"])
 
 
 def test_every_component_is_kteps_up_to_rounding() -> None:
-    options = {**OPTIONS, "noise": 0}
+    options: dict[str, Any] = {"local": LOCAL, "noise": 0}
     plain = trained(methods.kteps(**options))
     for target in ("matrix", "delta"):
         star = methods.kteps_star(1, 3, table="encoder.weight", target=target, **options)  # type: ignore[arg-type]
@@ -237,17 +237,17 @@ def test_every_component_is_kteps_up_to_rounding() -> None:
 
 
 def test_options_change_what_they_name() -> None:
-    base = trained(methods.kteps(0.5, 0.5, noise=0, **OPTIONS)).server["encoder.weight"]
+    base = trained(methods.kteps(0.5, 0.5, noise=0, local=LOCAL)).server["encoder.weight"]
     for options in (
         {"kernel": "single"},
         {"temperature": 1},
         {"student_temperature": 4},
         {"projections": False},
     ):
-        other = methods.kteps(0.5, 0.5, noise=0, **options, **OPTIONS)  # type: ignore[arg-type]
+        other = methods.kteps(0.5, 0.5, noise=0, **options, local=LOCAL)  # type: ignore[arg-type]
         assert not torch.equal(base, trained(other).server["encoder.weight"])
     for diversity, transfer in ((0, 0.5), (0.5, 0)):
-        other = methods.kteps(diversity, transfer, noise=0, **OPTIONS)
+        other = methods.kteps(diversity, transfer, noise=0, local=LOCAL)
         assert not torch.equal(base, trained(other).server["encoder.weight"])
 
 
@@ -256,7 +256,7 @@ def test_the_upload_chain_of_each() -> None:
     assert methods.kteps(noise=0).upload == ()
     assert methods.kteps_star().upload == (Projection(2, 150), GaussianNoise(1e-3))
     star = methods.kteps_star(1, 2, table="w", target="delta", center=False, noise=0, tables="local")
-    assert (star.upload, star.tables) == ((Projection(1, 2, "w", "delta", False),), "local")
+    assert (star.upload, star.client.tables) == ((Projection(1, 2, "w", "delta", False),), "local")
     assert methods.kteps_star(noise=0.5).but(name="kteps", upload=(GaussianNoise(0.5),)) == methods.kteps(
         noise=0.5
     )
@@ -340,7 +340,7 @@ def compressed(w: np.ndarray, start: int, end: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["kteps", "kteps_star", "noise"])
 def test_three_rounds_equal_plain_pytorch(name: str) -> None:
-    options: dict[str, Any] = {**OPTIONS, "diversity": 0.7, "transfer": 0.3, "temperature": 3}
+    options: dict[str, Any] = {"local": LOCAL, "diversity": 0.7, "transfer": 0.3, "temperature": 3}
     star = {"start": 2, "end": 3, "table": "encoder.weight"} if name == "kteps_star" else {}
     sigma = 0.01 if name == "noise" else 0.0
     method = methods.METHODS["kteps_star" if star else "kteps"](noise=sigma, **star, **options)
@@ -366,7 +366,7 @@ def test_the_reference_agrees_with_the_formula_written_out() -> None:
 
 
 def test_the_shared_part_predicts_with_the_shared_branch() -> None:
-    run = trained(methods.kteps(**OPTIONS))
+    run = trained(methods.kteps(local=LOCAL))
     shared, own = run.evaluate(shared=True), run.evaluate()
     branches = TwoBranches()
     assert run.method.predict_shared == PredictBranches(branches, "s")
@@ -375,7 +375,7 @@ def test_the_shared_part_predicts_with_the_shared_branch() -> None:
 
 
 def test_the_losss_terms_are_those_that_are_asked_for() -> None:
-    term = methods.kteps(0.2, 0.3, local=Phase(loss=2 * cross_entropy())).phases[0].loss
+    term = methods.kteps(0.2, 0.3, local=Phase(loss=2 * cross_entropy())).client.phases[0].loss
     assert term == BranchLoss(TwoBranches(), 2 * cross_entropy(), 0.2, 0.3)
     assert not term.reads_parameters
     assert BranchLoss(loss=cross_entropy() + methods.terms.l2_penalty("*")).reads_parameters

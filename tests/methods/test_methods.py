@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from fedkeep import (
     sgd,
 )
 from fedkeep.core.errors import ConfigError, MethodError, SplitError
-from fedkeep.methods import METHODS, by_share, fedavg, furl, local, terms
+from fedkeep.methods import METHODS, by_share, fedavg, furl, local, newest, terms
 from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
@@ -45,7 +46,7 @@ NAMES = ["user", "linear.weight", "linear.bias"]
 def test_fedavg_is_the_default_of_every_field() -> None:
     assert fedavg() == Method()
     assert Method() == Method(
-        name="fedavg", split=Split(), predict=forward, predict_shared=forward, extend=None, client=Client(phases=(Phase(loss=terms.cross_entropy(), trains="all", optimizer=sgd(0.1), epochs=1, steps=None, batch_size=32, clip_norm=None, examples="opted_in"),), accept=by_share, keep=Init(value="model", every_round=False)), server=Server(update=Optimize(optimizer=sgd(1.0)), reduce=WeightedMean(by="examples")), adapt=Adapt(phases=(), split=None))  # fmt: skip
+        name="fedavg", split=Split(), predict=forward, predict_shared=forward, extend=None, client=Client(phases=(Phase(loss=terms.cross_entropy(), trains="all", optimizer=sgd(0.1), epochs=1, steps=None, batch_size=32, clip_norm=None, examples="opted_in"),), turns="phases", accept=newest, keep=Init(value="model", every_round=False), start=None, finish=None, tables="exact", pools="examples"), server=Server(update=Optimize(optimizer=sgd(1.0)), reduce=WeightedMean(by="examples", missing_rows="unchanged")), adapt=Adapt(phases=(), split=None, start=None), upload=())  # fmt: skip
 
 
 def test_furl_is_fedavg_but_for_the_split() -> None:
@@ -56,11 +57,8 @@ def test_furl_is_fedavg_but_for_the_split() -> None:
         client=Client(keep=Init(value=0.0)),
         adapt=Adapt(phases=(Phase(trains="private", epochs=10, examples="all"),)),
     )
-    assert given.private_scale == 1
-    assert (
-        given.but(name="fedavg", split=Split()).on_client(keep=Init(value="model")).adapting(phases=())
-        == fedavg()
-    )
+    assert given.client.accept is newest
+    assert given.but(name="fedavg", split=Split(), client=Client(), adapt=Adapt()) == fedavg()
 
 
 def test_local_keeps_everything() -> None:
@@ -97,10 +95,10 @@ LOSSES = {
 def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> None:
     optimizer = adam(0.5)
     method = METHODS[name](
-        loss=terms.squared_error(), optimizer=optimizer, epochs=3, batch_size=7, clip_norm=2.0
+        local=Phase(loss=terms.squared_error(), optimizer=optimizer, epochs=3, batch_size=7, clip_norm=2.0)
     )
     trains, number = TRAINED.get(name, ("all", 0))
-    phase = method.phases[number]
+    phase = method.client.phases[number]
     loss = LOSSES.get(name, terms.squared_error())
     bounds = (("alpha", (0.0, 1.0)),) if name == "apfl" else ()
     assert (phase.loss, phase.trains, phase.optimizer) == (
@@ -113,26 +111,28 @@ def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> No
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n != "local"])
 def test_every_method_weights_and_applies_as_told(name: str) -> None:
-    method = METHODS[name](weighting="uniform", server_optimizer=sgd(1.0, momentum=0.9))
-    assert (method.weighting, method.server_optimizer) == ("uniform", sgd(1.0, momentum=0.9))
-    assert METHODS[name]().weighting == "examples"
+    server = averaging(sgd(1.0, momentum=0.9), by="uniform")
+    assert server == Server(reduce=WeightedMean(by="uniform"), update=Optimize(optimizer=sgd(1.0, momentum=0.9)))
+    assert METHODS[name](server=server).server == server
+    assert METHODS[name]().server.reduce == WeightedMean(by="examples")
 
 
 def test_furl_options() -> None:
     adapt = Phase(trains="private", steps=4)
     given = furl(
         ["user", "linear.bias"], private_scale="fedavg", private_init=("normal", 0.1), adapt=adapt, server=averaging(sgd(1.0, momentum=0.9), by="uniform"))  # fmt: skip
-    assert (given.split, given.weighting, given.private_scale) == (
-        Split(["user", "linear.bias"]),
-        "uniform",
-        "fedavg",
+    assert given == Method(
+        name="furl",
+        split=Split(["user", "linear.bias"]),
+        client=Client(keep=Init(value=("normal", 0.1)), accept=by_share),
+        server=Server(
+            reduce=WeightedMean(by="uniform"), update=Optimize(optimizer=sgd(1.0, momentum=0.9))
+        ),
+        adapt=Adapt(phases=(adapt,)),
     )
-    assert (given.private_init, given.server_optimizer, given.adapt) == (
-        ("normal", 0.1),
-        sgd(1.0, momentum=0.9),
-        (adapt,),
-    )
-    assert fedavg(server=averaging(adam(0.1), by="uniform")).server_optimizer == adam(0.1)
+    with pytest.raises(MethodError) as error:
+        furl(private_scale=2)  # type: ignore[arg-type]
+    assert str(error.value) == "private_scale must be 1 or 'fedavg'; got 2."
     with pytest.raises(MethodError) as error:
         furl([])
     assert str(error.value) == "FURL needs at least one private pattern; with none it is methods.fedavg()."
@@ -165,8 +165,10 @@ def test_methods_are_frozen_and_hashable() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1; got 0."),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None for no clipping; got 0.0."),
         ({"clip_norm": float("nan")}, "clip_norm must be positive, or None for no clipping; got nan."),
-        ({"examples": "opted"}, "examples must be 'opted_in' or 'all'; got 'opted'."),
-        ({"part": "half"}, "part must be 'all', 'support' or 'query'; got 'half'."),
+        (
+            {"examples": "opted"},
+            "examples must be one of ['opted_in', 'support', 'query', 'all']; got 'opted'.",
+        ),
     ],
 )
 def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
@@ -176,46 +178,32 @@ def test_a_phase_refuses(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("build", "message"),
     [
         (
-            {"optimizer": "sgd"},
+            lambda: Phase(optimizer="sgd"),  # type: ignore[arg-type]
             "optimizer must be one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1); got 'sgd'.",
         ),
         (
-            {"loss": len},
+            lambda: Phase(loss=len),  # type: ignore[arg-type]
             "loss must be a term, e.g. fedkeep.methods.terms.cross_entropy(); got <built-in function len>.",
         ),
         (
-            {"server_optimizer": torch.optim.SGD},
-            (
-                "server_optimizer must be one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1); got <class "
-                "'torch.optim.sgd.SGD'>."
-            ),
+            lambda: averaging(torch.optim.SGD),  # type: ignore[arg-type]
+            "optimizer must be one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1); got <class "
+            "'torch.optim.sgd.SGD'>.",
         ),
-    ],
-)
-def test_what_is_of_another_kind(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        fedavg(**options)
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"phases": ()}, "Method 'fedavg' has no phase: a round would train nothing."),
-        ({"weighting": "size"}, "weighting must be 'examples' or 'uniform'; got 'size'."),
-        ({"private_scale": 2}, "private_scale must be 1 or 'fedavg'; got 2."),
         (
-            {"stateless": True, "private_scale": "fedavg"},
-            "A stateless method moves no kept private value, so private_scale must be 1.",
+            lambda: Server(reduce="mean"),  # type: ignore[arg-type]
+            "reduce must be a reduction, e.g. fedkeep.WeightedMean(); got 'mean'.",
         ),
+        (lambda: Method(split="user"), "split must be a fedkeep.Split; got 'user'."),  # type: ignore[arg-type]
+        (lambda: fedavg(server=sgd(1.0)), f"server must be a fedkeep.Server; got {sgd(1.0)!r}."),  # type: ignore[arg-type]
     ],
 )
-def test_a_method_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MethodError) as error:
-        Method(**options)
+def test_what_is_of_another_kind(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build()
     assert str(error.value) == message
 
 

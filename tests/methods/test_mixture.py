@@ -17,7 +17,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import opt_out
 from fedkeep.engines import Stream
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.experiments.adapt import adapt_clients, rooted
 from fedkeep.experiments.personalize import first_examples
 from fedkeep.methods import EarlyStopping, Method, Phase, mixture, terms
@@ -27,7 +27,7 @@ from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.tiny import bits, classes, same_bits
 
 DATA = classes(counts=(12, 9, 7, 10), valid=6, test=5)
-OPTIONS: dict[str, Any] = {"optimizer": adam(0.02), "batch_size": 4, "epochs": 2}
+LOCAL = Phase(optimizer=adam(0.02), batch_size=4, epochs=2)
 LATER: dict[str, Any] = {
     "local_epochs": 12, "mixture_epochs": 9, "early_stopping": EarlyStopping(every=2, patience=2),
 }  # fmt: skip
@@ -82,14 +82,14 @@ def part(values: Params, prefix: str) -> Params:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_rounds_are_fedavg_of_the_global_expert_bit_for_bit(dropout: float) -> None:
-    run = federated(mixture(**OPTIONS), dropout=dropout)
+    run = federated(mixture(local=LOCAL), dropout=dropout)
     plain = simulate(
-        Expert(1, dropout=dropout).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5
+        Expert(1, dropout=dropout).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5
     )
     assert same_bits(part(run.server, "global_expert."), plain.server)
-    pulled = federated(mixture(mu=0.5, **OPTIONS), dropout=dropout)
+    pulled = federated(mixture(mu=0.5, local=LOCAL), dropout=dropout)
     other = simulate(
-        Expert(1, dropout=dropout).double(), methods.fedprox(0.5, **OPTIONS), DATA, rounds=4, cohort=3, seed=5
+        Expert(1, dropout=dropout).double(), methods.fedprox(0.5, local=LOCAL), DATA, rounds=4, cohort=3, seed=5
     )
     assert same_bits(part(pulled.server, "global_expert."), other.server)
     assert not same_bits(run.server, pulled.server)
@@ -102,20 +102,20 @@ def test_rounds_compute_the_global_expert_alone(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(
             kind, name, lambda self, x, real=real: (calls.append(type(self).__name__), real(self, x))[1]
         )
-    federated(mixture(**OPTIONS), evaluate_every=0)
+    federated(mixture(local=LOCAL), evaluate_every=0)
     assert calls.count("Switch") == 1  # the look at the widths
     calls.clear()
     simulate(
-        Expert(1).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5, evaluate_every=0
+        Expert(1).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5, evaluate_every=0
     )
     steps = calls.count("Expert")
     calls.clear()
-    federated(mixture(**OPTIONS), evaluate_every=0)
+    federated(mixture(local=LOCAL), evaluate_every=0)
     assert calls.count("Expert") == steps + 2
 
 
 def test_private_parts_stay_as_they_were_made() -> None:
-    run = federated(mixture(**OPTIONS))
+    run = federated(mixture(local=LOCAL))
     initial = Net(model()).initial()
     kept = run.private.read(range(4))
     assert {n.split(".")[0] for n in kept} == {"local_expert", "gate"}
@@ -124,8 +124,8 @@ def test_private_parts_stay_as_they_were_made() -> None:
 
 
 def test_before_adapting_a_client_has_the_global_expert_alone() -> None:
-    run = federated(mixture(**OPTIONS))
-    plain = simulate(Expert(1).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5)
+    run = federated(mixture(local=LOCAL))
+    plain = simulate(Expert(1).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5)
     for split in ("valid", "test"):
         assert (
             run.evaluate(split)
@@ -208,10 +208,10 @@ def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.M
 
     trained = {"local_copy": [shared, own, gate], "frozen": [own, gate], "gate_only": [gate]}[tune]
     first = stopped_early(
-        list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt[0], 0), per_pass, held
+        list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt.phases[0], 0), per_pass, held
     )
     tensors = [t for m in trained for t in m.parameters()]
-    second = stopped_early(tensors, joint, 0.02, draws(client, rows, method.adapt[1], 1), per_pass, held)
+    second = stopped_early(tensors, joint, 0.02, draws(client, rows, method.adapt.phases[1], 1), per_pass, held)
     return module, [first, second]
 
 
@@ -219,7 +219,7 @@ def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.M
 @pytest.mark.parametrize("mix", ["probability", "logprob"])
 @pytest.mark.parametrize("init", ["scratch", "finetuned"])
 def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
-    run = federated(mixture(tune_global=tune, mix=mix, local_init=init, **OPTIONS, **LATER))
+    run = federated(mixture(tune_global=tune, mix=mix, local_init=init, local=LOCAL, **LATER))
     before = {n: bits(v) for n, v in run.server.items()}
     found = adapt_clients(run)
     assert {n: bits(v) for n, v in run.server.items()} == before
@@ -243,7 +243,7 @@ def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
 def test_what_step_3_trains() -> None:
     for tune, changes in (("local_copy", "gls"), ("frozen", "gl"), ("gate_only", "g")):
         run = federated(
-            mixture(tune_global=tune, **OPTIONS, **{**LATER, "local_epochs": 0, "early_stopping": None})
+            mixture(tune_global=tune, local=LOCAL, **{**LATER, "local_epochs": 0, "early_stopping": None})
         )  # type: ignore[arg-type]
         own = adapt_clients(run, [1]).own(1)
         start = {**Net(model()).initial(), **run.server}
@@ -255,22 +255,22 @@ def test_what_step_3_trains() -> None:
 def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
     """One run of FedAvg serves all: the local expert alone is the baseline Local, a fine-tuned one the other."""
     plain = simulate(
-        Expert(1, dropout=0.3).double(), methods.fedavg(**OPTIONS), DATA, rounds=4, cohort=3, seed=5
+        Expert(1, dropout=0.3).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5
     )
     stop, tune = LATER["early_stopping"], LATER["local_epochs"]
-    alone = methods.local(local=Phase(optimizer=OPTIONS["optimizer"], batch_size=4))
+    alone = methods.local(local=Phase(optimizer=LOCAL.optimizer, batch_size=4))
     alone = alone.adapting(
         phases=(
             Phase(
-                optimizer=OPTIONS["optimizer"], batch_size=4, epochs=tune, examples="all", early_stopping=stop
+                optimizer=LOCAL.optimizer, batch_size=4, epochs=tune, examples="all", early_stopping=stop
             ),
         )
     )
-    tuned = methods.fine_tuned(**OPTIONS, tune_epochs=tune, early_stopping=stop)
+    tuned = methods.fine_tuned(local=LOCAL, tune_epochs=tune, early_stopping=stop)
     local = adapt_clients(rooted(plain, Expert(2, dropout=0.3).double(), alone))
     fine = adapt_clients(rooted(plain, Expert(1, dropout=0.3).double(), tuned))
     for init, baseline in (("scratch", local), ("finetuned", fine)):
-        method = mixture(local_init=init, **OPTIONS, **{**LATER, "mixture_epochs": 0})  # type: ignore[arg-type]
+        method = mixture(local_init=init, local=LOCAL, **{**LATER, "mixture_epochs": 0})  # type: ignore[arg-type]
         found = adapt_clients(rooted(plain, model(0.3), method, "global_expert."))
         for client in range(4):
             assert same_bits(part(found.own(client), "local_expert."), baseline.own(client))
@@ -281,7 +281,7 @@ def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
 def test_opted_out_clients_get_the_global_expert_and_their_own() -> None:
     data = opt_out(DATA, 0.5, seed=1)
     out = [c for c in range(4) if not np.asarray(data.columns["opted_in"])[data.rows(c).start]]
-    run = federated(mixture(**OPTIONS, **LATER), data)
+    run = federated(mixture(local=LOCAL, **LATER), data)
     assert len(out) == 2
     assert {r.n for r in run.history if r.metric == "upload_bytes"} == {2}  # the others alone are drawn
     found = adapt_clients(run)
@@ -305,7 +305,7 @@ class Both(nn.Module):
 
 def test_the_losses_by_hand() -> None:
     net, batch = Net(Both()), {"x": torch.zeros(2, 1), "label": torch.tensor([0, 1])}
-    proper, authors = mixture().adapt[1].loss, mixture(mix="logprob").adapt[1].loss
+    proper, authors = mixture().adapt.phases[1].loss, mixture(mix="logprob").adapt.phases[1].loss
     # −(ln 0.6 + ln 0.4) / 2, and without normalisation (0.6154753 + 1.1083327) / 2
     assert float(proper(net, {}, batch, {})) == pytest.approx(0.7135582, abs=1e-6)
     assert float(authors(net, {}, batch, {})) == pytest.approx(0.8619040, abs=1e-6)
@@ -317,12 +317,12 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
     loss = terms.cross_entropy("kind") + 0.5 * terms.l2_penalty("gate.*")
     nll = NegativeLogLikelihood("kind") + 0.5 * terms.l2_penalty("gate.*")
     assert (
-        mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).adapt[1].loss == loss
+        mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).adapt.phases[1].loss == loss
     )
     assert mixture(
         mix="logprob", local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)
-    ).adapt[1].loss == OnOutput("log_mixture", nll)
-    assert mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).phases[
+    ).adapt.phases[1].loss == OnOutput("log_mixture", nll)
+    assert mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).client.phases[
         0
     ].loss == OnOutput("global_logits", loss)
     assert OnOutput("log_mixture", nll).reads_parameters
@@ -347,7 +347,7 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
 
 def test_the_defaults_are_the_papers() -> None:
     method = mixture()
-    (shared,), (own, joint) = method.phases, method.adapt
+    (shared,), (own, joint) = method.client.phases, method.adapt.phases
     assert (shared.optimizer, shared.epochs, shared.batch_size, shared.examples) == (
         adam(1e-4),
         3,
@@ -364,7 +364,7 @@ def test_the_defaults_are_the_papers() -> None:
         assert phase.early_stopping == EarlyStopping(every=5, patience=10)
     assert (own.trains, joint.trains) == (("local_expert.*",), "all")
     assert method.predict_shared == PredictOutput("global_logits")
-    assert mixture(local_optimizer=sgd(0.1), mixture_optimizer=sgd(0.2)).adapt[1].optimizer == sgd(0.2)
+    assert mixture(local_optimizer=sgd(0.1), mixture_optimizer=sgd(0.2)).adapt.phases[1].optimizer == sgd(0.2)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_a_fine_tuned_start_needs_equal_experts() -> None:
         (Expert(2, 4), "'local_expert.out.weight' wants (4, 5), is (3, 5)"),
     ):
         joined = MixtureOfExperts(Expert(1), own, Switch()).double()
-        run = simulate(joined, mixture(local_init="finetuned", **OPTIONS), DATA, rounds=0)
+        run = simulate(joined, mixture(local_init="finetuned", local=LOCAL), DATA, rounds=0)
         with pytest.raises(MethodError) as error:
             adapt_clients(run)
         assert str(error.value) == (
@@ -415,13 +415,13 @@ def test_a_fine_tuned_start_needs_equal_experts() -> None:
 
 def test_early_stopping_without_validation_examples() -> None:
     data = classes(counts=(5, 6), valid=0)
-    run = simulate(model(), mixture(**OPTIONS), data, rounds=0)
+    run = simulate(model(), mixture(local=LOCAL), data, rounds=0)
     with pytest.raises(MethodError, match="^Client 'user-0', adapting: .* there is no example in the split"):
         adapt_clients(run)
 
 
 def test_a_gate_that_sees_confidences_trains_too() -> None:
     joined = MixtureOfExperts(Expert(1), Expert(2), ConfidenceGate(Switch())).double()
-    run = simulate(joined, mixture(**OPTIONS, **LATER), DATA, rounds=2)
+    run = simulate(joined, mixture(local=LOCAL, **LATER), DATA, rounds=2)
     own = adapt_clients(run, [0]).own(0)
     assert float(own["gate.weigh.weight"].abs().sum()) > 0

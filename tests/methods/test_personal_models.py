@@ -26,8 +26,8 @@ from tests.tiny import Scalar, classes, everyone, pairs, same_bits, texts
 
 DATA = classes()
 TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
-OPTIONS: dict[str, Any] = {"batch_size": 4, "epochs": 2, "optimizer": sgd(0.2)}
-BY_HAND: dict[str, Any] = {"loss": squared_error(), "optimizer": sgd(0.1)}
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))
+BY_HAND = Phase(loss=squared_error(), optimizer=sgd(0.1))
 ORDERS = ("first", "exact", "free")
 
 
@@ -51,27 +51,27 @@ def plain_loss(w: State, batch: State, prefix: str = "") -> Tensor:
 
 def test_the_share_by_hand() -> None:
     """(1, 3), loss (ŷ − 3)². First v = w, so α stays; then w = 1.4, v = 1.2, v̄ = 1.3: slope −3.4 · (1.2 − 1.4) = 0.68."""
-    w, own = one_client(methods.apfl(0.5, **BY_HAND))
+    w, own = one_client(methods.apfl(0.5, local=BY_HAND))
     assert (w, float(own["own.w"]), float(own["alpha"])) == pytest.approx((1.4, 1.2, 0.5), abs=1e-14)
-    w, own = one_client(methods.apfl(0.5, **BY_HAND), rounds=2)
+    w, own = one_client(methods.apfl(0.5, local=BY_HAND), rounds=2)
     assert (w, float(own["own.w"]), float(own["alpha"])) == pytest.approx((1.72, 1.37, 0.432), abs=1e-14)
     _, own = one_client(
-        methods.apfl(0.5, **{**BY_HAND, "optimizer": sgd(0.1, rates={"alpha": 1.0})}), rounds=2
+        methods.apfl(0.5, local=BY_HAND.but(optimizer=sgd(0.1, rates={"alpha": 1.0}))), rounds=2
     )
     assert float(own["alpha"]) == 0.0  # 0.5 − 0.68 is brought back
-    _, own = one_client(methods.apfl(0.5, adaptive=False, **BY_HAND), rounds=2)
+    _, own = one_client(methods.apfl(0.5, adaptive=False, local=BY_HAND), rounds=2)
     assert set(own) == {"own.w"}
 
 
 def test_the_share_is_private_and_predicts() -> None:
-    run = trained(methods.apfl(0.3, **OPTIONS))
+    run = trained(methods.apfl(0.3, local=LOCAL))
     shares = everyone(run.private, 6)["alpha"]
     assert shares.shape == (6,)
     assert shares.dtype == torch.float64
     assert not torch.equal(shares, torch.full((6,), 0.3).double())
     assert "alpha" not in run.server
-    fixed = trained(methods.apfl(0.3, adaptive=False, **OPTIONS))
-    still = trained(methods.apfl(0.3, **{**OPTIONS, "optimizer": sgd(0.2, rates={"alpha": 0.0})}))
+    fixed = trained(methods.apfl(0.3, adaptive=False, local=LOCAL))
+    still = trained(methods.apfl(0.3, local=LOCAL.but(optimizer=sgd(0.2, rates={"alpha": 0.0}))))
     assert same_bits(fixed.server, still.server)
     kept, expected = everyone(still.private, 6), everyone(fixed.private, 6)
     close({n: kept[n] for n in expected}, expected, atol=1e-15)
@@ -81,7 +81,7 @@ def test_the_share_is_private_and_predicts() -> None:
 
 
 def test_a_learned_share_leaves_tables_local() -> None:
-    method = methods.apfl(0.3, **{**OPTIONS, "optimizer": sgd(0.2, momentum=0.9)})
+    method = methods.apfl(0.3, local=LOCAL.but(optimizer=sgd(0.2, momentum=0.9)))
     runs = []
     for lookup in ({"embedding.weight": "text"}, {}):
         model = Words().double()
@@ -168,9 +168,9 @@ def test_what_pfedme_refuses(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("order", "expected"), [("first", 1.32), ("exact", 1.256), ("free", 1.256)])
 def test_per_fedavg_by_hand(order: Any, expected: float) -> None:
     """w̃ = 1 + 0.1 · 4 = 1.4, slope there −3.2; exactly, times 1 − 0.1 · 2; β = 0.1, one example is both halves."""
-    w, _ = one_client(methods.per_fedavg(0.1, order=order, **BY_HAND))
+    w, _ = one_client(methods.per_fedavg(0.1, order=order, local=BY_HAND))
     assert w == pytest.approx(expected, abs=1e-9)
-    w, _ = one_client(methods.per_fedavg(0.1, order=order, **BY_HAND), examples=2)
+    w, _ = one_client(methods.per_fedavg(0.1, order=order, local=BY_HAND), examples=2)
     assert w == pytest.approx(expected, abs=1e-9)
 
 
@@ -202,7 +202,7 @@ def plain_step(order: str, w: State, batch: State, rate: float) -> State:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_per_fedavg_equals_plain_pytorch(order: Any) -> None:
-    method = methods.per_fedavg(0.3, order=order, delta=1e-4, **OPTIONS)
+    method = methods.per_fedavg(0.3, order=order, delta=1e-4, local=LOCAL)
 
     def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
         for batch in batches:
@@ -214,12 +214,12 @@ def test_per_fedavg_equals_plain_pytorch(order: Any) -> None:
     run = trained(method)
     server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train)
     close(run.server, server, atol=1e-6 if order == "free" else 1e-12)
-    other = trained(method.on_client(phases=(replace(method.phases[0], loss=AfterOneStep(0.0)),)))
+    other = trained(method.on_client(phases=(replace(method.client.phases[0], loss=AfterOneStep(0.0)),)))
     assert not torch.allclose(run.server["encoder.weight"], other.server["encoder.weight"], atol=1e-4)
 
 
 def test_orders_differ_as_they_should() -> None:
-    first, exact, free = (trained(methods.per_fedavg(0.5, order=o, **OPTIONS)).server for o in ORDERS)  # type: ignore[arg-type]
+    first, exact, free = (trained(methods.per_fedavg(0.5, order=o, local=LOCAL)).server for o in ORDERS)  # type: ignore[arg-type]
     assert not torch.allclose(first["encoder.weight"], exact["encoder.weight"], atol=1e-3)
     torch.testing.assert_close(free["encoder.weight"], exact["encoder.weight"], rtol=0, atol=1e-3)
 
@@ -242,7 +242,7 @@ def test_exact_is_exact_through_the_native_kernels(monkeypatch: pytest.MonkeyPat
     model = Recurrent()
 
     def server(order: Any) -> dict[str, Tensor]:
-        return dict(trained(methods.per_fedavg(0.5, order=order, **OPTIONS), copy.deepcopy(model)).server)
+        return dict(trained(methods.per_fedavg(0.5, order=order, local=LOCAL), copy.deepcopy(model)).server)
 
     first, exact = server("first"), server("exact")
     monkeypatch.setattr("fedkeep.kernels.native.available", lambda: False)
@@ -256,7 +256,7 @@ def test_per_fedavg_without_its_step_is_training_on_the_second_half() -> None:
         return descend(state, [""], second, plain_loss, 0.2)
 
     for order in ORDERS:
-        method = methods.per_fedavg(0.0, order=order, **OPTIONS)  # type: ignore[arg-type]
+        method = methods.per_fedavg(0.0, order=order, local=LOCAL)  # type: ignore[arg-type]
         server, _ = plain_rounds(DATA, method, Parts().double().state_dict(), train)
         close(trained(method).server, server, atol=1e-13)
 
@@ -271,7 +271,7 @@ def test_whoever_predicts_takes_a_step() -> None:
 
 @pytest.mark.parametrize("order", ["first", "free"])
 def test_per_fedavg_leaves_tables_local(order: Any) -> None:
-    method = methods.per_fedavg(0.3, order=order, **OPTIONS)
+    method = methods.per_fedavg(0.3, order=order, local=LOCAL)
     runs = []
     for lookup in ({"embedding.weight": "text"}, {}):
         model = Words().double()

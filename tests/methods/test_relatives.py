@@ -280,16 +280,19 @@ def server_of(method: Method, model: nn.Module | None = None, **options: Any) ->
     ids=["fedprox", "fedper", "lg_fedavg", "fedbn", "fine_tuned"],
 )
 def test_what_is_fedavg_bit_for_bit(build: Callable[..., Method], weighting: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 50, "optimizer": sgd(0.3), "epochs": 2, "weighting": weighting}
+    options: dict[str, Any] = {
+        "local": Phase(batch_size=50, optimizer=sgd(0.3), epochs=2),
+        "server": averaging(by=weighting),
+    }
     assert same_bits(server_of(build(**options)), server_of(methods.fedavg(**options)))
     assert not same_bits(server_of(methods.fedprox(1.0, **options)), server_of(methods.fedavg(**options)))
 
 
 @pytest.mark.parametrize("build", [methods.ditto, methods.apfl])
 def test_a_private_copy_leaves_fedavg_as_it_is(build: Callable[..., Method]) -> None:
-    options: dict[str, Any] = {"batch_size": 50, "optimizer": sgd(0.3), "epochs": 2}
-    plain = server_of(methods.fedavg(**options))
-    assert same_bits(server_of(build(**options)), plain)
+    local = Phase(batch_size=50, optimizer=sgd(0.3), epochs=2)
+    plain = server_of(methods.fedavg(local=local))
+    assert same_bits(server_of(build(local=local)), plain)
     assert any("running_mean" in n for n in plain)
 
 
@@ -297,27 +300,27 @@ def test_a_private_copy_leaves_fedavg_as_it_is(build: Callable[..., Method]) -> 
 def test_two_phases_with_nothing_private_are_fedavg(build: Callable[..., Method]) -> None:
     """Up to the order of the examples within the one mini-batch, which has a stream per phase."""
     halves = {"halves": False} if build is methods.fedrecon else {}
-    options: dict[str, Any] = {"batch_size": WHOLE, "optimizer": sgd(0.3), "epochs": 2}
-    ours, theirs = server_of(build((), **options, **halves)), server_of(methods.fedavg(**options))
+    local = Phase(batch_size=WHOLE, optimizer=sgd(0.3), epochs=2)
+    ours, theirs = server_of(build((), local=local, **halves)), server_of(methods.fedavg(local=local))
     close({n: v for n, v in ours.items() if v.is_floating_point()}, theirs, atol=1e-13)
 
 
 def test_other_reductions() -> None:
-    options: dict[str, Any] = {"batch_size": 4, "optimizer": sgd(0.3)}
+    local = Phase(batch_size=4, optimizer=sgd(0.3))
     settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3}
-    everything = simulate(Deep().double(), methods.fedper("*", **options), DATA, **settings)
-    alone = simulate(Deep().double(), methods.local(**options), DATA, **settings)
+    everything = simulate(Deep().double(), methods.fedper("*", local=local), DATA, **settings)
+    alone = simulate(Deep().double(), methods.local(local=local), DATA, **settings)
     assert same_bits(everyone(everything.private, 6), everyone(alone.private, 6))
     assert methods.lg_fedavg("body.*").but(name="fedper") == methods.fedper("body.*")
-    whole = {**options, "batch_size": WHOLE}
-    free = simulate(Deep().double(), methods.ditto(0.0, **whole), DATA, **settings)
-    alone = simulate(Deep().double(), methods.local(**whole), DATA, **settings)
+    whole = local.but(batch_size=WHOLE)
+    free = simulate(Deep().double(), methods.ditto(0.0, local=whole), DATA, **settings)
+    alone = simulate(Deep().double(), methods.local(local=whole), DATA, **settings)
     lonely = everyone(alone.private, 6)
     close({n.removeprefix("own."): v for n, v in everyone(free.private, 6).items()}, lonely, atol=1e-13)
-    only = simulate(Deep().double(), methods.apfl(1.0, adaptive=False, **whole), DATA, **settings)
+    only = simulate(Deep().double(), methods.apfl(1.0, adaptive=False, local=whole), DATA, **settings)
     close({n.removeprefix("own."): v for n, v in everyone(only.private, 6).items()}, lonely, atol=1e-13)
-    none = simulate(Deep().double(), methods.apfl(0.0, adaptive=False, **options), DATA, **settings)
-    plain = simulate(Deep().double(), methods.fedavg(**options), DATA, **settings)
+    none = simulate(Deep().double(), methods.apfl(0.0, adaptive=False, local=local), DATA, **settings)
+    plain = simulate(Deep().double(), methods.fedavg(local=local), DATA, **settings)
     assert none.evaluate() == plain.evaluate() != only.evaluate()
 
 
@@ -345,7 +348,7 @@ class Plain:
     def draw(self, client: int, number: int, round: int) -> Iterator[tuple[Tensor, Tensor]]:
         name = Stream(3, self.data.ids[client], round)
         for chosen in batches(
-            self.data, rows_of(self.data, client), self.method.phases[number], name, number
+            self.data, rows_of(self.data, client), self.method.client.phases[number], name, number
         ):
             batch = self.data.batch(chosen)
             yield batch["x"], batch["label"]
@@ -513,7 +516,7 @@ def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
     local = Deep(norm=True).double().train()
     local.load_state_dict(run.server)
     stepper = torch.optim.SGD(local.parameters(), 0.2)
-    for chosen in batches(DATA, rows, method.adapt[0], Stream(3, "personalize/user-1", len(rows)), 0):
+    for chosen in batches(DATA, rows, method.adapt.phases[0], Stream(3, "personalize/user-1", len(rows)), 0):
         batch = DATA.batch(chosen)
         stepper.zero_grad()
         nn.functional.cross_entropy(local(batch["x"]), batch["label"]).backward()
@@ -544,7 +547,7 @@ def test_reconstruction_is_how_a_client_of_fedrecon_predicts() -> None:
     local = Deep().double()
     local.load_state_dict({**local.state_dict(), **run.server})
     stepper = torch.optim.SGD(local.head.parameters(), 0.5)
-    for chosen in batches(DATA, rows, run.method.adapt[0], Stream(3, "personalize/user-2", len(rows)), 0):
+    for chosen in batches(DATA, rows, run.method.adapt.phases[0], Stream(3, "personalize/user-2", len(rows)), 0):
         batch = DATA.batch(chosen)
         stepper.zero_grad()
         nn.functional.cross_entropy(local(batch["x"]), batch["label"]).backward()
@@ -595,8 +598,8 @@ def test_centralised_training_refuses_what_it_cannot_do() -> None:
 
 def test_a_configurations_adaptation_keeps_the_methods_loss() -> None:
     table = {"kind": "ditto", "lam": 0.5, "adapt": {"epochs": 2, "optimizer": {"learning_rate": 0.7}}}
-    (phase,) = build_method(MethodConfig.model_validate(table)).adapt
-    assert phase.loss == methods.ditto(0.5).adapt[0].loss
+    (phase,) = build_method(MethodConfig.model_validate(table)).adapt.phases
+    assert phase.loss == methods.ditto(0.5).adapt.phases[0].loss
     assert (phase.epochs, phase.optimizer, phase.trains, phase.examples) == (2, sgd(0.7), "private", "all")
     table = {"kind": "fine_tuned", "adapt": {"epochs": 2}}
-    assert build_method(MethodConfig.model_validate(table)).adapt[0].trains == "all"
+    assert build_method(MethodConfig.model_validate(table)).adapt.phases[0].trains == "all"

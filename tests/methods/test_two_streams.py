@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Run, methods, sgd, simulate
+from fedkeep import Method, Phase, Run, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.engines import Sequential, Server, run_round
 from fedkeep.methods.fedfusion import AddFusion, Fusion, FusionLoss, fused_with_itself, fused_with_own
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.pfl_da import AddGate, MixtureLoss, mixed_log_probabilities
@@ -21,12 +20,12 @@ from fedkeep.methods.terms import l2_penalty
 from tests.engines.reference import close, rows_of
 from tests.methods.parts import Parts, State, Words, compare, descend, linear, plain_rounds
 from tests.methods.test_dependence import kernel
-from tests.tiny import bits, classes, everyone, job, same_bits, texts
+from tests.tiny import Rounds, bits, classes, everyone, job, results, same_bits, texts
 
 DATA = classes()
 TEXTS = texts(counts=(9, 4, 12), vocabulary=300)
-OPTIONS: dict[str, Any] = {"batch_size": 4, "epochs": 2, "optimizer": sgd(0.2, momentum=0.9)}
-WHOLE: dict[str, Any] = {"batch_size": 50, "optimizer": sgd(0.3)}
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2, momentum=0.9))
+WHOLE = Phase(batch_size=50, optimizer=sgd(0.3))
 OPERATORS = ("conv", "multi", "single")
 
 
@@ -43,15 +42,15 @@ def h(w: State, batch: State, prefix: str = "") -> Tensor:
 
 
 def test_fedmmd_without_its_term_is_fedavg() -> None:
-    fedavg = trained(methods.fedavg(**OPTIONS)).server
-    assert same_bits(trained(methods.fedmmd(0, **OPTIONS)).server, fedavg)
-    assert not same_bits(trained(methods.fedmmd(5.0, **OPTIONS)).server, fedavg)
+    fedavg = trained(methods.fedavg(local=LOCAL)).server
+    assert same_bits(trained(methods.fedmmd(0, local=LOCAL)).server, fedavg)
+    assert not same_bits(trained(methods.fedmmd(5.0, local=LOCAL)).server, fedavg)
     # At the first mini-batch of a round both streams are one, where MMD² has its minimum.
-    close(trained(methods.fedmmd(5.0, **WHOLE)).server, trained(methods.fedavg(**WHOLE)).server, atol=1e-8)
+    close(trained(methods.fedmmd(5.0, local=WHOLE)).server, trained(methods.fedavg(local=WHOLE)).server, atol=1e-8)
 
 
 def test_fedmmd_equals_plain_pytorch() -> None:
-    method = methods.fedmmd(0.7, **OPTIONS)
+    method = methods.fedmmd(0.7, local=LOCAL)
 
     def train(state: State, received: State, batches: list[State], c: int, number: int) -> State:
         def loss(w: State, batch: State) -> Tensor:
@@ -84,10 +83,9 @@ def test_fedmmd_leaves_received_statistics_alone() -> None:
         def features(self, x: Tensor) -> Tensor:
             return torch.tanh(self.norm(self.encoder(x)))
 
-    settings = {**WHOLE, "epochs": 1}
     plain, pulled = (
         trained(m, Normal(), rounds=1).server
-        for m in (methods.fedavg(**settings), methods.fedmmd(3.0, **settings))
+        for m in (methods.fedavg(local=WHOLE), methods.fedmmd(3.0, local=WHOLE))
     )
     close({n: plain[n] for n in plain if "running" in n}, pulled, atol=1e-15)
 
@@ -112,7 +110,7 @@ def test_fusions_by_hand() -> None:
 @pytest.mark.parametrize("operator", ["multi", "single"])
 def test_fedfusion_of_one_step_is_fedavg(operator: Any) -> None:
     """E_l = E_g there, so γ is not moved."""
-    run, plain = trained(methods.fedfusion(operator, **WHOLE)), trained(methods.fedavg(**WHOLE))
+    run, plain = trained(methods.fedfusion(operator, local=WHOLE)), trained(methods.fedavg(local=WHOLE))
     close({n: run.server[n] for n in plain.server}, plain.server, atol=1e-14)
     assert float(run.server["fusion.gamma"].abs().max()) < 1e-15
     assert run.evaluate()["loss"] == pytest.approx(plain.evaluate()["loss"])
@@ -121,7 +119,7 @@ def test_fedfusion_of_one_step_is_fedavg(operator: Any) -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_fedfusion_equals_plain_pytorch(operator: Any, persistent: bool) -> None:
-    method = methods.fedfusion(operator, persistent_local=persistent, **OPTIONS)
+    method = methods.fedfusion(operator, persistent_local=persistent, local=LOCAL)
     initial = AddFusion(operator, persistent)(Parts().double()).state_dict()
     local = "own." if persistent else ""
 
@@ -151,23 +149,24 @@ def test_fedfusion_equals_plain_pytorch(operator: Any, persistent: bool) -> None
 
 
 def test_a_persistent_clients_extractor_is_uploaded_and_kept() -> None:
-    method = methods.fedfusion(persistent_local=True, **OPTIONS)
+    method = methods.fedfusion(persistent_local=True, local=LOCAL)
     assert method.extend is not None
     work = job(method.extend(Parts().double()), method, DATA)
-    server = Server(method.split.federated(work.net.initial()))
-    start = server.params["encoder.weight"].clone()
-    result = Sequential().run_cohort(work, server.params, [2], 0, 0.0)
-    (upload,) = result.uploads
+    rounds = Rounds(work)
+    start = rounds.server.params["encoder.weight"].clone()
+    (result,) = results(work, [2])
+    assert result.upload is not None
+    assert result.kept is not None
     torch.testing.assert_close(
-        upload.deltas["encoder.weight"] + start, result.private["own.encoder.weight"][0]
+        result.upload.deltas["encoder.weight"] + start, result.kept["own.encoder.weight"]
     )
-    assert set(result.private) == {"own.encoder.weight", "own.encoder.bias"}
-    run_round(work, Sequential(), server, [2])
-    torch.testing.assert_close(server.params["encoder.weight"], result.private["own.encoder.weight"][0])
+    assert set(result.kept) == {"own.encoder.weight", "own.encoder.bias"}
+    rounds([2])
+    torch.testing.assert_close(rounds.server.params["encoder.weight"], result.kept["own.encoder.weight"])
 
 
 def test_persistent_tables_are_uploaded_by_local_rows() -> None:
-    method = methods.fedfusion(persistent_local=True, **OPTIONS)
+    method = methods.fedfusion(persistent_local=True, local=LOCAL)
     run = simulate(Words(), method, TEXTS, rounds=2, cohort=3, seed=3)
     start = Words().embedding.weight.detach()
     used = torch.zeros(300, dtype=torch.bool)
@@ -181,8 +180,8 @@ def test_persistent_tables_are_uploaded_by_local_rows() -> None:
 
 
 def test_the_servers_steps_for_gamma() -> None:
-    assert methods.fedfusion("multi").server_optimizer == sgd(1.0, rates={"fusion.gamma": 0.1})
-    assert methods.fedfusion("conv").server_optimizer == sgd(1.0)
+    assert methods.fedfusion("multi").server == averaging(sgd(1.0, rates={"fusion.gamma": 0.1}))
+    assert methods.fedfusion("conv").server == averaging()
     with pytest.raises(MethodError) as error:
         methods.fedfusion("mulit")  # type: ignore[arg-type]
     assert str(error.value) == "operator must be 'conv', 'multi' or 'single'; got 'mulit'."
@@ -202,14 +201,14 @@ def test_predictions_of_the_fused_models() -> None:
 
 def test_what_is_published_may_not_be_trained_on_opted_out_examples() -> None:
     method = methods.fedfusion(persistent_local=True)
-    (phase,) = method.phases
-    alone = methods.Phase(loss=phase.loss, trains="private", examples="all")
+    (phase,) = method.client.phases
+    alone = Phase(loss=phase.loss, trains="private", examples="all")
     assert method.extend is not None
     with pytest.raises(MethodError) as error:
         method.on_client(phases=(alone,)).check(method.extend(Parts()))
     assert str(error.value) == (
-        "'fedfusion' publishes private values, so opted-out and validation examples, which train or choose them, would "
-        "influence what leaves the client. Use examples='opted_in' and no early stopping."
+        "'fedfusion' has hooks (start, finish) that see private values, so opted-out and validation examples, which "
+        "train or choose them, would influence what leaves the client. Use examples='opted_in' and no early stopping."
     )
 
 
@@ -260,7 +259,7 @@ def test_a_closed_gate_trains_one_model_alone() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])
 def test_pfl_da_equals_plain_pytorch(weight: float) -> None:
-    method = methods.pfl_da(general=weight, **OPTIONS)
+    method = methods.pfl_da(general=weight, local=LOCAL)
     initial = AddGate()(Parts().double()).state_dict()
 
     def probabilities(w: State, batch: State) -> Tensor:
@@ -305,7 +304,7 @@ def test_tables_stay_local_unless_the_loss_reads_parameters(build: Any) -> None:
     assert not build().reads_parameters
     assert not build().reads_received
     assert build(loss=l2_penalty("*")).reads_parameters
-    assert build(loss=methods.fedprox().phases[0].loss).reads_received
+    assert build(loss=methods.fedprox().client.phases[0].loss).reads_received
 
 
 @pytest.mark.parametrize("name", ["fedmmd", "fedfusion", "pfl_da"])

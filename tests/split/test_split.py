@@ -14,10 +14,9 @@ from fedkeep import Init, Phase, Split
 from fedkeep.core.errors import SplitError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.engines import Sequential
 from fedkeep.methods import furl
 from fedkeep.split.split import Upload, check_upload
-from tests.tiny import Logits, Noisy, classes, job
+from tests.tiny import Logits, Noisy, classes, job, results
 
 NAMES = ["user", "linear.weight", "linear.bias"]
 
@@ -182,9 +181,12 @@ def test_no_canary_is_found_in_the_uploads_of_a_round() -> None:
         model.user.copy_(torch.tensor([0.7390851, -1.3247180, 0.5671433]))
     work = job(model, method, classes(kind="f4"))
     planted = {"user": model.user.detach().clone()}
-    result = Sequential().run_cohort(work, method.split.federated(work.net.initial()), [0, 1, 2], 0, 0.0)
-    trained = {f"user-{k}": v for k, v in enumerate(result.private["user"])}
-    for upload in result.uploads:
+    given = results(work, [0, 1, 2])
+    trained = {f"user-{result.client}": result.kept["user"] for result in given if result.kept is not None}
+    assert len(trained) == 3
+    for result in given:
+        upload = result.upload
+        assert upload is not None
         content = save(upload.deltas)
         assert list(upload.deltas) == ["linear.weight", "linear.bias"]
         assert found(planted | trained, content) == []

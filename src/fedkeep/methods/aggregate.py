@@ -91,9 +91,7 @@ class RunningMean:
         number, place = divmod(self.places[client], BLOCK)
         block = self._blocks.setdefault(number, Block(self._sums(), self._members(number)))
         block.settle(place, upload)
-        while (first := self._blocks.get(self._next)) is not None and first.complete:
-            self._fold(self._blocks.pop(self._next))
-            self._next += 1
+        self._fold_complete()
 
     def _sums(self) -> Sums:
         return Sums(self.start, owners_only=self.missing_rows == "owners_only")
@@ -114,15 +112,27 @@ class RunningMean:
         """Take over what another sum of the same cohort holds; each block must have been summed in one place.
 
         Raises:
-            UploadError: a block stands in both.
+            UploadError: the cohorts differ, or a block stands in both.
         """
-        both = self._blocks.keys() & other._blocks.keys()
-        if both or other._total is not None:
+        if self.places is None or self.places != other.places:
+            raise UploadError("Partial means can be merged if they are of one and the same cohort.")
+        both = self._numbers & other._numbers
+        if both:
             raise UploadError(
                 f"Partial means can be merged if each block of {BLOCK} clients was summed in one place; "
-                f"{'some blocks were already added up' if not both else f'block {min(both)} stands in both'}."
+                f"block {min(both)} stands in both."
             )
+        if other._next:  # it has the first blocks
+            self._total, self._next = other._total, other._next
         self._blocks |= other._blocks
+        self._fold_complete()
+
+    @property
+    def _numbers(self) -> set[int]:
+        """The blocks of which this sum holds anything."""
+        return {*range(self._next), *self._blocks}
+
+    def _fold_complete(self) -> None:
         while (first := self._blocks.get(self._next)) is not None and first.complete:
             self._fold(self._blocks.pop(self._next))
             self._next += 1

@@ -8,24 +8,25 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from fedkeep.engines.aggregate import mean_of
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Phase, Split, adam, methods, sgd, simulate
+from fedkeep import Client, FederatedData, Method, Phase, Split, adam, methods, sgd, simulate
 from fedkeep.core.errors import DataError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Sequential, Server, Stream, local, local_run, run_round
-from fedkeep.engines.client import decode, train_client
+from fedkeep.engines import Job, Stream, local, local_run
+from fedkeep.engines.client import train_client
+from fedkeep.engines.round import decode
 from fedkeep.engines.tables import lazy, local_rows
 from fedkeep.methods import EarlyStopping, copies
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import cross_entropy, l2_penalty
 from fedkeep.privacy import GaussianNoise
+from fedkeep.split import Upload
 from tests.engines.reference import close, cohorts, federated, rows_of
-from tests.tiny import job, same_bits, texts
+from tests.tiny import Rounds, job, mean_of, results, same_bits, texts
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,8 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor], client: int) -> Tensor:
     return nn.functional.cross_entropy(model(batch["text"], batch["text_length"]), batch["label"])
 
 
-def method(optimizer: Optimizer = STEEP, **fields: Any) -> Method:
-    return methods.fedavg(local=Phase(optimizer=optimizer, batch_size=2, epochs=3)).but(**fields)
+def method(optimizer: Optimizer = STEEP, **client: Any) -> Method:
+    return methods.fedavg(local=Phase(optimizer=optimizer, batch_size=2, epochs=3)).on_client(**client)
 
 
 OPTIMIZERS = {
@@ -89,10 +90,10 @@ OPTIMIZERS = {
 def test_equal_to_the_dense_computation(name: str, clip: float | None) -> None:
     ours, theirs = OPTIMIZERS[name]
     rule = method(ours)
-    rule = rule.on_client(phases=(replace(rule.phases[0], clip_norm=clip),))
+    rule = rule.on_client(phases=(replace(rule.client.phases[0], clip_norm=clip),))
     run = simulate(Words(), rule, DATA, rounds=4, cohort=3, seed=5)
     expected = federated(
-        Words(), DATA, cohorts(DATA, 3, 4, 5), rule.phases[0], theirs, seed=5, loss=loss_of, clip=clip
+        Words(), DATA, cohorts(DATA, 3, 4, 5), rule.client.phases[0], theirs, seed=5, loss=loss_of, clip=clip
     )
     close(
         run.server, expected, atol=1e-12 if clip is None else 1e-5
@@ -177,7 +178,7 @@ def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
     for net in (Net(Words()), Net(Dense())):
         held, start = data.rows(client, "valid"), net.initial()
         result = local_run(
-            net, Split(), [rule], start, start, data, rows_of(data, client), Stream(3, f"user-{client}"),
+            net, Split(), Client(phases=(rule,)), start, start, data, rows_of(data, client), Stream(3, f"user-{client}"),
             valid=np.arange(held.start, held.stop),
         )  # fmt: skip
         found.append((result.stopped, result.params, bool(result.tables)))
@@ -189,7 +190,7 @@ def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
 
 @pytest.mark.parametrize("build", [methods.ditto, methods.apfl, methods.fine_tuned, methods.local])
 def test_methods_with_private_copies(build: Any) -> None:
-    rule = build(optimizer=sgd(0.3, momentum=0.5), batch_size=2)
+    rule = build(local=Phase(optimizer=sgd(0.3, momentum=0.5), batch_size=2))
     runs = [simulate(Words(), rule.on_client(tables=t), DATA, rounds=3, cohort=3) for t in ("exact", "whole")]
     close(runs[0].server, runs[1].server, atol=1e-13)
     kept = [r.private.read(range(5)) for r in runs]
@@ -202,7 +203,7 @@ def test_terms_that_read_parameters_train_the_whole_table() -> None:
         result = local_run(
             net,
             Split(),
-            [Phase(loss=loss)],
+            Client(phases=(Phase(loss=loss),)),
             net.initial(),
             net.initial(),
             data,
@@ -217,7 +218,7 @@ def test_local_by_definition_leaves_other_rows_as_received() -> None:
     net = Net(Words())
     start = net.initial()
     result = local_run(
-        net, Split(), rule.phases, start, start, DATA, rows_of(DATA, 0), Stream(0, "user-0"), tables="local"
+        net, Split(), rule.client, start, start, DATA, rows_of(DATA, 0), Stream(0, "user-0")
     )
     used = np.union1d(DATA.columns["text"].take(rows_of(DATA, 0)).values, [0])  # type: ignore[union-attr]
     others = np.setdiff1d(np.arange(40), used)
@@ -239,27 +240,29 @@ def test_the_upload_holds_the_clients_own_rows() -> None:
     assert result.upload.rows["embedding.weight"].tolist() == used.tolist()
     assert result.upload.deltas["embedding.weight"].shape == (len(used), 4)
     assert result.upload.nbytes == 8 * (len(used) * 4 + len(used) + 3 * 4 + 3)
-    report = run_round(made, Sequential(), Server(start), [1])
+    report = Rounds(made)([1])
     assert report.upload_bytes == result.upload.nbytes
     assert report.download_bytes == 8 * (len(used) * 4 + 3 * 4 + 3)
 
 
-def cohort_of(rule: Method) -> Any:
+def uploads_of(rule: Method) -> tuple[list[Upload], Params]:
     made, start = work(rule)
-    return Sequential().run_cohort(made, start, [0, 1, 2], 0, 0.0), start
+    found = [result.upload for result in results(made, [0, 1, 2])]
+    assert all(upload is not None for upload in found)
+    return [upload for upload in found if upload is not None], start
 
 
 def test_rows_that_some_clients_lack() -> None:
     """Unchanged: Σ c_k d_k / Σ c_k over all; owners_only: over the clients that hold the row."""
-    result, start = cohort_of(method())
-    mean = mean_of(result.uploads, start)["embedding.weight"]
-    owners = mean_of(result.uploads, start, "owners_only")["embedding.weight"]
+    uploads, start = uploads_of(method())
+    mean = mean_of(uploads, start)["embedding.weight"]
+    owners = mean_of(uploads, start, "owners_only")["embedding.weight"]
     weights = [9.0, 6.0, 7.0]
-    assert [u.weight for u in result.uploads] == weights
+    assert [u.weight for u in uploads] == weights
     partly = 0
     for row in range(40):
         change, held = torch.zeros(4, dtype=torch.float64), 0.0
-        for upload, weight in zip(result.uploads, weights, strict=True):
+        for upload, weight in zip(uploads, weights, strict=True):
             place = (upload.rows["embedding.weight"] == row).nonzero()
             if len(place):
                 change += weight * upload.deltas["embedding.weight"][int(place)]
@@ -271,9 +274,9 @@ def test_rows_that_some_clients_lack() -> None:
 
 
 def test_whole_tables_are_sent_on_request() -> None:
-    (some, start), (whole, _) = cohort_of(method()), cohort_of(method(tables="whole"))
-    assert not whole.uploads[0].rows
-    close(mean_of(whole.uploads, start), mean_of(some.uploads, start), atol=1e-15)
+    (some, start), (whole, _) = uploads_of(method()), uploads_of(method(tables="whole"))
+    assert not whole[0].rows
+    close(mean_of(whole, start), mean_of(some, start), atol=1e-15)
 
 
 def test_opted_out_examples_name_no_row() -> None:
@@ -290,9 +293,9 @@ def test_opted_out_examples_name_no_row() -> None:
     own = rule.split.personal(start)
     result = train_client(made, rule.split.federated(start), own, 0, 0, 0.0)
     assert result.upload is not None
-    assert result.private is not None
+    assert result.kept is not None
     assert result.upload.rows["embedding.weight"].tolist() == [0, 1, 2, 3, 7, 8, 9, 13, 14, 15, 19, 20, 21]
-    moved = (result.private["own.embedding.weight"] != own["own.embedding.weight"]).any(1)
+    moved = (result.kept["own.embedding.weight"] != own["own.embedding.weight"]).any(1)
     assert moved.nonzero().squeeze(1).tolist() == list(range(1, 25))
 
 
@@ -309,8 +312,8 @@ def test_the_proximal_term_says_what_it_reads() -> None:
     assert not Proximal().reads_parameters
     assert Proximal().reads_received
     assert (cross_entropy() + Proximal()).reads_received
-    assert copies.OnCopy(cross_entropy() + Proximal()).reads_parameters
-    assert not copies.OnCopy(cross_entropy()).reads_parameters
+    assert copies.OnCopy(term=cross_entropy() + Proximal()).reads_parameters
+    assert not copies.OnCopy(term=cross_entropy()).reads_parameters
 
 
 @pytest.mark.parametrize("wrong", [[0, 3], [-1, 1], [1, 1]])
@@ -319,7 +322,7 @@ def test_rows_that_were_not_sent_are_refused_before_anything_is_decoded(wrong: l
     upload = Split().upload(
         {"table": torch.zeros(2, 2)}, {"table": torch.ones(2, 2)}, 1.0, {"table": torch.tensor([0, 1])}
     )
-    of = job(Words(), method(upload=(GaussianNoise(0.1),)), DATA)
+    of = method().but(upload=(GaussianNoise(0.1),))
     torch.testing.assert_close(decode(of, received, upload, "ann").deltas["table"], torch.ones(2, 2))
     with pytest.raises(
         UploadError, match="^The upload of client 'ann' was refused: the rows of 'table' should"

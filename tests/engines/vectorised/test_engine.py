@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from fedkeep import FederatedData, Method, Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError
+from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
-from fedkeep.engines import Job, Sequential, Vectorised
-from fedkeep.engines.base import CohortResult
+from fedkeep.engines import ClientResult, Engine, Job, Sequential, Vectorised, Work
 from fedkeep.engines.tables import local_rows
 from fedkeep.engines.vectorised import local as together
 from fedkeep.engines.vectorised import memory as room
@@ -29,9 +29,10 @@ from fedkeep.methods.copies import with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import Term, cross_entropy, l2_penalty, squared_error
 from fedkeep.models import BagOfWords, DocumentModel, TextClassifier
+from fedkeep.split import Upload
 from tests.engines import test_opt_out as opt_out
 from tests.engines.test_round import BROKEN, Fragile
-from tests.tiny import Logits, Noisy, Scalar, classes, job, pairs, texts
+from tests.tiny import Logits, Noisy, Rounds, Scalar, classes, job, pairs, results, texts
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
@@ -40,26 +41,38 @@ TEXTS = texts(counts=(4, 9, 3, 5, 12, 2), vocabulary=40)
 STEEP = sgd(0.2, momentum=0.9)
 
 
-def cohort(work: Job, engine: Any, clients: list[int] | None = None, round: int = 3) -> CohortResult:
+def cohort(
+    work: Job, engine: Engine, clients: Sequence[int] | None = None, round: int = 3
+) -> list[ClientResult]:
     """Return what a cohort gives back, all clients by default."""
-    received = work.method.split.federated(work.net.initial())
-    return engine.run_cohort(
-        work, received, list(range(len(work.data))) if clients is None else clients, round, 0.25
-    )  # type: ignore[no-any-return]
+    chosen = range(len(work.data)) if clients is None else clients
+    return results(work, chosen, engine, round=round, progress=0.25)
 
 
-def close(ours: CohortResult, theirs: CohortResult, most: float = 1e-12) -> None:
+def uploads(found: Sequence[ClientResult]) -> list[Upload]:
+    """Return the uploads; every client has one."""
+    given = [result.upload for result in found if result.upload is not None]
+    assert len(given) == len(found)
+    return given
+
+
+def close(ours: Sequence[ClientResult], theirs: Sequence[ClientResult], most: float = 1e-12) -> None:
     """Check that two results are the same but for rounding."""
-    assert ours.clients == theirs.clients
-    assert ours.refused == theirs.refused
-    assert ours.upload_bytes == theirs.upload_bytes
-    assert np.allclose(ours.losses, theirs.losses, rtol=10 * most, atol=most, equal_nan=True)
-    for a, b in zip(ours.uploads, theirs.uploads, strict=True):
-        assert a.weight == b.weight
+    assert [result.client for result in ours] == [result.client for result in theirs]
+    for one, two in zip(ours, theirs, strict=True):
+        assert (type(one.fault), str(one.fault)) == (type(two.fault), str(two.fault))
+        assert np.allclose(one.loss, two.loss, rtol=10 * most, atol=most, equal_nan=True)
+        if two.upload is None or two.kept is None:
+            assert one.upload is two.upload is one.kept is two.kept is None
+            continue
+        assert one.upload is not None
+        assert one.kept is not None
+        a, b = one.upload, two.upload
+        assert (a.weight, a.nbytes) == (b.weight, b.nbytes)
         assert a.rows.keys() == b.rows.keys()
         assert all(torch.equal(a.rows[n], b.rows[n]) for n in b.rows)
         alike(a.deltas, b.deltas, most)
-    alike(ours.private, theirs.private, most)
+        alike(one.kept, two.kept, most)
 
 
 def alike(ours: Params, theirs: Params, most: float) -> None:
@@ -80,9 +93,9 @@ def test_by_hand() -> None:
     data = pairs({"a": [(1, 1), (1, 1)], "b": [(1, 1)]})
     method = methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(0.5, momentum=0.5), batch_size=1))
     result = cohort(job(Scalar(), method, data), Vectorised())
-    assert [float(u.deltas["w"]) for u in result.uploads] == [1.5, 1.0]
-    assert result.losses == [0.5, 1.0]
-    assert [u.weight for u in result.uploads] == [2.0, 1.0]
+    assert [float(u.deltas["w"]) for u in uploads(result)] == [1.5, 1.0]
+    assert [each.loss for each in result] == [0.5, 1.0]
+    assert [u.weight for u in uploads(result)] == [2.0, 1.0]
 
 
 class Wide(nn.Module):
@@ -129,13 +142,13 @@ def document() -> nn.Module:
     return DocumentModel(40, 3, 4, embedding_dim=5, hidden=8, mlp=6, dropout=0.2)
 
 
-def furl(optimizer: Any = STEEP, **options: Any) -> Method:
-    return methods.furl("user", local=Phase(batch_size=4, epochs=2, optimizer=optimizer), **options)
+def furl(optimizer: Optimizer = STEEP, **local: Any) -> Method:
+    return methods.furl("user", local=Phase(batch_size=4, epochs=2, optimizer=optimizer, **local))
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
-    "momentum, clipped": (Logits, furl(local=Phase(clip_norm=0.3)), RAGGED),
-    "adam": (Logits, furl(adam(0.05, schedule="cosine"), local=Phase(clip_norm=0.3)), RAGGED),
+    "momentum, clipped": (Logits, furl(clip_norm=0.3), RAGGED),
+    "adam": (Logits, furl(adam(0.05, schedule="cosine"), clip_norm=0.3), RAGGED),
     "adamw, two rates": (
         Wide,
         methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2}))),
@@ -154,8 +167,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     ),
     "turns": (
         Logits,
-        methods.furl("user").on_client(turns="batches", phases=(
-                Phase(trains="private", batch_size=4, epochs=2, optimizer=adam(0.1), repeats=2),
+        methods.furl("user").on_client(turns=(2, 1), phases=(
+                Phase(trains="private", batch_size=4, epochs=2, optimizer=adam(0.1)),
                 Phase(trains="federated", batch_size=4, epochs=2, optimizer=STEEP),
             )),
         RAGGED,
@@ -166,8 +179,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
     "the received model too": (Normed, methods.fedmmd(local=Phase(batch_size=40, epochs=2)), RAGGED),
     "recurrent": (document, methods.furl("user", local=Phase(batch_size=4, optimizer=STEEP)), TEXTS),
     "rows": (words, furl(), TEXTS),
-    "rows, adam, pulled": (words, furl(adam(0.05), local=Phase(loss=cross_entropy() + Proximal(0.3))), TEXTS),
-    "rows by decree": (words, furl(sgd(0.2, weight_decay=0.1), local=Phase(loss=cross_entropy() + 0.1 * l2_penalty("*"))).on_client(tables="local"), TEXTS),
+    "rows, adam, pulled": (words, furl(adam(0.05), loss=cross_entropy() + Proximal(mu=0.3)), TEXTS),
+    "rows by decree": (words, furl(sgd(0.2, weight_decay=0.1), loss=cross_entropy() + 0.1 * l2_penalty("*")).on_client(tables="local"), TEXTS),
     "private rows": (words, methods.local(local=Phase(batch_size=4, optimizer=STEEP)), TEXTS),
     "nobody to train": (Logits, furl(), classes(counts=(0, 3, 0, 5))),
 }  # fmt: skip
@@ -195,12 +208,8 @@ def test_as_one_after_the_other_whatever_the_number_and_the_order(name: str, dev
         close(result, found[0])
     backwards = list(range(len(data)))[::-1]
     turned = cohort(work, Vectorised(), backwards)
-    assert turned.clients == backwards
-    reordered = replace(
-        turned, clients=turned.clients[::-1], uploads=turned.uploads[::-1], losses=turned.losses[::-1],
-        upload_bytes=turned.upload_bytes[::-1], private={n: v.flip(0) for n, v in turned.private.items()},
-    )  # fmt: skip
-    close(reordered, found[0])
+    assert [result.client for result in turned] == backwards
+    close(turned[::-1], found[0])
 
 
 @pytest.mark.usefixtures("small_tables")
@@ -250,7 +259,7 @@ def test_opted_out_examples_are_kept_from_what_leaves(name: str) -> None:
     leaving = []
     for given in (data, opt_out.replaced(data, 1)):
         result = cohort(job(make(), method, given), Vectorised())
-        leaving.append([(u.weight, u.deltas) for u in result.uploads])
+        leaving.append([(u.weight, u.deltas) for u in uploads(result)])
     for (weight, ours), (other, theirs) in zip(*leaving, strict=True):
         assert weight == other
         assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
@@ -268,31 +277,28 @@ def test_no_way_through_private_values() -> None:
 
 def test_who_breaks_down_is_named_and_nobody_else_is_harmed() -> None:
     method = methods.furl("user", local=Phase(loss=squared_error()))
-    for way in ("skip", "stop"):
-        work = job(Fragile(), method, BROKEN, on_nonfinite=way)
-        if way == "skip":
-            expected = cohort(work, Sequential())
-            assert len(expected.refused) == 1
-            close(cohort(work, Vectorised()), expected)
-            continue
-        with pytest.raises(NonFiniteError) as error:
-            cohort(work, Vectorised())
-        assert str(error.value) == expected.refused[0]
+    work = job(Fragile(), method, BROKEN)
+    expected = cohort(work, Sequential())
+    assert [result.fault is not None for result in expected] == [False, True, False]
+    close(cohort(work, Vectorised()), expected)
+    with pytest.raises(NonFiniteError) as error:
+        Rounds(work, Vectorised())([0, 1, 2])
+    assert str(error.value) == str(expected[1].fault).replace("round 3", "round 0")
 
 
 def test_a_parameter_that_breaks_down_is_named() -> None:
     """The loss of the last step was finite, what it leads to is not."""
     data = pairs({"a": [(1, 1)], "b": [(1e200, 1e200)]})
     method = methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(1e300)))
-    with pytest.raises(NonFiniteError) as error:
-        cohort(job(Scalar(), method, data), Vectorised())
-    assert str(error.value).startswith(
+    result = cohort(job(Scalar(), method, data), Vectorised())
+    assert result[0].fault is None
+    assert str(result[1].fault).startswith(
         "Client 'b', round 3: the training loss became NaN or infinite after 1 steps."
     )
     data = pairs({"a": [(1, 1)], "b": [(1e100, 1e100)]})
-    with pytest.raises(NonFiniteError) as error:
-        cohort(job(Scalar(), method, data), Vectorised())
-    assert str(error.value).startswith("Client 'b', round 3: w became NaN or infinite after 1 steps.")
+    result = cohort(job(Scalar(), method, data), Vectorised())
+    assert result[0].fault is None
+    assert str(result[1].fault).startswith("Client 'b', round 3: w became NaN or infinite after 1 steps.")
 
 
 def test_a_cohort_too_large_for_memory_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +333,7 @@ def test_memory_is_counted() -> None:
     """Largest client: 30 examples of 3 features and a label, 8 bytes each; 15 parameters of 8 bytes."""
     data = classes(counts=(5, 30), valid=0, test=0)
 
-    def needed(optimizer: Any) -> int:
+    def needed(optimizer: Optimizer) -> int:
         one = Stacked(*_first(job(Logits().double(), furl(optimizer), data)))
         assert one.nbytes == 30 * 4 * 8 + 15 * 8
         return room.bytes_of(one, {})
@@ -353,8 +359,8 @@ def test_memory_of_a_loss_that_takes_a_gradient_step() -> None:
 
 
 def _first(work: Job) -> tuple[Any, ...]:
-    received = work.method.split.federated(work.net.initial())
-    return work, received, [1], work.private([1]), 0, 0.0
+    sent = work.method.split.federated(work.net.initial())
+    return work, [Work(1, sent)], work.kept([1]), 0, 0.0
 
 
 def test_texts_are_padded_to_the_longest_of_the_step() -> None:
@@ -411,14 +417,14 @@ class Torchs(nn.Module):
         return self.lstm(self.embedding(text))[0][:, 0]  # type: ignore[no-any-return]
 
 
-STOPPING = methods.ditto().phases[1]
+STOPPING = methods.ditto().client.phases[1]
 REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
     "stops early": (
         Logits(), furl().on_client(phases=(replace(STOPPING, loss=cross_entropy(), early_stopping=EarlyStopping()),)), RAGGED,
         "a phase stops early by each client's own validation loss.",
     ),
     "looks at values": (
-        Logits(), furl(local=Phase(loss=Judged())), RAGGED,
+        Logits(), furl(loss=Judged()), RAGGED,
         "its loss cannot be computed for several clients at once (vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over calling .item() on a Tensor, please try to rewrite what you're doing with other operations. If error is occurring somewhere inside PyTorch internals, please file a bug report).",
     ),
     "draws": (
@@ -510,7 +516,7 @@ def test_progress_and_another_job() -> None:
     seen: list[float] = []
     work = job(Logits(), furl(), RAGGED, after_step=seen.append)
     engine = Vectorised(clients=4)
-    cohort(work, engine)
+    Rounds(work, engine)(range(6))
     assert seen == [(k + 1) / 6 for k in range(6)]
     other = job(words(), furl(), TEXTS)
     close(cohort(other, engine), cohort(other, Sequential()), 1e-6)

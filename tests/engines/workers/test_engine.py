@@ -10,7 +10,8 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, WorkerError
-from fedkeep.engines import Sequential, Server, Workers, run_round
+from fedkeep.engines import ClientResult, Engine, Job, Sequential, Work, Workers
 from fedkeep.engines.workers import engine as workers
 from fedkeep.engines.workers import pool
 from fedkeep.engines.workers.dataset import SentData
 from fedkeep.engines.workers.pool import Pool, start_method
 from fedkeep.engines.workers.process import told
 from tests.engines.test_round import BROKEN, METHOD, Fragile
-from tests.tiny import Logits, classes, everyone, job, same_bits, texts
+from tests.tiny import Logits, Rounds, classes, everyone, job, results, same_bits, texts
 
 FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.2, momentum=0.5)))
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
@@ -48,19 +49,15 @@ def engine() -> Iterator[Workers]:
     assert multiprocessing.active_children() == before
 
 
-def server_of(work: Any) -> Server:
-    return Server(work.method.split.federated(work.net.initial()))
-
-
 def rounds(
     engine: Any, cohorts: list[list[int]], model: Callable[[], nn.Module] = Logits, **options: Any
 ) -> Any:
     """Return the server's parameters, everybody's private values and the reports after these cohorts."""
     work = job(model(), options.pop("method", FURL), options.pop("data", DATA), **options)
-    server = server_of(work)
-    reports = [run_round(work, engine, server, cohort) for cohort in cohorts]
+    run = Rounds(work, engine)
+    reports = [run(cohort) for cohort in cohorts]
     about = [repr(dataclasses.replace(r, seconds=0, aggregate_seconds=0)) for r in reports]
-    return server.params, everyone(work.store, len(work.data)), about
+    return run.server.params, everyone(work.store, len(work.data)), about
 
 
 def check(found: Any, expected: Any) -> None:
@@ -128,14 +125,14 @@ def test_clients_without_examples(engine: Workers) -> None:
 
 def test_the_largest_clients_are_trained_first_and_given_back_in_order(engine: Workers) -> None:
     work = job(Logits(), FURL, DATA)
-    engine.run_cohort(work, server_of(work).params, [0], 0, 0.0)
+    results(work, [0], engine)
     assert engine._pool is not None
     given, order = [], engine._pool.order
     engine._pool.order = lambda *a: (given.append(a[2]["client"]), order(*a))[1]  # type: ignore[method-assign,func-returns-value]
     engine.count = 1
-    result = engine.run_cohort(work, server_of(work).params, [4, 2, 1, 0, 3], 0, 0.0)
+    found = results(work, [4, 2, 1, 0, 3], engine)
     assert given == [1, 3, 0, 4, 2]
-    assert result.clients == [4, 2, 1, 0, 3]
+    assert [result.client for result in found] == [4, 2, 1, 0, 3]
 
 
 def test_uploads_that_wait_for_their_turn_are_few(engine: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +167,34 @@ def test_progress_is_told(engine: Workers) -> None:
     assert seen == [0.25, 0.5, 0.75, 1.0]
 
 
+class Counting:
+    """Counts, whenever it is asked for another client, how many uploads of those before still exist."""
+
+    name = "counting"
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.alive = engine, list[int]()
+
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        uploads = []
+        for each in self.engine.train(job, work, round, progress):
+            uploads.append(weakref.ref(each.upload))
+            yield each
+            del each
+            self.alive.append(sum(upload() is not None for upload in uploads))
+
+    def close(self) -> None:
+        self.engine.close()
+
+
 def test_uploads_are_forgotten_once_they_are_in_the_mean(engine: Workers) -> None:
-    work = job(Logits(), FURL, DATA, keep_uploads=False)
+    data = classes(counts=[4] * 40, kind="f4")
     for each in (engine, Sequential()):
-        result = each.run_cohort(work, server_of(work).params, [0, 1], 0, 0.0)
-        assert [(u.weight, u.deltas) for u in result.uploads] == [(5.0, {}), (9.0, {})]
-        assert result.upload_bytes == [48, 48]
+        counting = Counting(each)
+        rounds(counting, [list(range(40))], data=data)
+        assert len(counting.alive) == 40
+        # The round looks at the last one until the next comes; workers may have some that wait for their turn.
+        assert max(counting.alive) <= 2
 
 
 def test_one_engine_serves_one_job_after_another(engine: Workers) -> None:
@@ -183,9 +202,9 @@ def test_one_engine_serves_one_job_after_another(engine: Workers) -> None:
     check(first, rounds(Sequential(), [[0, 1]]))
     check(other, rounds(Sequential(), [[0, 1]], data=classes(seed=5)))
     work = job(Logits(), FURL, DATA)
-    run_round(work, engine, server_of(work), [0, 1])
+    Rounds(work, engine)([0, 1])
     before = processes(engine)
-    run_round(work, engine, server_of(work), [2, 3])
+    Rounds(work, engine)([2, 3])
     assert processes(engine) == before  # persistent within a job
 
 
@@ -268,12 +287,12 @@ def test_of_two_errors_the_first_in_the_cohort_is_raised(engine: Workers) -> Non
 def test_a_round_that_failed_changed_nothing(engine: Workers) -> None:
     options = scripted(throw(ValueError("stop")))
     work = job(options["model"](), options["method"], options["data"])
-    server = server_of(work)
-    before = {n: v.clone() for n, v in server.params.items()}
+    run = Rounds(work, engine)
+    before = {n: v.clone() for n, v in run.server.params.items()}
     with pytest.raises(MethodError):
-        run_round(work, engine, server, [0, 1, 2, 3])
-    assert same_bits(server.params, before)
-    assert server.round == 0
+        run([0, 1, 2, 3])
+    assert same_bits(run.server.params, before)
+    assert run.server.round == 0
     assert work.store.seen(range(4)) == [False] * 4
 
 
@@ -345,13 +364,13 @@ def test_a_run_whose_worker_was_killed_goes_on(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_a_worker_that_is_killed_while_it_waits_is_replaced(engine: Workers) -> None:
     work = job(Logits(), FURL, DATA)
-    server = server_of(work)
-    run_round(work, engine, server, [0, 1])
+    run = Rounds(work, engine)
+    run([0, 1])
     for pid in processes(engine):
         os.kill(pid, signal.SIGKILL)
     assert gone(processes(engine))
-    run_round(work, engine, server, [2, 3])
-    assert same_bits(server.params, rounds(Sequential(), [[0, 1], [2, 3]])[0])
+    run([2, 3])
+    assert same_bits(run.server.params, rounds(Sequential(), [[0, 1], [2, 3]])[0])
 
 
 def test_ctrl_c_ends_the_round_and_its_workers(engine: Workers) -> None:
@@ -362,7 +381,7 @@ def test_ctrl_c_ends_the_round_and_its_workers(engine: Workers) -> None:
     work = job(slow["model"](), slow["method"], slow["data"], after_step=stop)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_round(work, engine, server_of(work), [0, 2])
+        Rounds(work, engine)([0, 2])
     assert time.monotonic() - began < 10
     assert len(processes(engine)) < 2  # the one that trains is ended at once
 
@@ -376,14 +395,8 @@ def test_ctrl_c_in_a_worker_is_the_parents_to_answer() -> None:
 
 
 @FORK
-def test_simulate_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[bool] = []
-    monkeypatch.setattr(
-        "fedkeep.experiments.simulate.run_round",
-        lambda *a: (kept.append(a[0].keep_uploads), run_round(*a))[1],
-    )
+def test_simulate_leaves_no_process_behind() -> None:
     run = simulate(Logits(), FURL, DATA, rounds=1, engine="workers", workers=2)
-    assert kept == [False]
     assert (run.engine, run.engine_reason) == ("workers", "")
     with pytest.raises(NonFiniteError):
         simulate(Fragile(), METHOD, BROKEN, rounds=1, engine="workers", workers=2)
@@ -573,7 +586,7 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bad_device() -> None:
     work = job(Logits(), FURL, DATA, device="cuda:0")
-    Workers(2).run_cohort(work, server_of(work).params, [0], 0, 0.0)
+    results(work, [0], Workers(2))
 
 
 def bad_parent() -> None:

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from fedkeep.engines.small import as_one_program, width
 from torch import Tensor, nn
 
 from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
-from fedkeep.engines import Vectorised, auto, run_round, small
+from fedkeep.engines import Sequential, Vectorised, auto, run_round
+from fedkeep.engines.auto import as_one_program, width
+from fedkeep.engines.vectorised import engine as together
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords
 from tests.engines.test_auto import Judged
-from tests.tiny import Logits, classes, everyone, job, same_bits, texts, threads_noted
+from tests.tiny import Logits, classes, everyone, job, results, same_bits, texts, threads_noted
 
 FURL = methods.furl("user", local=Phase(batch_size=4))
 MANY = classes(counts=[8] * 30, kind="f4")
@@ -46,8 +47,8 @@ def test_width_by_hand(counts: list[int], epochs: int, cohort: int, expected: fl
 
 def test_every_phase_counts() -> None:
     """Eight mini-batches of one phase, two of the other: 30 + 60 steps alone, in 1 + 2 together."""
-    method = replace(
-        FURL, phases=(Phase(trains="private", batch_size=8), Phase(trains="federated", batch_size=4))
+    method = FURL.on_client(
+        phases=(Phase(trains="private", batch_size=8), Phase(trains="federated", batch_size=4))
     )
     assert width(job(Logits(), method, MANY), 30) == 30.0
     data = classes(counts=[8] * 15 + [4] * 15)
@@ -76,8 +77,8 @@ class Renormed(Logits):
         return super().forward(torch.renorm(x, 2, 0, 1.0))
 
 
-STOPPING = replace(
-    FURL, phases=(Phase(trains="all", batch_size=4, epochs=2, early_stopping=EarlyStopping(patience=1)),)
+STOPPING = FURL.on_client(
+    phases=(Phase(trains="all", batch_size=4, epochs=2, early_stopping=EarlyStopping(patience=1)),)
 )
 
 
@@ -134,7 +135,7 @@ def test_of_a_large_table_the_rows_in_use_count() -> None:
 
 
 def test_of_a_huge_cohort_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small, "ENOUGH", 12)
+    monkeypatch.setattr(auto, "ENOUGH", 12)
     reason = as_one_program(job(Logits(), FURL, MANY), 100_000)
     assert reason == "clients are small, and of 12 about 12 take each step at once"
 
@@ -165,7 +166,7 @@ def test_auto_trains_small_clients_together(
 ) -> None:
     """With one thread, whatever is set: the bits of ``vectorised`` so."""
     options: Any = {"rounds": 3, "cohort": 20, "out": tmp_path / "run"}
-    seen = threads_noted(monkeypatch, Vectorised, "run_cohort")
+    seen = threads_noted(monkeypatch, together, "run_together")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     expected = simulate(Logits(), FURL, MANY, engine="vectorised", rounds=3, cohort=20)
@@ -192,12 +193,11 @@ def test_it_is_asked_once_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
         return as_one_program(work, cohort)
 
     monkeypatch.setattr(auto, "as_one_program", spy)
-    engine = auto.Auto(20, auto.Sequential(), "there is one core to use")
+    engine = auto.Auto(20, Sequential(), "there is one core to use")
     assert engine.choice == auto.Choice("sequential", "there is one core to use")
     first, second = job(Logits(), FURL, MANY), job(Logits(), STOPPING, MANY)
-    federated = FURL.split.federated(first.net.initial())
     for work in (first, first, second):
-        engine.run_cohort(work, federated, list(range(20)), 0, 0.0)
+        assert len(results(work, range(20), engine)) == 20
         expected = "vectorised" if work is first else "sequential"
         assert engine.name == expected
     assert asked == [(first, 20), (second, 20)]
@@ -217,7 +217,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
         return run_round(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkeep.experiments.simulate.run_round", stopped)
+        patch.setattr("fedkeep.experiments.drive.run_round", stopped)
         with pytest.raises(KeyboardInterrupt):
             simulate(Logits(), FURL, MANY, **options)
     run = simulate(Logits(), FURL, MANY, resume=True, **options)
