@@ -29,9 +29,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     folder = data_folder(data)
     examples = build_data(found.config, folder)
     method = build_method(found.config.method)
-    model = build_model(found.config, examples, folder)
-    module = method.extend(model) if method.extend else model
-    method.check(module)
+    module = method.made_for(build_model(found.config, examples, folder))
     batches = first_batches(examples, Net(module))
     reports = [
         check_split(module, method.split, batches, loss=p.loss, seed=found.config.seed)

@@ -423,7 +423,9 @@ def tainted(phases: Sequence[Phase], split: Split, trainable: frozenset[str]) ->
 def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
     """Return the loss's gradient by name; a leaf that the loss does not depend on has none."""
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+    # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
+    dense = [s.to_dense() if s is not None and s.is_sparse else s for s in found]
+    return {name: slope for name, slope in zip(leaves, dense, strict=True) if slope is not None}
 
 
 @torch.no_grad()

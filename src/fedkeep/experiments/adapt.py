@@ -82,8 +82,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
         MethodError: the run's federated values are not those that the method federates (a method that federates
             nothing takes none).
     """
-    module = method.extend(model) if method.extend else model
-    method.check(module)
+    module = method.made_for(model)
     net = Net(module.to(run.device))
     initial = net.initial()
     wanted = method.split.federated(initial)

@@ -75,10 +75,7 @@ def load_run(
             f"The data differ from those that {folder} was made with:\n  {shown}\nName the same with --data DIR."
         )
     method = build_method(config.method)
-    model = build_model(config, data, data_folder)
-    module = method.extend(model) if method.extend else model
-    method.check(module)
-    net = Net(module.to(device))
+    net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
     default = Default(first_kept(method, net), method.client.keep.value, config.seed)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
     server, engine = first_global(method, net, data, device), Sequential()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import math
 import operator
@@ -117,9 +116,7 @@ class _Simulation:
         hold_out: float, on_nonfinite: Literal["stop", "skip"], private: PrivateStore | None, name: str,
         config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
-        module = copy.deepcopy(model)
-        module = method.extend(module) if method.extend else module
-        method.check(module)
+        module = method.made_for(model)
         check_device(device)
         check_engine(engine, workers, device)
         self.module, self.method, self.data = module.to(device), method, data

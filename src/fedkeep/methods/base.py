@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,6 +84,22 @@ class Method:
     def __post_init__(self) -> None:
         for name, kind in (("split", Split), ("client", Client), ("server", Server), ("adapt", Adapt)):
             check_kind(name, getattr(self, name), kind, f"a fedkeep.{kind.__name__}")
+
+    def made_for(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.
+
+        Embeddings with sparse gradients are trained with dense ones, which gives the same.
+
+        Raises:
+            SplitError, MethodError, ConfigError: model and method don't fit each other.
+        """
+        module = copy.deepcopy(model)
+        module = self.extend(module) if self.extend else module
+        for layer in module.modules():
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                layer.sparse = False
+        self.check(module)
+        return module
 
     def check(self, module: nn.Module) -> None:
         """Check the method against a module: the split, the phases' patterns, and that no upload uses opt-out examples.

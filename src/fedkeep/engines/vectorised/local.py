@@ -175,4 +175,4 @@ def clipped(grads: Params, bound: float) -> Params:
         [torch.linalg.vector_norm(flat(g), dim=1) for g in grads.values()]
     )  # (names, clients)
     scale = (bound / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    return {n: g * scale.reshape(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
+    return {n: g * scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
