@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import inspect
+import os
+import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +18,79 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError
 
 
-def describe(value: Any) -> Any:
-    """Return ``value`` as JSON-able data: dataclasses by field, functions by name, mappings and sequences inside."""
+def describe(value: Any, at: str = "") -> Any:
+    """Return ``value`` as JSON-able data: dataclasses by field, functions and classes by name, collections inside.
+
+    What cannot be imported by its name is told apart by the hash of its source, if it is a function of the script that
+    runs, or a dataclass.
+
+    Args:
+        value: plain values, dataclasses of such, functions importable by name.
+        at: where it stands, for messages.
+
+    Raises:
+        ConfigError: a lambda, a function that closes over values, or an object that has no description, so that two
+            that differ could not be told apart.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        inside = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return _named(type(value), at) | {n: describe(v, f"{at}.{n}" if at else n) for n, v in inside.items()}
     if isinstance(value, Mapping):
-        return {str(k): describe(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [describe(v) for v in value]
+        return {str(k): describe(v, f"{at}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((describe(v, at) for v in value), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [describe(v, f"{at}[{k}]") for k, v in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return getattr(value, "__qualname__", type(value).__name__)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    if isinstance(value, functools.partial):
+        given = {"args": list(value.args), "keywords": value.keywords}
+        return {"partial": describe(value.func, at), **describe(given, at)}
+    if isinstance(value, type) or inspect.isroutine(value):
+        found = _named(value, at)
+        return found["kind"] if len(found) == 1 else found
+    raise ConfigError(_undescribed(at, f"a {type(value).__qualname__}"))
+
+
+def _named(value: Any, at: str) -> dict[str, str]:
+    """Return the name of a function or class, and the hash of its source where the name is not enough."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__name__)
+    kind = name if str(module).partition(".")[0] in ("fedkeep", "builtins") else f"{module}.{name}"
+    if _importable(value, module, name) and module != "__main__":
+        return {"kind": kind}
+    whole = isinstance(value, type) or module == "__main__"
+    functions = vars(value).values() if isinstance(value, type) else [value]
+    closed = [f for f in functions if inspect.isfunction(f) and _closes_over_values(f)]
+    if "<lambda>" in name or closed or not whole:
+        raise ConfigError(_undescribed(at, f"the function {name!r}, which cannot be imported by its name"))
+    try:
+        source = inspect.getsource(value)
+    except (OSError, TypeError):
+        raise ConfigError(_undescribed(at, f"{name!r}, whose source cannot be read")) from None
+    return {"kind": kind, "source_sha256": hashlib.sha256(source.encode()).hexdigest()}
+
+
+def _importable(value: Any, module: str | None, name: str) -> bool:
+    found: Any = sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _closes_over_values(function: Any) -> bool:
+    return any(name != "__class__" for name in function.__code__.co_freevars)
+
+
+def _undescribed(at: str, what: str) -> str:
+    return (
+        f"{at or 'It'} is {what}, so a run that is resumed or a device could not tell whether it has the same. Wanted: "
+        f"plain values, frozen dataclasses of plain values, or functions defined at the top of a module. Put what it "
+        f"computes into such a function, and its settings into the fields of a frozen dataclass with __call__."
+    )
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

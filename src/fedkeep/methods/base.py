@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeep.core.describe import check_kind
+from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
@@ -84,6 +84,7 @@ class Method:
     def __post_init__(self) -> None:
         for name, kind in (("split", Split), ("client", Client), ("server", Server), ("adapt", Adapt)):
             check_kind(name, getattr(self, name), kind, f"a fedkeep.{kind.__name__}")
+        describe(self, f"methods.{self.name}")  # refused now, not when a run is resumed
 
     def made_for(self, model: nn.Module) -> nn.Module:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.

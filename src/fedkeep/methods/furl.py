@@ -23,7 +23,7 @@ def furl(
     *,
     local: Phase = Phase(),
     private_scale: Literal[1, "fedavg"] = 1,
-    private_init: float | tuple[Literal["normal"], float] | Literal["model"] = 0.0,
+    private_init: float | tuple[Literal["normal"], float] | Literal["model"] = "model",
     server: Server = Server(),
     adapt: Phase | None = None,
 ) -> Method:
@@ -35,8 +35,8 @@ def furl(
             ``Phase(optimizer=sgd(0.1, rates={"user": 0.5}))``. Its ``clip_norm`` bounds the gradient's norm over
             federated and private parameters together.
         private_scale: z: 1 (eq. 7, what the paper runs) or ``"fedavg"`` (eq. 6).
-        private_init: a new user's private values; zeros by default, so that a new user and one who was never
-            sampled predict alike.
+        private_init: a new user's private values: by default those of the module (the built-in models have zeros for
+            user vectors), so that a new user and one who was never sampled predict alike.
         server: what the server does, e.g. ``averaging(sgd(1.0, momentum=0.9))``, ``averaging(adam(0.01, eps=1e-3))``.
         adapt: how a new user's private part is fitted with the federated part frozen; by default the local phase,
             private parameters alone, 10 passes.
