@@ -21,16 +21,15 @@ import torch
 
 from benchmarks.contenders.ours import federated
 from benchmarks.measure import interleaved, ratio, write
+from benchmarks.rounds import Rounds
 from benchmarks.workloads import workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
-from fedkeep.engines import Job, Server, run_round
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.engine import make_engine
-from fedkeep.store import Default, MemoryStore
 
 BASE = "FedAvg"
 WANTED = 1.5
@@ -102,18 +101,15 @@ def rounds(contender: Contender, data: FederatedData, folder: Path | None) -> Ca
         config = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
     method, module = build_method(config.method), build_model(config, data, folder)
     if contender.local:
-        method = replace(method, tables="local")
+        method = method.on_client(tables="local")
     net = Net(method.extend(module) if method.extend else module)
-    initial = net.initial()
-    server = Server(method.split.federated(initial))
-    store = MemoryStore(Default(method.split.personal(initial), method.private_init))
-    job = Job(method, net, data, store, seed=0)
     kind = "pooled" if config.run.engine == "pooled" else "sequential"
     engine, _ = make_engine(kind, None, "cpu", len(data), 1000)
+    every = Rounds(method, net, data, engine)
 
     def step() -> float:
-        report = run_round(job, engine, server, list(range(len(data))))
-        store.apply()
+        report = every(range(len(data)))
+        every.store.apply()
         return report.loss
 
     return step

@@ -28,15 +28,16 @@ from benchmarks.processes import ROOT
 from benchmarks.workloads import WORKLOADS, Workload, workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.optim import Optimizer
-from fedkeep.engines import RunningMean, Sequential, client, local
+from fedkeep.engines import Sequential, batches, client, local
 from fedkeep.engines import round as whole_round
 from fedkeep.engines.base import Job
 from fedkeep.engines.tables.lazy import LazyRows
 from fedkeep.kernels import native
+from fedkeep.methods import Optimize, RunningMean
 from fedkeep.store import MemoryStore
 
 PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside another counts for itself alone
-    "batches": [(local, "load_batch")],
+    "batches": [(local, "load_batch"), (batches, "load_batch")],
     "table rows": [
         (local, "local_tables"), (local, "narrow"), (LazyRows, "look_up"), (LazyRows, "update"),
         (LazyRows, "finish"),
@@ -45,10 +46,10 @@ PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside anot
     "backward": [(torch.autograd, "grad")],
     "optimiser": [(Optimizer, "update")],
     "upload and mean": [
-        (client, "handed_over"), (client, "decode"), (RunningMean, "add"), (RunningMean, "mean"),
-        (whole_round, "apply"), (whole_round, "check_finite"),
+        (client, "finish"), (whole_round, "decode"), (RunningMean, "add"), (RunningMean, "value"),
+        (Optimize, "__call__"), (whole_round, "check_finite"),
     ],
-    "store": [(Job, "private"), (MemoryStore, "write")],
+    "store": [(Job, "kept"), (MemoryStore, "write")],
 }  # fmt: skip
 
 

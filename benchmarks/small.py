@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import interleaved, ratio, write
+from benchmarks.rounds import Rounds
 from fedkeep import FederatedData, Phase, data, methods, sgd
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
-from fedkeep.engines import Engine, Job, Sequential, Server, Workers, run_round
+from fedkeep.engines import Engine, Sequential, Workers
 from fedkeep.experiments.engine import make_engine
-from fedkeep.store import Default, MemoryStore
 
 USERS, EXAMPLES, FEATURES, CLASSES, BATCH, RATE = 300, 40, 32, 10, 8, 0.1
 HIDDEN = (0, 64, 256)
@@ -118,15 +118,12 @@ def measured(hidden: int, cohort: int, turns: int) -> dict[str, Any]:
 
 def federated(module: nn.Module, federation: FederatedData, engine: Engine) -> Callable[[list[int]], object]:
     """Return what runs a round of some clients with an engine of fedkeep."""
-    net, method = Net(module), methods.furl("user", local=Phase(batch_size=BATCH, optimizer=sgd(RATE)))
-    initial = net.initial()
-    store = MemoryStore(Default(method.split.personal(initial)))
-    job = Job(method, net, federation, store, seed=0, keep_uploads=False)  # as ``simulate``
-    server = Server(method.split.federated(initial))
+    method = methods.furl("user", local=Phase(batch_size=BATCH, optimizer=sgd(RATE)))
+    rounds = Rounds(method, Net(module), federation, engine)
 
     def step(clients: list[int]) -> None:
-        run_round(job, engine, server, clients)
-        job.store.apply()
+        rounds(clients)
+        rounds.store.apply()
 
     return step
 

@@ -21,11 +21,12 @@ import torch
 
 from benchmarks.measure import interleaved, ratio, write
 from benchmarks.models import Document
+from benchmarks.rounds import Rounds, default
 from fedkeep import FederatedData, Phase, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.data import RangeIds
-from fedkeep.engines import Job, Sampler, Sequential, Server, run_round
-from fedkeep.store import Default, TableStore
+from fedkeep.engines import Sampler, Sequential
+from fedkeep.store import TableStore
 
 TEXTS, LENGTH = 32, 64
 
@@ -45,17 +46,12 @@ def federation(users: int, folder: Path) -> Callable[[], None]:
     method = methods.furl("user", local=Phase(optimizer=sgd(0.1), batch_size=16))
     torch.manual_seed(0)
     net = Net(Document())
-    store = TableStore(folder / "private", Default(method.split.personal(net.initial()), 0.0), users)
-    server = Server(method.split.federated(net.initial()))
-    job, sampler, engine = (
-        Job(method, net, data, store, seed=0),
-        Sampler(users, 10, "shuffled", 0),
-        Sequential(),
-    )
+    store = TableStore(folder / "private", default(method, net), users)
+    rounds, sampler = Rounds(method, net, data, Sequential(), store), Sampler(users, 10, "shuffled", 0)
 
     def step() -> None:
-        run_round(job, engine, server, sampler(server.round))
-        store.prepare(server.round)
+        rounds(sampler(rounds.server.round))
+        store.prepare(rounds.server.round)
         store.apply()
 
     return step

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeep
+from fedkeep import Phase
 
 
 class Clinic(nn.Module):
@@ -42,11 +43,11 @@ def measurements(clinics: int = 40, patients: int = 60) -> fedkeep.FederatedData
 def main() -> dict[str, float]:
     data = measurements()
     torch.manual_seed(0)
-    settings = {"optimizer": fedkeep.sgd(0.1), "epochs": 2, "batch_size": 16}
-    private = fedkeep.methods.furl(["head.*", "calibration.*"], private_init="model", **settings)
+    local = Phase(optimizer=fedkeep.sgd(0.1), epochs=2, batch_size=16)
+    private = fedkeep.methods.furl(["head.*", "calibration.*"], private_init="model", local=local)
     found = {}
     for name, method in {
-        "everything federated": fedkeep.methods.fedavg(**settings),
+        "everything federated": fedkeep.methods.fedavg(local=local),
         "private": private,
     }.items():
         run = fedkeep.simulate(Clinic(), method, data, epochs=10, cohort=10, evaluate_every=0)

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 import fedkeep
 from benchmarks.contenders import Options, Serve
+from benchmarks.rounds import Rounds
 from benchmarks.workloads import SEED, Columns, Workload
 from fedkeep import Phase
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import offsets_of
-from fedkeep.engines import Engine, Job, Server, run_round
+from fedkeep.engines import Engine
 from fedkeep.experiments.engine import make_engine
 from fedkeep.methods import Method
 from fedkeep.models import CifarCNN, DocumentModel, TextClassifier
 from fedkeep.nn import ConvPool, Linear
-from fedkeep.store import Default, MemoryStore
 
 PREFIX = "fedkeep_"
 ROUNDS = 1000  # of the run that ``auto`` chooses for
@@ -53,13 +53,8 @@ class Ours:
     """Rounds of fedkeep with one of its engines."""
 
     def __init__(self, of: Workload, module: nn.Module, engine: Engine, device: str = "cpu") -> None:
-        method, net = method_of(of), Net(module.to(device))
-        initial = net.initial()
-        store = MemoryStore(Default(method.split.personal(initial), method.private_init))
-        self.job = Job(
-            method, net, federated(of.data()), store, SEED, device, keep_uploads=False
-        )  # as ``simulate``
-        self.server = Server(method.split.federated(initial))
+        net = Net(module.to(device))
+        self.rounds = Rounds(method_of(of), net, federated(of.data()), engine, device=device, seed=SEED)
         self.engine = engine
 
     @property
@@ -69,14 +64,14 @@ class Ours:
 
     def round(self, turn: int, clients: list[int]) -> float:
         """Run a round; return the mean training loss."""
-        self.server.round = turn
-        report = run_round(self.job, self.engine, self.server, clients)
-        self.job.store.apply()
+        self.rounds.server = self.rounds.server.but(round=turn)
+        report = self.rounds(clients)
+        self.rounds.store.apply()
         return report.loss
 
     def state(self) -> dict[str, Tensor]:
         """Return the server's federated values, under the plain model's names."""
-        return {renamed(n): v for n, v in self.server.params.items()}
+        return {renamed(n): v for n, v in self.rounds.server.params.items()}
 
 
 def model_of(of: Workload, plain: nn.Module) -> nn.Module:

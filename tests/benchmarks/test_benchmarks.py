@@ -19,7 +19,7 @@ from benchmarks.models import Document, PaddedDocument
 from benchmarks.processes import ContenderError, Process, own_python
 from benchmarks.workloads import QUICK, WORKLOADS, Workload, padded, workload
 from fedkeep.engines import Sequential
-from fedkeep.engines.local import Stream, batches
+from fedkeep.engines.batches import Stream, batches
 from fedkeep.methods import Phase
 
 ROW = {

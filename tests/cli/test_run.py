@@ -15,7 +15,8 @@ import pytest
 
 from fedkeep.core.records import read_records
 from fedkeep.experiments import progress
-from fedkeep.experiments import simulate as simulate_module
+import fedkeep as package
+from fedkeep.experiments import drive
 from tests.cli.conftest import Command
 
 
@@ -138,7 +139,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     fedkeep: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fedkeep("run", "toy.toml", "--out", "whole").exit_code == 0
-    original, rounds = simulate_module.run_round, iter(range(3))
+    original, rounds = drive.run_round, iter(range(3))
 
     def stopping(*arguments: object) -> object:
         if next(rounds, None) is None:
@@ -146,7 +147,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
         return original(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulate_module, "run_round", stopping)
+        patch.setattr(drive, "run_round", stopping)
         result = fedkeep("run", "toy.toml", "--out", "in two")
     assert result.exit_code == 130
     assert result.stderr == 'Stopped after round 3. Go on with: fedkeep run "in two" --resume\n'
@@ -174,7 +175,7 @@ def test_ctrl_c_of_a_real_process(fedkeep: Command) -> None:
         "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from fedkeep.cli import main; main()"
     )
     settings = ["--set", "run.rounds=100000", "--set", "run.evaluate_every=0"]
-    source = Path(simulate_module.__file__).parents[2]
+    source = Path(package.__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", start, "run", "toy.toml", "--out", "long", *settings],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",

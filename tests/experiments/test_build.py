@@ -311,15 +311,28 @@ def test_a_method_is_what_a_call_would_make() -> None:
         optimizer={"learning_rate": 0.3, "rates": {"user": 1.0}}, server_optimizer={"momentum": 0.9},
         loss={"kind": "squared_error", "label": "y", "l2": {"user": 0.5}},
     )  # fmt: skip
+    loss = terms.squared_error("y") + 0.5 * terms.l2_penalty("user")
     assert built == methods.furl(
-        ["user", "head.*"], private_init=("normal", 0.1), local=Phase(clip_norm=2, optimizer=sgd(0.3, rates={"user": 1.0}), loss=terms.squared_error("y") + 0.5 * terms.l2_penalty("user")), server=averaging(sgd(1.0, momentum=0.9), by="uniform"))  # fmt: skip
+        ["user", "head.*"], private_init=("normal", 0.1),
+        local=Phase(clip_norm=2, optimizer=sgd(0.3, rates={"user": 1.0}), loss=loss),
+        server=averaging(sgd(1.0, momentum=0.9), by="uniform"),
+    )  # fmt: skip
+
+
+def test_what_is_not_said_of_the_server_stays_the_methods_own() -> None:
+    assert method(kind="fedfusion", weighting="uniform") == methods.fedfusion(
+        server=averaging(sgd(1.0, rates={"fusion.gamma": 0.1}), by="uniform")
+    )
+    assert method(kind="fedfusion", server_optimizer={"momentum": 0.9}) == methods.fedfusion(
+        server=averaging(sgd(1.0, momentum=0.9))
+    )
 
 
 def test_adaptation() -> None:
     built = method(
         adapt={"optimizer": {"learning_rate": 2.0}, "epochs": 3, "batch_size": 4, "clip_norm": 1.0}
     )
-    (phase,) = built.adapt
+    (phase,) = built.adapt.phases
     assert phase.optimizer == sgd(2.0)
     assert (phase.trains, phase.examples, phase.epochs, phase.batch_size, phase.clip_norm) == (
         "private",
@@ -328,7 +341,7 @@ def test_adaptation() -> None:
         4,
         1,
     )
-    assert phase.loss == built.phases[0].loss
+    assert phase.loss == built.client.phases[0].loss
 
 
 def test_loss() -> None:
@@ -540,15 +553,15 @@ def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], messag
 
 def test_adaptation_of_several_phases() -> None:
     table = {"epochs": 7, "batch_size": 3, "clip_norm": 2.0, "optimizer": {"learning_rate": 0.5}}
-    own, joint = build_method(MethodConfig(kind="mixture", adapt=AdaptConfig.model_validate(table))).adapt
+    own, joint = build_method(MethodConfig(kind="mixture", adapt=AdaptConfig.model_validate(table))).adapt.phases
     usual = methods.mixture()
-    for phase, before in zip((own, joint), usual.adapt, strict=True):
+    for phase, before in zip((own, joint), usual.adapt.phases, strict=True):
         assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", EarlyStopping())
         assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
     stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
-    (tuned,) = build_method(MethodConfig(kind="fine_tuned", adapt=AdaptConfig.model_validate(stops))).adapt
+    (tuned,) = build_method(MethodConfig(kind="fine_tuned", adapt=AdaptConfig.model_validate(stops))).adapt.phases
     assert tuned.early_stopping == EarlyStopping(every=1, patience=3)
-    (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt
+    (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt.phases
     assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
 
 
@@ -562,6 +575,6 @@ def test_augmented_images() -> None:
 def test_the_built_in_mixture_is_the_papers() -> None:
     made = builtin_config("mixture")
     method, usual = build_method(made.method), methods.mixture()
-    assert (method.adapt, method.phases) == (usual.adapt, usual.phases)
+    assert (method.adapt, method.client) == (usual.adapt, usual.client)
     assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
     assert (made.run.rounds, made.run.cohort) == (1500, 5)

@@ -22,7 +22,7 @@ from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
-from fedkeep.methods import METHODS, Method, Optimize, Phase, Server, WeightedMean, terms
+from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
 from fedkeep.methods.augment import Augmented
 
 T = TypeVar("T")
@@ -282,35 +282,27 @@ def build_method(config: MethodConfig) -> Method:
         ConfigError: an unknown kind or option.
     """
     make = _named("method.kind", "method", config.kind, METHODS)
-    takes, defaults = accepted(make), inspect.signature(make).parameters
-    has_server = "server" in takes
+    has_server = "server" in accepted(make)
     if config.server_optimizer is not None and not has_server:
         raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
     also = LOCAL | (SERVER if has_server else {})
     given = {"local", "server", "loss", "optimizer", "server_optimizer", "adapt"}
     options = check_options("method", make, config.options, given, also)
-    local = defaults["local"].default if "local" in defaults else Phase()
+    usual = inspect.signature(make).parameters.get("local")
+    local = usual.default if usual is not None else Phase()
     loss = build_loss(config.loss)
     settings = {name: options.pop(name) for name in LOCAL if name in options}
     options["local"] = local.but(loss=loss, optimizer=config.optimizer.build(), **settings)
-    if has_server:
-        server = defaults["server"].default if "server" in defaults else None
-        options |= _server_option(config, options.pop("weighting", None), server or Server())
+    weighting = options.pop("weighting", None)
     method = make(**options)
+    if weighting is not None:
+        method = method.on_server(reduce=WeightedMean(by=weighting))
+    if config.server_optimizer is not None:
+        method = method.on_server(update=Optimize(optimizer=config.server_optimizer.build()))
     if config.adapt is None:
         return method
-    usual = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
-    return method.adapting(phases=tuple(config.adapt.applied(phase) for phase in usual))
-
-
-def _server_option(config: MethodConfig, weighting: Any, server: Server) -> dict[str, Server]:
-    """Return the argument ``server``, where a configuration says something about it."""
-    said: dict[str, Any] = {}
-    if weighting is not None:
-        said["reduce"] = WeightedMean(by=weighting)
-    if config.server_optimizer is not None:
-        said["update"] = Optimize(optimizer=config.server_optimizer.build())
-    return {"server": server.but(**said)} if said else {}
+    adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
+    return method.adapting(phases=tuple(config.adapt.applied(phase) for phase in adapting))
 
 
 def build_loss(config: LossConfig) -> terms.Term:
