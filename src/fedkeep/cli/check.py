@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_folder, find_config
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch
+from fedkeep.core.params import Batch, Params
 from fedkeep.data import FederatedData, Ragged, text_statistics
 from fedkeep.engines.local import float_type, load_batch
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.methods import Method
 from fedkeep.report.wording import size
 from fedkeep.split import CheckReport, check_split
-from fedkeep.split.check import EQUATIONS
+from fedkeep.split.check import stuck
+from fedkeep.split.probe import EQUATIONS
+from fedkeep.store import Default
 
 USERS, EXAMPLES = 3, 8
 SHOWN = 40
 
 
 def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
-    """Print what is private and what is federated, and probe FURL's three constraints on a few real users.
+    """Print what is private, federated and frozen, probe FURL's three constraints on a few real users, and warn of
+    parameters that cannot move.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
@@ -32,9 +37,14 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     model = build_model(found.config, examples, folder)
     module = method.extend(model) if method.extend else model
     method.check(module)
-    batches = first_batches(examples, Net(module))
+    net = Net(module)
+    batches, start = first_batches(examples, net), first_values(net, method, found.config.seed)
+    trains = [p.trained_names(method.split, sorted(net.trainable())) for p in method.phases]
     reports = [
-        check_split(module, method.split, batches, loss=p.loss, seed=found.config.seed) for p in method.phases
+        check_split(
+            module, method.split, batches, loss=phase.loss, seed=found.config.seed, start=start, trains=names
+        )
+        for phase, names in zip(method.phases, trains, strict=True)
     ]
     pooled = found.config.run.engine == "pooled"
     show_split(
@@ -42,6 +52,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     )
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
+    for name in unmoved(reports, trains):
+        complain(f"Warning: {stuck(name)}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)
@@ -56,6 +68,19 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
             else "fewer than two users have training examples"
         )
         say(f"✓ patterns match, nothing is tied across the halves. No equation was probed: {why}.")
+
+
+def first_values(net: Net, method: Method, seed: int) -> Params:
+    """Return the values that a new client's first training starts from."""
+    initial = net.initial()
+    return {**initial, **Default(method.split.personal(initial), method.private_init, seed)(0)}
+
+
+def unmoved(reports: Sequence[CheckReport], trains: Sequence[Sequence[str]]) -> list[str]:
+    """Return the parameters that no phase moves of those that train them, given each phase's names."""
+    still = dict.fromkeys(name for report in reports for name in report.immovable)
+    pairs = list(zip(reports, trains, strict=True))
+    return [n for n in still if all(n in report.immovable for report, names in pairs if n in names)]
 
 
 def first_batches(data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES) -> list[Batch]:
@@ -90,13 +115,13 @@ def show_texts(data: FederatedData) -> None:
 def show_split(name: str, method: Method, report: CheckReport, cohort: int | None) -> None:
     """Print the split's table with shapes and bytes, and the traffic of a round."""
     rows = []
-    total = {"federated": 0, "private": 0}
+    total = {"federated": 0, "private": 0, "frozen": 0}
     for row in report.table:
         nbytes = int(str(row["bytes"]))
         total[str(row["half"])] += nbytes
         shape = " × ".join(str(n) for n in row["shape"]) or "scalar"  # type: ignore[attr-defined]
         rows.append([str(row["name"]), str(row["half"]), str(row["kind"]), shape, size(nbytes)])
-    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in total.items()]
+    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in total.items() if nbytes or half != "frozen"]
     if cohort is None:
         note = "Centralised training: all users' data and private values are in one place; nothing is sent."
     else:
