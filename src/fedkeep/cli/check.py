@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
@@ -15,7 +16,7 @@ from fedkeep.engines.local import float_type, load_batch
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.methods import Method
 from fedkeep.report.wording import size
-from fedkeep.split import CheckReport, check_split
+from fedkeep.split import CheckReport, check_split, immovable
 from fedkeep.split.check import stuck
 from fedkeep.split.probe import EQUATIONS
 from fedkeep.store import Default
@@ -38,21 +39,21 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     module = method.extend(model) if method.extend else model
     method.check(module)
     net = Net(module)
-    batches, start = first_batches(examples, net), first_values(net, method, found.config.seed)
-    trains = [p.trained_names(method.split, sorted(net.trainable())) for p in method.phases]
+    pooled = found.config.run.engine == "pooled"
+    batches = first_batches(examples, net, whose=pooled)
+    start = first_values(net, method, found.config.seed)
     reports = [
         check_split(
-            module, method.split, batches, loss=phase.loss, seed=found.config.seed, start=start, trains=names
+            module, method.split, batches, loss=p.loss, seed=found.config.seed, start=start, trains=()
         )
-        for phase, names in zip(method.phases, trains, strict=True)
+        for p in method.phases
     ]
-    pooled = found.config.run.engine == "pooled"
     show_split(
         found.config.name or found.label, method, reports[0], None if pooled else found.config.run.cohort
     )
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
-    for name in unmoved(reports, trains):
+    for name in stays(net, method, batches, start):
         complain(f"Warning: {stuck(name)}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
@@ -76,21 +77,27 @@ def first_values(net: Net, method: Method, seed: int) -> Params:
     return {**initial, **Default(method.split.personal(initial), method.private_init, seed)(0)}
 
 
-def unmoved(reports: Sequence[CheckReport], trains: Sequence[Sequence[str]]) -> list[str]:
-    """Return the parameters that no phase moves of those that train them, given each phase's names."""
-    still = dict.fromkeys(name for report in reports for name in report.immovable)
-    pairs = list(zip(reports, trains, strict=True))
-    return [n for n in still if all(n in report.immovable for report, names in pairs if n in names)]
+def stays(net: Net, method: Method, batches: Sequence[Batch], start: Params) -> tuple[str, ...]:
+    """Return the parameters that a round of the method is to train and cannot move from where they start."""
+    names = sorted(net.trainable())
+    phases = [(phase.loss, phase.trained_names(method.split, names)) for phase in method.phases]
+    return immovable(net, method.split.halves(net.module), start, batches, phases)
 
 
-def first_batches(data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES) -> list[Batch]:
-    """Return a small batch of training examples of each of the first users that have any."""
+def first_batches(
+    data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES, *, whose: bool = False
+) -> list[Batch]:
+    """Return a small batch of training examples of each of the first users that have any.
+
+    ``whose``: with the column ``client`` of centralised training, each example's client.
+    """
     kind = float_type(net.initial())
     batches = []
     for client in range(len(data)):
-        rows = data.rows(client, "train")
-        if len(rows):
-            batches.append(load_batch(data, list(rows[:examples]), "cpu", kind))  # type: ignore[arg-type]
+        rows = list(data.rows(client, "train")[:examples])
+        if rows:
+            batch = load_batch(data, rows, "cpu", kind)  # type: ignore[arg-type]
+            batches.append({**batch, "client": torch.full((len(rows),), client)} if whose else batch)
         if len(batches) == users:
             break
     return batches

@@ -87,7 +87,8 @@ def check_split(
         joint: your own joint training step, to check losses over the whole user table or other aggregations.
         seed: seeds the private values and the perturbations.
         start: all values to begin with; None: the module's own.
-        trains: the parameters that ``loss`` is to train, and which must be able to move; None: all that aren't frozen.
+        trains: the parameters that ``loss`` is to train, and which must be able to move; None: all that aren't frozen;
+            empty: that is not looked at, e.g. as the loss is one of several phases' (``immovable`` takes them all).
 
     Returns:
         The split's table; every violation, each naming the equation and the parameter; and what cannot move.
@@ -112,7 +113,8 @@ def check_split(
             step = joint if joint is not None else joint_from_loss(net, loss)
             found = Probe(halves, start, exact, step, held, seed).violations()
         if loss is not None:
-            stays = immovable(net, halves, start, exact, loss, trains, seed=seed)
+            names = halves.trainable if trains is None else trains
+            stays = immovable(net, halves, start, exact, [(loss, names)], seed=seed)
     return CheckReport(
         table=table, violations=found, probed=(1, 2, 3) if probed else (), immovable=stays
     )

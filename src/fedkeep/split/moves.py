@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, clone, weighted_mean
 from fedkeep.split.halves import Halves
 from fedkeep.split.holding import Held
 from fedkeep.split.joint import LocalLoss
 
-STEPS = 5
+ROUNDS, STEPS = 2, 3
 
 
 def immovable(
@@ -21,57 +21,60 @@ def immovable(
     halves: Halves,
     start: Mapping[str, Tensor],
     batches: Sequence[Batch],
-    loss: LocalLoss,
-    names: Collection[str] | None = None,
+    phases: Sequence[tuple[LocalLoss, Collection[str]]],
     *,
-    steps: int = STEPS,
     learning_rate: float = 0.1,
     seed: int = 0,
 ) -> tuple[str, ...]:
-    """Return which parameters have a gradient of exactly zero at the start and after every one of some steps.
+    """Return which parameters have a gradient of exactly zero at the start and at every step of a small training.
 
-    Every batch is trained on by itself, with plain gradient descent on ``names`` together. One nonzero entry of one
-    gradient is enough to count as moving: with factors A ≠ 0 and B = 0 of a product, B moves at once and A at the second
-    step; with A = B = 0 neither ever does. A part that takes more than ``steps`` steps to wake counts as immovable.
+    Users, one for each batch, train for two rounds, every phase for three steps of plain gradient descent on its names;
+    then their federated values are averaged. One nonzero entry of one gradient is enough to count as moving: of the
+    factors A ≠ 0 and B = 0 of a product, B moves at once and A at the second step; with A = B = 0 neither ever does. What
+    takes longer to wake counts as immovable.
 
     Args:
         net: the model as a function.
         halves: of its module.
-        start: all values by name, of the type that is trained in; they are not changed.
+        start: all values by name, of the type that is trained in; they are not changed. Every user starts from these.
         batches: one or more, e.g. one of each of a few users.
-        loss: ``(net, params, batch, received) -> scalar``.
-        names: the parameters to be trained; None: all that aren't frozen.
-        steps: gradient steps on each batch.
+        phases: of a round, in order: the loss, ``(net, params, batch, received) -> scalar``, and the names it trains.
         learning_rate: of these steps.
         seed: seeds what the model draws, e.g. dropout.
 
     Returns:
-        Names in the order of ``start``.
+        The names of some phase that nothing moves, in the order of ``start``.
     """
-    trained = halves.trainable if names is None else halves.trainable & set(names)
-    still = [name for name in start if name in trained]
-    received = {name: value for name, value in start.items() if name not in halves.private_names}
+    trained = {name for _, names in phases for name in names} & halves.trainable
+    still = {name for name in start if name in trained}
+    users = [clone(start) for _ in batches]
     with Held(net.module) as held:
-        for number, batch in enumerate(batches):
-            held.anew()
-            params = {name: value.detach().clone() for name, value in start.items()}
-            for step in range(steps):
-                if not still:
-                    return ()
-                slopes = _gradients(net, params, batch, loss, trained, received, seed + number * steps + step)
-                still = [name for name in still if name not in slopes or not bool(slopes[name].any())]
-                for name, slope in slopes.items():
-                    params[name] = params[name] - learning_rate * slope
-    return tuple(still)
+        for number in range(ROUNDS):
+            received = {n: v for n, v in users[0].items() if n not in halves.private_names}
+            for user, params in enumerate(users):
+                held.anew()
+                for loss, names in phases:
+                    for step in range(STEPS):
+                        if not still:
+                            return ()
+                        slopes = _gradients(
+                            net, params, batches[user], loss, halves.trainable & set(names), received, seed + number + step
+                        )  # fmt: skip
+                        still -= {name for name, slope in slopes.items() if bool(slope.any())}
+                        params |= {n: params[n] - learning_rate * slope for n, slope in slopes.items()}
+            mean = weighted_mean([halves.federated(params) for params in users], [1.0] * len(users))
+            users = [{**params, **clone(mean)} for params in users]
+    return tuple(name for name in start if name in still)
 
 
 def _gradients(
     net: Net, params: Params, batch: Batch, loss: LocalLoss, names: frozenset[str], received: Params, seed: int
 ) -> Params:  # fmt: skip
+    """Return the loss's gradients for those of ``names`` that it reaches; buffers in ``params`` are changed in place."""
     leaves = {n: v.detach().requires_grad_() for n, v in params.items() if n in names}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
-        value = loss(net, {**params, **leaves}, batch, {n: v.detach().clone() for n, v in received.items()})
+        value = loss(net, {**params, **leaves}, batch, clone(received))
     if not value.requires_grad:
         return {}
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
