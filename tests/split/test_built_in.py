@@ -20,7 +20,10 @@ from tests.tiny import texts
 def first_batches(data: FederatedData, pooled: bool = False) -> list[Batch]:
     chosen = [c for c in range(len(data)) if len(data.rows(c, "train")) > 1][:3]
     batches = [data.batch(data.rows(c, "train")) for c in chosen]
-    whose = [{"client": torch.full((len(b["label"]),), c)} if pooled else {} for c, b in zip(chosen, batches, strict=True)]
+    whose = [
+        {"client": torch.full((len(b["label"]),), c)} if pooled else {}
+        for c, b in zip(chosen, batches, strict=True)
+    ]
     return [{**batch, **who} for batch, who in zip(batches, whose, strict=True)]
 
 

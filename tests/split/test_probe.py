@@ -223,10 +223,14 @@ def test_a_step_that_writes_another_users_values_violates_equation_3() -> None:
         return private["user"][user].sum()
 
     report = check_split(Logits(), Split("user"), batches(), joint=joint(penalty))
-    assert [v.seen for v in report.violations if v.equation == 3] == ["training user 0 changes the values of user 1."]
+    assert [v.seen for v in report.violations if v.equation == 3] == [
+        "training user 0 changes the values of user 1."
+    ]
 
 
-@pytest.mark.parametrize("where", [lambda table: table.norm(dim=1).amax() > 50, lambda table: table[0, 0] < -3])
+@pytest.mark.parametrize(
+    "where", [lambda table: table.norm(dim=1).amax() > 50, lambda table: table[0, 0] < -3]
+)
 def test_an_aggregation_that_looks_at_private_values_in_a_region_violates_equation_2(where: Any) -> None:
     def update(w_f: Params, trained: Sequence[Params], private: Params, summaries: Sequence[float]) -> Params:
         mean = weighted_mean(trained, summaries)
@@ -239,7 +243,12 @@ def test_an_aggregation_that_looks_at_private_values_in_a_region_violates_equati
 
 def test_a_private_update_that_looks_at_others_in_a_region_violates_equation_3() -> None:
     def update(
-        user: int, w_f: Params, before: Params, after: Params, trained: Sequence[Params], summaries: Sequence[float]
+        user: int,
+        w_f: Params,
+        before: Params,
+        after: Params,
+        trained: Sequence[Params],
+        summaries: Sequence[float],
     ) -> Params:
         own = after["user"][user]
         return {"user": after["user"].mean(0) if bool(own.norm() > 50) else own}

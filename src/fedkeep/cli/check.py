@@ -128,7 +128,8 @@ def show_split(name: str, method: Method, report: CheckReport, cohort: int | Non
         total[str(row["half"])] += nbytes
         shape = " × ".join(str(n) for n in row["shape"]) or "scalar"  # type: ignore[attr-defined]
         rows.append([str(row["name"]), str(row["half"]), str(row["kind"]), shape, size(nbytes)])
-    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in total.items() if nbytes or half != "frozen"]
+    shown = {half: nbytes for half, nbytes in total.items() if nbytes or half != "frozen"}
+    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in shown.items()]
     if cohort is None:
         note = "Centralised training: all users' data and private values are in one place; nothing is sent."
     else:

@@ -12,12 +12,12 @@ import numpy as np
 
 from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.core.seeds import generator
 from fedkeep.engines.aggregate import RunningMean
 from fedkeep.engines.base import CohortResult, Job, train_rows
 from fedkeep.engines.local import LocalResult, Stream, local_run, usable
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, widen
 from fedkeep.methods import Phase
+from fedkeep.privacy import Chain, RunDraws
 from fedkeep.split import Upload, check_rows, check_upload
 
 
@@ -85,9 +85,9 @@ def encode(job: Job, received: Params, local: LocalResult, weight: float, client
     start = {n: v[sent[n].to(v.device)] if n in sent else v for n, v in received.items()}
     trained = job.method.publish(local.trained) if job.method.publish is not None else local.trained
     upload = split.upload(start, _leaving(trained, tables), weight, sent)
-    for number, link in enumerate(chain):
-        draw = generator(job.seed, f"upload/{number}", client, round)
-        upload = upload.but(link.encode(upload.deltas, start, draw))
+    if chain:
+        deltas, _ = Chain(chain).encode(upload.deltas, start, RunDraws(job.seed, client, round), rows=sent)
+        upload = upload.but(deltas)
     return upload
 
 
@@ -104,14 +104,12 @@ def decode(job: Job, received: Params, upload: Upload, client: str) -> Upload:
     """
     if job.method.upload:
         check_rows(upload, received, client)
-        start, tensors = upload.cut(received), upload.deltas
-        for link in reversed(job.method.upload):
-            try:
-                tensors = link.decode(tensors, start)
-            except (UploadError, KeyError, RuntimeError) as error:
-                raise UploadError(
-                    f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
-                ) from error
+        try:
+            tensors, _ = Chain(job.method.upload).decode(upload.deltas, upload.cut(received))
+        except (UploadError, KeyError, RuntimeError) as error:
+            raise UploadError(
+                f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
+            ) from error
         upload = upload.but(tensors)
     check_upload(upload, received, client)
     return upload

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind
@@ -16,7 +15,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.terms import Term, cross_entropy
-from fedkeep.privacy import Transform
+from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
 
 Predict = Callable[[Net, Params, Batch], Any]
@@ -176,7 +175,7 @@ class Method:
     adapt_split: Split | None = None
     adapt_start: Callable[[Params], Params] | None = None
     turns: Literal["phases", "batches"] = "phases"
-    upload: tuple[Transform, ...] = ()
+    upload: tuple[Link, ...] = ()
     tables: Literal["exact", "local", "whole"] = "exact"
     missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
     publish: Callable[[Params], Params] | None = None
@@ -230,10 +229,7 @@ class Method:
             )
         federated = [n for n in names if not self.split.is_private(n)]
         received = {n: p.detach() for n, p in module.named_parameters() if n in federated}
-        tensors = {n: torch.zeros_like(v) for n, v in received.items()}
-        # A link that cannot take these parameters says so now, not after a round's training.
-        for link in self.upload:
-            tensors = link.encode(tensors, received, torch.Generator())
+        Chain(self.upload).client_state(received)  # a link that cannot take these parameters says so now
         self.server_optimizer.check_patterns(federated)
         for phase in self.adapt:
             phase.trained_names(self.split, names)

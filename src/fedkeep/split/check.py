@@ -55,8 +55,9 @@ class CheckReport:
 def stuck(name: str) -> str:
     """Say that a parameter cannot move, and what to do."""
     return (
-        f"{name!r} is to be trained and cannot move: its gradient is exactly zero at the start and after some steps. Let "
-        f"it start elsewhere (private_init='model' takes the module's own values), let the loss reach it, or freeze it."
+        f"{name!r} is to be trained and cannot move: its gradient is exactly zero at the start and after some steps. "
+        f"Let it start elsewhere (private_init='model' takes the module's own values), let the loss reach it, or "
+        f"freeze it."
     )
 
 
@@ -74,10 +75,11 @@ def check_split(
     """Check a split: statically, and by probes of FURL's equations 1, 2 and 3 where batches are given.
 
     Losses, gradients, updates and what a forward pass in training mode leaves in buffers are compared while private
-    values are replaced, at 11 points of 6 magnitudes (0 to 1000 times normal noise, with either sign), and after another
-    user was trained in the same process. Found is what shows at one of them. Not found is a dependence that takes effect
-    only elsewhere: at other batches, at private values in a region that none of the points meets, through what integer
-    values say, after many steps, or in evaluation. A check that finds nothing is therefore no proof.
+    values are replaced, at 11 points of 6 magnitudes (0 to 1000 times normal noise, with either sign), and after
+    another user was trained in the same process. Bits are compared, so a dependence by rounding alone counts too. Found
+    is what shows at one of the points. Not found is what takes effect only elsewhere: at other batches, at private
+    values in a region that none of the points meets, through private whole numbers, after many steps, in evaluation,
+    or in another process. A check that finds nothing is therefore no proof.
 
     Args:
         model: the module; it is left as it was.
@@ -115,10 +117,10 @@ def check_split(
         if loss is not None:
             names = halves.trainable if trains is None else trains
             stays = immovable(net, halves, start, exact, [(loss, names)], seed=seed)
-    return CheckReport(
-        table=table, violations=found, probed=(1, 2, 3) if probed else (), immovable=stays
-    )
+    return CheckReport(table=table, violations=found, probed=(1, 2, 3) if probed else (), immovable=stays)
 
 
 def _exact(values: Params) -> Params:
-    return {n: v.detach().double() if v.is_floating_point() else v.detach().clone() for n, v in values.items()}
+    return {
+        n: v.detach().double() if v.is_floating_point() else v.detach().clone() for n, v in values.items()
+    }

@@ -86,7 +86,9 @@ class Halves:
         ):
             missing, wrong = sorted(set(wanted) - got.keys()), sorted(got.keys() - set(wanted))
             if missing or wrong:
-                raise SplitError(f"The {half} half should be {list(wanted)}: missing {missing}, wrong {wrong}.")
+                raise SplitError(
+                    f"The {half} half should be {list(wanted)}: missing {missing}, wrong {wrong}."
+                )
         return {**frozen, **federated, **private}
 
     def frozen_digest(self, params: Mapping[str, Tensor]) -> str:
@@ -129,8 +131,8 @@ def frozen_changed(name: str) -> str:
     """Say that training changed a frozen tensor, and what to do."""
     return (
         f"training changed {name!r}, which is frozen: it would be another on every client. If it is a buffer that "
-        f"training is to change, name it in an attribute updated_buffers of its module; then it is federated, or private "
-        f"where a pattern says so."
+        f"training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
+        f"private where a pattern says so."
     )
 
 
@@ -167,8 +169,10 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
             halves[name] = "frozen"
         else:
             halves[name] = "private" if matches(name, kept) else "federated"
-    _check_private(module, kept, halves, everything, parameters)
-    names = {h: tuple(n for n, half in halves.items() if half == h) for h in ("private", "federated", "frozen")}
+    _check_private(module, kept, halves, everything)
+    names = {
+        h: tuple(n for n, half in halves.items() if half == h) for h in ("private", "federated", "frozen")
+    }
     return Halves(
         private_names=names["private"], federated_names=names["federated"], frozen_names=names["frozen"],
         trainable=frozenset(n for n in halves if n in parameters and halves[n] != "frozen"),
@@ -195,7 +199,7 @@ def updated_buffers(module: nn.Module) -> frozenset[str]:
                     f"updated_buffers of {type(part).__name__} names {name!r}, which is no buffer of it; they are "
                     f"{sorted(buffers)}."
                 )
-        own = tuple(part._buffers) if isinstance(part, _NormBase) else ()
+        own = tuple(n for n, _ in part.named_buffers(recurse=False)) if isinstance(part, _NormBase) else ()
         found |= {f"{prefix}.{name}" if prefix else name for name in own + given}
     return frozenset(found)
 
@@ -214,19 +218,15 @@ def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor]) ->
 
 
 def _check_private(
-    module: nn.Module,
-    patterns: Iterable[str],
-    halves: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
-    parameters: set[str],
+    module: nn.Module, patterns: Iterable[str], halves: Mapping[str, str], tensors: Mapping[str, Tensor]
 ) -> None:
     """Refuse patterns that match only frozen tensors, which no client trains."""
     first = {id(tensors[name]): name for name in halves}
     for pattern in patterns:
         names = list(dict.fromkeys(first[id(v)] for n, v in tensors.items() if fnmatchcase(n, pattern)))
         if all(halves[name] == "frozen" for name in names):
-            kind = "requires no gradient" if names[0] in parameters else "is a buffer that training does not update"
             raise SplitError(
-                f"Split pattern {pattern!r} matches only frozen tensors of {type(module).__name__} ({names}): "
-                f"{names[0]!r} {kind}, so no client has one of its own. Drop the pattern, or let it be trained."
+                f"Split pattern {pattern!r} matches only frozen tensors of {type(module).__name__} ({names}), of which "
+                f"no client has its own: parameters that require no gradient, buffers that training does not update, or "
+                f"what the split names frozen. Drop the pattern, or let them be trained."
             )

@@ -40,7 +40,9 @@ class Held:
             vars(part).clear()
             vars(part).update(own)
 
-    def _copies(self, found: list[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[nn.Module, dict[str, Any]]]:
+    def _copies(
+        self, found: list[tuple[nn.Module, dict[str, Any]]]
+    ) -> list[tuple[nn.Module, dict[str, Any]]]:
         tensors: dict[int, Tensor] = {}  # what is one tensor stays one
         return [(part, self._copied(value, tensors)) for part, value in found]
 

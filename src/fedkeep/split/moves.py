@@ -30,8 +30,8 @@ def immovable(
 
     Users, one for each batch, train for two rounds, every phase for three steps of plain gradient descent on its names;
     then their federated values are averaged. One nonzero entry of one gradient is enough to count as moving: of the
-    factors A ≠ 0 and B = 0 of a product, B moves at once and A at the second step; with A = B = 0 neither ever does. What
-    takes longer to wake counts as immovable.
+    factors A ≠ 0 and B = 0 of a product, B moves at once and A at the second step; with A = B = 0 neither ever does.
+    What takes longer to wake counts as immovable.
 
     Args:
         net: the model as a function.
@@ -49,17 +49,16 @@ def immovable(
     still = {name for name in start if name in trained}
     users = [clone(start) for _ in batches]
     with Held(net.module) as held:
-        for number in range(ROUNDS):
+        for _ in range(ROUNDS):
             received = {n: v for n, v in users[0].items() if n not in halves.private_names}
             for user, params in enumerate(users):
                 held.anew()
                 for loss, names in phases:
+                    moving = halves.trainable & set(names)
                     for step in range(STEPS):
                         if not still:
                             return ()
-                        slopes = _gradients(
-                            net, params, batches[user], loss, halves.trainable & set(names), received, seed + number + step
-                        )  # fmt: skip
+                        slopes = _gradients(net, params, batches[user], loss, moving, received, seed + step)
                         still -= {name for name, slope in slopes.items() if bool(slope.any())}
                         params |= {n: params[n] - learning_rate * slope for n, slope in slopes.items()}
             mean = weighted_mean([halves.federated(params) for params in users], [1.0] * len(users))
@@ -70,7 +69,7 @@ def immovable(
 def _gradients(
     net: Net, params: Params, batch: Batch, loss: LocalLoss, names: frozenset[str], received: Params, seed: int
 ) -> Params:  # fmt: skip
-    """Return the loss's gradients for those of ``names`` that it reaches; buffers in ``params`` are changed in place."""
+    """Return the loss's gradients for those of ``names`` that it reaches; buffers of ``params`` change in place."""
     leaves = {n: v.detach().requires_grad_() for n, v in params.items() if n in names}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)

@@ -4,14 +4,14 @@ Source: FURL, §3.1–3.3. A split is sound if (1) a user's loss does not depend
 (2) the federated update does not depend on private parameters, and (3) a user's private update depends on nothing
 but that user's private values and the users' summaries.
 
-Everything is computed at 11 points: the start, and start ± s · noise for s of ``SCALES``, with normal noise of its own for
-every user. Federated values are the start's, and start + min(s, 1) · noise at every point with +, so that what is used only
-in a region of values (a hinge, a comparison) has a chance to be met.
+Everything is computed at 11 points: the start, and start ± s · noise for s of ``SCALES``, with normal noise of its own
+for every user. Federated values are the start's, and start + min(s, 1) · noise at every point with +. So what is used
+only in a region of values (a hinge, a comparison) has a chance to be met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,9 +77,6 @@ class Step:
     gradients: Params
     shared: Params
     private: Params
-
-
-Difference = Callable[[list[str]], str]
 
 
 class Probe:
@@ -157,7 +154,8 @@ class Probe:
         if gradients and loss.requires_grad:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         slopes = {
-            n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(leaves.items(), found, strict=True)
+            n: torch.zeros_like(v) if g is None else g
+            for (n, v), g in zip(leaves.items(), found, strict=True)
         }
         return Step(loss.detach(), slopes, _plain(shared), _plain(private))
 
@@ -169,52 +167,48 @@ class Probe:
         _, first, second = (self.step(self.point(0), 0) for _ in range(3))
         if what := self.differs(first, second, 0):
             raise SplitError(
-                f"The split cannot be probed: {what} of user 0 is another when it is computed again with the same values "
-                f"and the same seed. Draw random numbers from torch alone, and let the loss remember nothing."
+                f"The split cannot be probed: {what} of user 0 is another when it is computed again with the same "
+                f"values and the same seed. Draw random numbers from torch alone, and let the loss remember nothing."
             )
 
     def others(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
         """Equation 1: neither loss nor step of a user may depend on other users' private values."""
         for user, step in enumerate(steps):
             for name, table in here.private.items():
-                slope = step.gradients.get(name, torch.zeros(self.users, 1))
-                size = slope.abs().reshape(self.users, -1).amax(1) if slope.numel() else torch.zeros(self.users)
-                size[user] = 0
-                if bool((size != 0).any()):
-                    self._add(1, name, (
-                        f"the loss of user {user} has a gradient of up to {float(size.max()):.3g} for the private "
-                        f"values of user {int(size.argmax())}. A penalty must be taken on each user's own values."
-                    ))  # fmt: skip
+                self._slopes(name, step, user)
                 for other in range(self.users):
                     if other != user and not same(step.private[name][other], table[other]):
                         self._add(3, name, f"training user {user} changes the values of user {other}.")
-            for names, what in self._guilty(
-                lambda swap, user=user, step=step: self.differs(  # type: ignore[misc]
-                    step, self.step(Point(here.shared, _rows(here, there, swap, user, own=False)), user), user
-                ),
-                list(here.private),
-                1,
-            ):
-                self._add(1, names, f"{what} of user {user} changes when other users' private values are replaced.")
+
+            def replaced(names: Sequence[str], user: int = user) -> Step:
+                return self.step(Point(here.shared, _rows(here, there, names, user, own=False)), user)
+
+            self._blame(step, replaced, user, "changes when other users' private values are replaced.")
+
+    def _slopes(self, name: str, step: Step, user: int) -> None:
+        slope = step.gradients.get(name)
+        if slope is None or not slope.numel():
+            return
+        size = slope.abs().reshape(self.users, -1).amax(1)
+        size[user] = 0
+        if bool((size != 0).any()):
+            self._add(1, name, (
+                f"the loss of user {user} has a gradient of up to {float(size.max()):.3g} for the private "
+                f"values of user {int(size.argmax())}. A penalty must be taken on each user's own values."
+            ))  # fmt: skip
 
     def remembered(self, here: Point, there: Point, user: int) -> None:
         """Equation 1: a step may not depend on the private values of a user who was trained before, in one process."""
         before = (user + 1) % self.users
 
-        def after(point: Point) -> Step:
-            self.step(point, before)
+        def after(names: Sequence[str]) -> Step:
+            self.step(Point(here.shared, _rows(here, there, names, before, own=True)), before)
             return self.step(here, user, anew=False)
 
-        first = after(here)
-        for name, what in self._guilty(
-            lambda swap: self.differs(first, after(Point(here.shared, _rows(here, there, swap, before, own=True))), user),
-            list(here.private),
-            1,
-        ):
-            self._add(1, name, (
-                f"{what} of user {user} changes with the private values of user {before}, who was trained before: "
-                f"the model or the loss remembers them, in an attribute or in a buffer that is not persistent."
-            ))  # fmt: skip
+        self._blame(after(()), after, user, (
+            f"changes with the private values of user {before}, who was trained before: the model or the loss "
+            f"remembers them, in an attribute or in a buffer that is not persistent."
+        ))  # fmt: skip
 
     def filled(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
         """Equation 2: what training writes into federated and frozen tensors may not depend on private values."""
@@ -229,7 +223,7 @@ class Probe:
                         f"user's private values are replaced, so they would leave with it. Name it private too."
                     ))  # fmt: skip
                 if name in self.halves.frozen_names and not (filled or same(value, here.shared[name])):
-                    self._add(None, name, f"{frozen_changed(name)}")
+                    self._add(None, name, frozen_changed(name))
 
     def updates(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
         """Equations 2 and 3 for what is made of the trained values."""
@@ -275,7 +269,9 @@ class Probe:
         if not same(a.loss, b.loss):
             return "the loss"
         for name, slope in a.gradients.items():
-            one, two = (slope[user], b.gradients[name][user]) if name in a.private else (slope, b.gradients[name])
+            one, two = (
+                (slope[user], b.gradients[name][user]) if name in a.private else (slope, b.gradients[name])
+            )
             if not same(one, two):
                 return f"the gradient for {name!r}"
         for name, value in a.shared.items():
@@ -284,14 +280,16 @@ class Probe:
         names = (n for n, table in a.private.items() if not same(table[user], b.private[n][user]))
         return next((f"the new value of {name!r}" for name in names), "")
 
-    def _guilty(self, difference: Difference, names: list[str], equation: int) -> Iterator[tuple[str, str]]:
-        """Yield which names make a difference, each replaced alone, and which one; all together are tried first."""
-        what = difference(names)
+    def _blame(self, first: Step, again: Callable[[Sequence[str]], Step], user: int, seen: str) -> None:
+        """Note the private names that make ``again`` another step than ``first`` when they are replaced."""
+        names = list(first.private)
+        what = self.differs(first, again(names), user)
         if not what:
             return
-        alone = {name: difference([name]) for name in names} if len(names) > 1 else {names[0]: what}
-        guilty = {name: seen for name, seen in alone.items() if seen} or {names[0]: what}
-        yield from ((name, seen) for name, seen in guilty.items() if (equation, name) not in self.found)
+        alone = {n: self.differs(first, again([n]), user) for n in names} if len(names) > 1 else {}
+        guilty = {name: found for name, found in alone.items() if found} or {names[0]: what}
+        for name, found in guilty.items():
+            self._add(1, name, f"{found} of user {user} {seen}")
 
     def _add(self, equation: int | None, name: str, seen: str) -> None:
         self.found.setdefault((equation, name), Violation(equation, name, seen))

@@ -132,7 +132,9 @@ class Split:
                 here, there = self._said(name, here), self._said(other, there)
             if here == there:
                 continue
-            (mine, own), (rest, theirs) = sorted([(here, name), (there, other)], key=lambda h: h[0] != "private")
+            (mine, own), (rest, theirs) = sorted(
+                [(here, name), (there, other)], key=lambda h: h[0] != "private"
+            )
             if mine == "private":
                 raise SplitError(
                     f"Private {own!r} and {rest} {theirs!r} of {type(module).__name__} share one storage "
