@@ -55,7 +55,7 @@ def fedbn(
     phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
     return Method(
         "fedbn",
-        Split(private),  # type: ignore[arg-type]
+        Split(private),
         (phase,),
         weighting,
         server_optimizer=server_optimizer,

@@ -35,7 +35,7 @@ def fedper(
     phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
     return Method(
         "fedper",
-        Split(private),  # type: ignore[arg-type]
+        Split(private),
         (phase,),
         weighting,
         server_optimizer=server_optimizer,

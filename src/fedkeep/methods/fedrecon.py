@@ -61,7 +61,7 @@ def fedrecon(
     )  # fmt: skip
     return Method(
         "fedrecon",
-        Split(private),  # type: ignore[arg-type]
+        Split(private),
         (support, query),
         weighting,
         private_init=private_init,

@@ -49,7 +49,7 @@ def fedrep(
     head = replace(body, trains="private", optimizer=head_optimizer or optimizer, epochs=head_epochs)
     return Method(
         "fedrep",
-        Split(private),  # type: ignore[arg-type]
+        Split(private),
         (head, body),
         weighting,
         server_optimizer=server_optimizer,

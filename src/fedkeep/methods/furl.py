@@ -53,7 +53,7 @@ def furl(
     Raises:
         MethodError: no private pattern is given (that is ``fedavg``).
     """
-    split = Split(private)  # type: ignore[arg-type]
+    split = Split(private)
     if not split.private:
         raise MethodError("FURL needs at least one private pattern; with none it is methods.fedavg().")
     phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)

@@ -37,7 +37,7 @@ def lg_fedavg(
     phase = Phase(loss, "all", optimizer, epochs, batch_size=batch_size, clip_norm=clip_norm)
     return Method(
         "lg_fedavg",
-        Split(private),  # type: ignore[arg-type]
+        Split(private),
         (phase,),
         weighting,
         server_optimizer=server_optimizer,

@@ -83,7 +83,7 @@ class TopK(Link):
         keep = magnitude > least
         equal = (magnitude == least).nonzero().squeeze(1)
         keep[equal[: count - int(keep.sum())]] = True
-        parts = keep.split(sizes)
+        parts = torch.split(keep, sizes)
         return {name: part.nonzero().squeeze(1) for name, part in zip(whole, parts, strict=True)}
 
     def decode(self, tensors: Params, start: Params, sent: Params) -> Params:

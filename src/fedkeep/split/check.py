@@ -100,24 +100,24 @@ def check_split(
     """
     split.check(model)
     table, halves, net = split.table(model), split.halves(model), Net(model)
-    if not batches or (loss is None and joint is None and (len(batches) < 2 or not halves.private_names)):
-        return CheckReport(table=table)
-    if loss is None and joint is None:
+    equations = len(batches) > 1 and bool(halves.private_names)
+    if joint is None and loss is not None:
+        joint = joint_from_loss(net, loss)
+    if joint is None and equations:
         raise SplitError(
             "A probe needs a loss: pass loss=..., e.g. methods.terms.cross_entropy(), or joint=...."
         )
-    start = _exact(net.initial() if start is None else start)
-    exact = [_exact(batch) for batch in batches]
-    found: tuple[Violation, ...] = ()
-    probed, stays = len(batches) > 1 and bool(halves.private_names), ()
+    begin, exact = _exact(net.initial() if start is None else start), [_exact(batch) for batch in batches]
+    violations: tuple[Violation, ...] = ()
+    stays: tuple[str, ...] = ()
     with Held(model, exact=True) as held:
-        if probed:
-            step = joint if joint is not None else joint_from_loss(net, loss)
-            found = Probe(halves, start, exact, step, held, seed).violations()
-        if loss is not None:
+        if joint is not None and equations:
+            violations = Probe(halves, begin, exact, joint, held, seed).violations()
+        if loss is not None and batches:
             names = halves.trainable if trains is None else trains
-            stays = immovable(net, halves, start, exact, [(loss, names)], seed=seed)
-    return CheckReport(table=table, violations=found, probed=(1, 2, 3) if probed else (), immovable=stays)
+            stays = immovable(net, halves, begin, exact, [(loss, names)], seed=seed)
+    probed = (1, 2, 3) if equations else ()
+    return CheckReport(table=table, violations=violations, probed=probed, immovable=stays)
 
 
 def _exact(values: Params) -> Params:

@@ -227,6 +227,6 @@ def _check_private(
         if all(halves[name] == "frozen" for name in names):
             raise SplitError(
                 f"Split pattern {pattern!r} matches only frozen tensors of {type(module).__name__} ({names}), of which "
-                f"no client has its own: parameters that require no gradient, buffers that training does not update, or "
-                f"what the split names frozen. Drop the pattern, or let them be trained."
+                f"no client has its own: parameters that require no gradient, buffers that training does not update, "
+                f"or what the split names frozen. Drop the pattern, or let them be trained."
             )

@@ -230,25 +230,27 @@ class Probe:
         w_f = self.halves.federated(here.shared)
         u_f = [self._trained_shared(step) for step in steps]
         u_p = self._trained_private(here, steps)
-        federated, private = self.joint.federated_update, self.joint.private_update
-        expected = federated(clone(w_f), u_f, clone(u_p), self.summaries)
-        got = federated(clone(w_f), u_f, clone(there.private), self.summaries)
+        expected = self.joint.federated_update(clone(w_f), u_f, clone(u_p), self.summaries)
+        got = self.joint.federated_update(clone(w_f), u_f, clone(there.private), self.summaries)
         for name in expected:
             if not same(expected[name], got[name]):
                 self._add(2, name, "the aggregated value changes when private values are replaced by noise.")
-        shaken = {n: v + torch.ones_like(v) if v.is_floating_point() else v for n, v in w_f.items()}
-        moved = [{n: v + (1 + v.abs()) if v.is_floating_point() else v for n, v in u.items()} for u in u_f]
+        moved = [_away(u) for u in u_f]
         for user in range(self.users):
-            kept = private(user, clone(w_f), clone(here.private), clone(u_p), u_f, self.summaries)
-            others = [_rows(Point({}, p), there, list(p), user, own=False) for p in (here.private, u_p)]
-            for what, (w, before, after, u) in {
-                "federated parameters": (shaken, clone(here.private), clone(u_p), moved),
-                "other users' private values": (clone(w_f), *others, u_f),
-            }.items():
-                changed = private(user, w, before, after, u, self.summaries)
+            kept = self._kept(user, w_f, here.private, u_p, u_f)
+            before, after = (
+                _rows(Point({}, p), there, list(p), user, own=False) for p in (here.private, u_p)
+            )
+            for what, other in (
+                ("federated parameters", self._kept(user, _away(w_f), here.private, u_p, moved)),
+                ("other users' private values", self._kept(user, w_f, before, after, u_f)),
+            ):
                 for name in kept:
-                    if not same(kept[name], changed[name]):
+                    if not same(kept[name], other[name]):
                         self._add(3, name, f"the new value of user {user} changes when {what} are perturbed.")
+
+    def _kept(self, user: int, w_f: Params, before: Params, after: Params, u_f: Sequence[Params]) -> Params:
+        return self.joint.private_update(user, clone(w_f), clone(before), clone(after), u_f, self.summaries)
 
     def _trained_shared(self, step: Step) -> Params:
         federated = self.halves.federated(step.shared)
@@ -301,6 +303,11 @@ def same(a: Tensor, b: Tensor) -> bool:
         return True
     both = a.shape == b.shape and a.dtype == b.dtype and a.is_floating_point()
     return both and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _away(tree: Params) -> Params:
+    """Return values that are all others, and no nearer to 0."""
+    return {name: v + 1 + v.abs() if v.is_floating_point() else v for name, v in tree.items()}
 
 
 def _plain(tree: Params) -> Params:

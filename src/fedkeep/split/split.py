@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkeep.core.errors import SplitError, UploadError
 from fedkeep.core.net import tensors_of
 from fedkeep.core.params import Params, difference_of_names, nbytes, nonfinite
-from fedkeep.split.halves import Halves, divide, matches
+from fedkeep.split.halves import Half, Halves, divide, matches
 
 
 @dataclass(frozen=True, init=False)
@@ -147,10 +147,12 @@ class Split:
                     f"{own if mine == 'frozen' else theirs!r} is named frozen. Name both in frozen, or neither."
                 )
 
-    def _said(self, name: str, otherwise: str) -> str:
+    def _said(self, name: str, otherwise: Half) -> Half:
         if matches(name, self.frozen):
             return "frozen"
-        return "private" if self.is_private(name) else otherwise.replace("private", "federated")
+        if self.is_private(name):
+            return "private"
+        return "federated" if otherwise == "private" else otherwise
 
     def table(self, module: nn.Module) -> list[dict[str, object]]:
         """Return a row ``{name, shape, half, kind, bytes}`` for every parameter and buffer; tied ones once.
