@@ -133,9 +133,11 @@ def test_the_checker_warns() -> None:
     report = check_split(model, Split("head.*"), batches(), loss=CROSS_ENTROPY, start=zeros(model, "head.*"))
     assert report.ok
     assert report.immovable[0] == "body.weight"
-    assert report.warnings[0] == (
-        "'body.weight' is to be trained and cannot move: its gradient is exactly zero at the start and after some steps. "
-        "Let it start elsewhere (private_init='model' takes the module's own values), let the loss reach it, or freeze it."
+    (warning,) = report.warnings
+    assert warning == (
+        "To be trained, but unable to move: body.weight, body.bias, head.0.weight, head.0.bias, head.2.weight. Their "
+        "gradient is exactly zero at the start and after some steps. Let private values start elsewhere "
+        "(private_init='model' takes the module's own), let the loss reach them, or freeze them."
     )
     assert check_split(model, Split("head.*"), batches(), loss=CROSS_ENTROPY).warnings == ()
     frozen = Split("head.*", frozen="body.*")

@@ -53,8 +53,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     )
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
-    for name in stays(net, method, batches, start):
-        complain(f"Warning: {stuck(name)}")
+    if still := stays(net, method, batches, start):
+        complain(f"Warning: {stuck(still)}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)

@@ -43,8 +43,8 @@ class CheckReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for every parameter that cannot move."""
-        return tuple(map(stuck, self.immovable))
+        """A sentence about what cannot move, if there is any."""
+        return (stuck(self.immovable),) if self.immovable else ()
 
     def raise_for_violations(self) -> None:
         """Raise SplitError listing the violations, if there are any."""
@@ -52,12 +52,12 @@ class CheckReport:
             raise SplitError("\n".join(str(v) for v in self.violations))
 
 
-def stuck(name: str) -> str:
-    """Say that a parameter cannot move, and what to do."""
+def stuck(names: Sequence[str]) -> str:
+    """Say that parameters cannot move, and what to do."""
     return (
-        f"{name!r} is to be trained and cannot move: its gradient is exactly zero at the start and after some steps. "
-        f"Let it start elsewhere (private_init='model' takes the module's own values), let the loss reach it, or "
-        f"freeze it."
+        f"To be trained, but unable to move: {', '.join(names)}. Their gradient is exactly zero at the start and after "
+        f"some steps. Let private values start elsewhere (private_init='model' takes the module's own), let the loss "
+        f"reach them, or freeze them."
     )
 
 

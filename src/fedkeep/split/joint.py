@@ -29,11 +29,14 @@ class Joint:
         federated_update: ``(w_f, [u_f of each user], private tables after training, summaries) -> new w_f`` (a_f).
         private_update: ``(user, w_f, private tables before, private tables after training, [u_f], summaries)
             -> the user's new private values`` (a_p).
+        own_rows: ``loss`` is built so that it is given the user's own rows alone, and the updates are plain averaging
+            and keeping (``joint_from_loss``); then less has to be probed.
     """
 
     loss: Loss
     federated_update: FederatedUpdate
     private_update: PrivateUpdate
+    own_rows: bool = False
 
 
 def fedavg_update(
@@ -60,7 +63,7 @@ def joint_from_loss(net: Net, loss: LocalLoss) -> Joint:
 
     def user_loss(federated: Params, private: Params, batch: Batch, user: int) -> Tensor:
         own = {name: table[user] for name, table in private.items()}
-        received = {name: value.detach().clone() for name, value in federated.items()}
+        received = {n: v.detach() if v.requires_grad else v.clone() for n, v in federated.items()}
         return loss(net, {**federated, **own}, batch, received)
 
-    return Joint(user_loss, fedavg_update, keep_trained)
+    return Joint(user_loss, fedavg_update, keep_trained, own_rows=True)

@@ -6,12 +6,13 @@ but that user's private values and the users' summaries.
 
 Everything is computed at 11 points: the start, and start ± s · noise for s of ``SCALES``, with normal noise of its own
 for every user. Federated values are the start's, and start + min(s, 1) · noise at every point with +. So what is used
-only in a region of values (a hinge, a comparison) has a chance to be met.
+only in a region of values (a hinge, a comparison) has a chance to be met. A joint step is probed for every user at
+every point; a loss that is given a user's own rows alone, for every user at the first point, then in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,13 +107,18 @@ class Probe:
             SplitError: the same step has another result when it is taken again.
         """
         self.repeatable()
+        there = self.point(0)
         for number in range(POINTS):
-            here, there = self.point(number), self.point((number + 1) % POINTS)
-            steps = [self.step(here, user) for user in range(self.users)]
-            self.others(here, there, steps)
-            self.remembered(here, there, number % self.users)
+            here, there = there, self.point((number + 1) % POINTS)
+            turn = number % self.users
+            users = [turn] if self.joint.own_rows and number else list(range(self.users))
+            steps = {user: self.step(here, user) for user in users}
+            if not self.joint.own_rows:
+                self.others(here, there, steps)
+            self.remembered(here, there, steps[turn], turn)
             self.filled(here, there, steps)
-            self.updates(here, there, steps)
+            if len(steps) == self.users:
+                self.updates(here, there, list(steps.values()))
         order = {1: 1, 2: 2, 3: 3, None: 4}
         return tuple(sorted(self.found.values(), key=lambda v: order[v.equation]))
 
@@ -171,9 +177,9 @@ class Probe:
                 f"values and the same seed. Draw random numbers from torch alone, and let the loss remember nothing."
             )
 
-    def others(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
+    def others(self, here: Point, there: Point, steps: Mapping[int, Step]) -> None:
         """Equation 1: neither loss nor step of a user may depend on other users' private values."""
-        for user, step in enumerate(steps):
+        for user, step in steps.items():
             for name, table in here.private.items():
                 self._slopes(name, step, user)
                 for other in range(self.users):
@@ -197,7 +203,7 @@ class Probe:
                 f"values of user {int(size.argmax())}. A penalty must be taken on each user's own values."
             ))  # fmt: skip
 
-    def remembered(self, here: Point, there: Point, user: int) -> None:
+    def remembered(self, here: Point, there: Point, step: Step, user: int) -> None:
         """Equation 1: a step may not depend on the private values of a user who was trained before, in one process."""
         before = (user + 1) % self.users
 
@@ -205,14 +211,15 @@ class Probe:
             self.step(Point(here.shared, _rows(here, there, names, before, own=True)), before)
             return self.step(here, user, anew=False)
 
-        self._blame(after(()), after, user, (
-            f"changes with the private values of user {before}, who was trained before: the model or the loss "
-            f"remembers them, in an attribute or in a buffer that is not persistent."
-        ))  # fmt: skip
+        if self.differs(step, after(list(here.private)), user):  # else nothing at all was remembered
+            self._blame(after(()), after, user, (
+                f"changes with the private values of user {before}, who was trained before: the model or the loss "
+                f"remembers them, in an attribute or in a buffer that is not persistent."
+            ))  # fmt: skip
 
-    def filled(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
+    def filled(self, here: Point, there: Point, steps: Mapping[int, Step]) -> None:
         """Equation 2: what training writes into federated and frozen tensors may not depend on private values."""
-        for user, step in enumerate(steps):
+        for user, step in steps.items():
             own = Point(here.shared, _rows(here, there, list(here.private), user, own=True))
             other = self.step(own, user, gradients=False)
             for name, value in step.shared.items():
