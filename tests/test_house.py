@@ -30,7 +30,7 @@ HEAVY = {
 
 # Training takes gradients in the local run; the split checker's probes and the kernels' own backward passes are the
 # only other places, and a loss whose definition holds a gradient step.
-MAY_TAKE_GRADIENTS = {"engines/local.py", "split/check.py", "methods/per_fedavg.py"}
+MAY_TAKE_GRADIENTS = {"engines/local.py", "split/probe.py", "split/moves.py", "methods/per_fedavg.py"}
 MAY_DEFINE_BACKWARD = ("nn/", "kernels/")
 TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value")
 UNPICKLES = ("torch.load", "pickle.load", "pickle.loads")

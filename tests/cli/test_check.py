@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedkeep.split import CheckReport, Violation
@@ -59,7 +61,8 @@ def test_too_few_users_to_probe(fedkeep: Command) -> None:
 
 
 def test_violations_are_named_and_give_exit_code_1(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = CheckReport([], (Violation(1, "user", "the loss of user 0 has a gradient."),), (1, 2, 3))
+    violation = Violation(1, "user", "the loss of user 0 has a gradient.")
+    found = CheckReport(table=[], violations=(violation,), probed=(1, 2, 3))
     monkeypatch.setattr("fedkeep.cli.check.check_split", lambda *_, **__: found)
     result = fedkeep("check", "toy.toml")
     assert result.exit_code == 1
@@ -77,3 +80,36 @@ def test_the_texts_of_few_clients_are_described(fedkeep: Command) -> None:
     assert [row[1:4] for row in rows if row[:1] == ["user-0"]] == [["10", "1", "1"]]
     many = fedkeep("check", "demo/personalized-fl", "--set", "data.users=50", "--set", "data.examples=10")
     assert "Different tokens" not in many.stdout
+
+
+def test_a_part_that_cannot_move_is_a_warning(fedkeep: Command) -> None:
+    """FURL's default value is zero: both layers of a private network then stay there."""
+    small = ("--set", "data.users=4", "--set", "data.examples=10")
+    result = fedkeep("check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]')
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("Warning: To be trained, but unable to move: user, embedding.weight, ")
+    assert "mlp.1.weight, mlp.1.bias, mlp.3.weight. Their gradient is exactly zero" in result.stderr
+    own = ("--set", "method.private_init=model")
+    result = fedkeep(
+        "check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]', *own
+    )
+    assert result.stderr == ""
+
+
+def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedkeep.cli.check as room
+
+    build = room.build_model
+
+    def frozen(*arguments: Any) -> Any:
+        model = build(*arguments)
+        model.linear.weight.requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(room, "build_model", frozen)
+    result = fedkeep("check", "toy.toml")
+    assert result.exit_code == 0, result.output
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "linear.weight frozen parameter 3 × 4 48 B" in rows
+    assert "all frozen frozen 48 B" in rows
+    assert "A round sends 12 B down and 12 B up for each user (3 users: 36 B each way)." in result.stdout

@@ -35,6 +35,7 @@ from fedkeep.engines.workers.pool import start_method
 from fedkeep.methods import METHODS, EarlyStopping
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel
+from fedkeep.privacy import Draw, Encoded, Link
 from tests.engines.test_round import BROKEN, Fragile
 from tests.methods.parts import Parts
 from tests.methods.test_relatives import DATA, ROWS
@@ -81,17 +82,15 @@ CONTENDERS: dict[str, Contender] = {
 
 
 @dataclass(frozen=True)
-class Halved:
+class Halved(Link):
     """An upload chain's link that sends everything under another name, noisily and halved."""
 
-    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
-        assert received.keys() == tensors.keys()
-        return {
-            f"{n}/half": v / 2 + torch.randn(v.shape, generator=draw, dtype=v.dtype) / 1024
-            for n, v in tensors.items()
-        }
+    def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
+        assert start.keys() == tensors.keys()
+        half = {f"{n}/half": v / 2 + draw.normal(v.shape, v.dtype) / 1024 for n, v in tensors.items()}
+        return Encoded(tensors=half)
 
-    def decode(self, tensors: Params, received: Params) -> Params:
+    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
         return {n.removesuffix("/half"): 2 * v for n, v in tensors.items()}
 
 

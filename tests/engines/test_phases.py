@@ -18,6 +18,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.engines import Stream, local_run
 from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
+from fedkeep.privacy import Draw, Encoded, Link
 from tests.engines.reference import rows_of
 from tests.tiny import Logits, Rounds, Scalar, classes, job, pairs
 
@@ -259,26 +260,26 @@ def test_values_stay_within_bounds() -> None:
 
 
 @dataclass(frozen=True)
-class Halved:
+class Halved(Link):
     """Sends half of a change under another name, and its client's draw."""
 
-    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
-        assert tensors.keys() == received.keys()
-        noise = torch.rand((), generator=draw, dtype=torch.float64)
-        return {"noise": noise, **{f"{n}/half": v / 2 for n, v in tensors.items()}}
+    def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
+        assert tensors.keys() == start.keys()
+        noise = draw.normal(())
+        return Encoded(tensors={"noise": noise, **{f"{n}/half": v / 2 for n, v in tensors.items()}})
 
-    def decode(self, tensors: Params, received: Params) -> Params:
-        return {n: 2 * tensors[f"{n}/half"] for n in received}
+    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
+        return {n: 2 * tensors[f"{n}/half"] for n in start}
 
 
 @dataclass(frozen=True)
-class Doubled:
+class Doubled(Link):
     """Sends everything twice."""
 
-    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
-        return {n: torch.stack([v, v]) for n, v in tensors.items()}
+    def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
+        return Encoded(tensors={n: torch.stack([v, v]) for n, v in tensors.items()})
 
-    def decode(self, tensors: Params, received: Params) -> Params:
+    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
         return {n: v[0] for n, v in tensors.items()}
 
 
@@ -300,17 +301,17 @@ def test_each_link_of_each_client_and_round_has_its_own_draw() -> None:
 
     @dataclass(frozen=True)
     class Drawing(Halved):
-        def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
-            seen.append(float(torch.rand((), generator=draw)))
-            return tensors
+        def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
+            seen.append(float(draw.normal(())))
+            return Encoded(tensors=tensors)
 
-        def decode(self, tensors: Params, received: Params) -> Params:
+        def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
             return tensors
 
     rule = methods.fedavg().but(upload=(Drawing(), Drawing()))
     simulate(Logits(), rule, DATA, rounds=2, cohort=6)
     trial, first = seen[:2], seen[2:]  # each link is tried once before the first round
-    assert len(first) == len({*first, *trial}) - 1 == 24
+    assert len(first) == len({*first, *trial}) - 2 == 24
     seen.clear()
     simulate(Logits(), rule, DATA, rounds=2, cohort=6)
     assert seen[2:] == first
@@ -319,9 +320,9 @@ def test_each_link_of_each_client_and_round_has_its_own_draw() -> None:
 def test_an_upload_that_cannot_be_decoded_is_refused() -> None:
     @dataclass(frozen=True)
     class Lossy(Halved):
-        def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
-            whole = super().encode(tensors, received, draw)
-            return {n: v for n, v in whole.items() if n != "user/half"}
+        def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
+            whole = super().encode(tensors, start, draw, state, sent).tensors
+            return Encoded(tensors={n: v for n, v in whole.items() if n != "user/half"})
 
     rule = methods.fedavg().but(upload=(Lossy(),))
     with pytest.raises(UploadError) as error:

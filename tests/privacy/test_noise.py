@@ -6,35 +6,37 @@ import pytest
 import torch
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.privacy import GaussianNoise
+from fedkeep.core.params import Params
+from fedkeep.privacy import GaussianNoise, RunDraw
 
 TENSORS = {"w": torch.ones(300, 300), "b": torch.zeros(5, dtype=torch.float64), "n": torch.tensor(7)}
 
 
-def draw(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def noised(sigma: float, tensors: Params = TENSORS, seed: int = 0) -> Params:
+    made = GaussianNoise(sigma).encode(tensors, {}, RunDraw(torch.Generator().manual_seed(seed)), {}, {})
+    assert (made.state, made.report) == ({}, {})
+    return made.tensors
 
 
 def test_noise_has_the_deviation_asked_for_and_comes_from_its_stream() -> None:
-    link = GaussianNoise(0.25)
-    found = link.encode(TENSORS, {}, draw())
+    found = noised(0.25)
     noise = found["w"] - 1
     assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
     assert float(noise.mean()) == pytest.approx(0, abs=0.01)
     assert found["b"].dtype == torch.float64
     assert len(set(found["b"].tolist())) == 5
     assert found["n"] is TENSORS["n"]
-    again, other = link.encode(TENSORS, {}, draw()), link.encode(TENSORS, {}, draw(1))
+    again, other = noised(0.25), noised(0.25, seed=1)
     assert torch.equal(found["w"], again["w"])
     assert not torch.equal(found["w"], other["w"])
-    assert link.decode(found, {}) is found
-    turned = link.encode(dict(reversed(TENSORS.items())), {}, draw())
+    assert GaussianNoise(0.25).decode(found, {}, {}) is found
+    turned = noised(0.25, dict(reversed(TENSORS.items())))
     assert all(torch.equal(found[n], turned[n]) for n in TENSORS)
-    torch.testing.assert_close(GaussianNoise(0.5).encode(TENSORS, {}, draw())["w"] - 1, 2 * noise)
+    torch.testing.assert_close(noised(0.5)["w"] - 1, 2 * noise)
 
 
 def test_no_noise_is_the_same_bits() -> None:
-    assert GaussianNoise(0.0).encode(TENSORS, {}, draw()) is TENSORS
+    assert noised(0.0) is TENSORS
 
 
 @pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf")])

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.privacy import Projection
+from fedkeep.privacy import Projection, RunDraw
 
-DRAW = torch.Generator()
+DRAW = RunDraw(torch.Generator())
+
+
+def encoded(link: Projection, tensors: Params, start: Params) -> Params:
+    return link.encode(tensors, start, DRAW, {}, {}).tensors
 
 
 def table(rows: int = 30, width: int = 5, seed: int = 0) -> Tensor:
@@ -24,9 +28,9 @@ def table(rows: int = 30, width: int = 5, seed: int = 0) -> Tensor:
 
 def through(link: Projection, change: Tensor, start: Tensor) -> Tensor:
     received = {"embedding.weight": start}
-    sent = link.encode({"embedding.weight": change}, received, DRAW)
+    sent = encoded(link, {"embedding.weight": change}, received)
     assert set(sent) == {"embedding.weight/projected", "embedding.weight/basis"}
-    found = link.decode(sent, received)
+    found = link.decode(sent, received, {})
     assert set(found) == {"embedding.weight"}
     return found["embedding.weight"]
 
@@ -41,9 +45,9 @@ def test_by_hand() -> None:
     first, second = Projection(1, 1), Projection(2, 2)
     torch.testing.assert_close(first.basis(w), torch.tensor([[0.6], [0.8]]).double())
     torch.testing.assert_close(second.basis(w), torch.tensor([[0.8], [-0.6]]).double())
-    sent = first.encode({"embedding.weight": w}, {"embedding.weight": 0 * w}, DRAW)
+    sent = encoded(first, {"embedding.weight": w}, {"embedding.weight": 0 * w})
     torch.testing.assert_close(sent["embedding.weight/projected"], 5 * t + 6)
-    back = first.decode(sent, {"embedding.weight": 0 * w})["embedding.weight"]
+    back = first.decode(sent, {"embedding.weight": 0 * w}, {})["embedding.weight"]
     torch.testing.assert_close(back, (5 * t + 6) @ torch.tensor([[0.6, 0.8]]).double())
     assert first.energy(w) == pytest.approx((1 + 36 + 121) / (49 + 16 + 100 + 169 + 16))  # 158 / 350
     assert first.energy(w) + second.energy(w) == pytest.approx(1)
@@ -102,14 +106,14 @@ def test_other_tensors_pass_untouched_and_sizes_are_right() -> None:
     start = {"embedding.weight": torch.zeros(40, 6), "other.weight": torch.zeros(3), "n": torch.tensor(2)}
     change = {"embedding.weight": torch.randn(40, 6), "other.weight": torch.ones(3), "n": torch.tensor(3)}
     link = Projection(2, 4)
-    sent = link.encode(change, start, DRAW)
+    sent = encoded(link, change, start)
     assert {n: tuple(v.shape) for n, v in sent.items()} == {
         "embedding.weight/projected": (40, 3), "embedding.weight/basis": (6, 3), "other.weight": (3,), "n": (),
     }  # fmt: skip
-    back = link.decode(sent, start)
+    back = link.decode(sent, start, {})
     assert list(back) == list(change)
     assert back["other.weight"] is change["other.weight"]
-    both = Projection(1, 2, "*.weight").encode({"a.weight": torch.randn(4, 3), "b.weight": torch.randn(5, 2)}, {"a.weight": torch.zeros(4, 3), "b.weight": torch.zeros(5, 2)}, DRAW)  # fmt: skip
+    both = encoded(Projection(1, 2, "*.weight"), {"a.weight": torch.randn(4, 3), "b.weight": torch.randn(5, 2)}, {"a.weight": torch.zeros(4, 3), "b.weight": torch.zeros(5, 2)})  # fmt: skip
     assert sorted(both) == ["a.weight/basis", "a.weight/projected", "b.weight/basis", "b.weight/projected"]
 
 
@@ -137,7 +141,7 @@ def test_tables_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"got \(30,\)"):
         through(Projection(1, 1), table()[:, 0], table()[:, 0])
     with pytest.raises(ConfigError) as error:
-        Projection(1, 2, "embeding.weight").encode({"embedding.weight": table()}, {}, DRAW)
+        encoded(Projection(1, 2, "embeding.weight"), {"embedding.weight": table()}, {})
     assert str(error.value) == (
         "The projection's table 'embeding.weight' matches nothing that is uploaded. Did you mean 'embedding.weight'? "
         "It is ['embedding.weight']."
@@ -146,13 +150,13 @@ def test_tables_that_do_not_fit_are_refused() -> None:
 
 def test_uploads_that_do_not_fit_are_refused() -> None:
     link, received = Projection(1, 2), {"embedding.weight": table()}
-    sent = link.encode({"embedding.weight": table()}, received, DRAW)
+    sent = encoded(link, {"embedding.weight": table()}, received)
     for name in sent:
         with pytest.raises(UploadError, match=f"^'{name}' is missing$"):
-            link.decode({n: v for n, v in sent.items() if n != name}, received)
+            link.decode({n: v for n, v in sent.items() if n != name}, received, {})
     wrong: Params = {**sent, "embedding.weight/projected": torch.zeros(30, 3)}
     with pytest.raises(UploadError) as error:
-        link.decode(wrong, received)
+        link.decode(wrong, received, {})
     assert (
         str(error.value) == "'embedding.weight' should come as (30, 2) and (5, 2), came as (30, 3) and (5, 2)"
     )

@@ -14,7 +14,7 @@ from fedkeep.core.errors import SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
 from fedkeep.models import DocumentModel, MatrixFactorization
-from fedkeep.split.check import Joint, fedavg_update, joint_from_loss, keep_trained
+from fedkeep.split.joint import Joint, fedavg_update, joint_from_loss, keep_trained
 from tests.tiny import Logits, Noisy
 
 CROSS_ENTROPY = methods.terms.cross_entropy()

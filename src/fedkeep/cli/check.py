@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_folder, find_config
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch
+from fedkeep.core.params import Batch, Params
 from fedkeep.data import FederatedData, Ragged, text_statistics
+from fedkeep.engines import first_kept
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.methods import Method
 from fedkeep.report.wording import size
-from fedkeep.split import CheckReport, check_split
-from fedkeep.split.check import EQUATIONS
+from fedkeep.split import CheckReport, check_split, immovable
+from fedkeep.split.check import stuck
+from fedkeep.split.probe import EQUATIONS
+from fedkeep.store import Default
 
 USERS, EXAMPLES = 3, 8
 SHOWN = 40
 
 
 def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
-    """Print what is private and what is federated, and probe FURL's three constraints on a few real users.
+    """Print what is private, federated and frozen, probe FURL's three constraints on a few real users, and warn of
+    parameters that cannot move.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
@@ -30,17 +37,23 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     examples = build_data(found.config, folder)
     method = build_method(found.config.method)
     module = method.made_for(build_model(found.config, examples, folder))
-    batches = first_batches(examples, Net(module))
+    net = Net(module)
+    pooled = found.config.run.engine == "pooled"
+    batches = first_batches(examples, net, whose=pooled)
+    start = first_values(net, method, found.config.seed)
     reports = [
-        check_split(module, method.split, batches, loss=p.loss, seed=found.config.seed)
+        check_split(
+            module, method.split, batches, loss=p.loss, seed=found.config.seed, start=start, trains=()
+        )
         for p in method.client.phases
     ]
-    pooled = found.config.run.engine == "pooled"
     show_split(
         found.config.name or found.label, method, reports[0], None if pooled else found.config.run.cohort
     )
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
+    if still := stays(net, method, batches, start):
+        complain(f"Warning: {stuck(still)}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)
@@ -57,14 +70,32 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         say(f"✓ patterns match, nothing is tied across the halves. No equation was probed: {why}.")
 
 
-def first_batches(data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES) -> list[Batch]:
-    """Return a small batch of training examples of each of the first users that have any."""
+def first_values(net: Net, method: Method, seed: int) -> Params:
+    """Return the values that a new client's first training starts from."""
+    return {**net.initial(), **Default(first_kept(method, net), method.client.keep.value, seed)(0)}
+
+
+def stays(net: Net, method: Method, batches: Sequence[Batch], start: Params) -> tuple[str, ...]:
+    """Return the parameters that a round of the method is to train and cannot move from where they start."""
+    names = sorted(net.trainable())
+    phases = [(phase.loss, phase.trained_names(method.split, names)) for phase in method.client.phases]
+    return immovable(net, method.split.halves(net.module), start, batches, phases)
+
+
+def first_batches(
+    data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES, *, whose: bool = False
+) -> list[Batch]:
+    """Return a small batch of training examples of each of the first users that have any.
+
+    ``whose``: with the column ``client`` of centralised training, each example's client.
+    """
     kind = float_type(net.initial())
     batches = []
     for client in range(len(data)):
-        rows = data.rows(client, "train")
-        if len(rows):
-            batches.append(load_batch(data, list(rows[:examples]), "cpu", kind))  # type: ignore[arg-type]
+        rows = list(data.rows(client, "train")[:examples])
+        if rows:
+            batch = load_batch(data, rows, "cpu", kind)  # type: ignore[arg-type]
+            batches.append({**batch, "client": torch.full((len(rows),), client)} if whose else batch)
         if len(batches) == users:
             break
     return batches
@@ -89,13 +120,14 @@ def show_texts(data: FederatedData) -> None:
 def show_split(name: str, method: Method, report: CheckReport, cohort: int | None) -> None:
     """Print the split's table with shapes and bytes, and the traffic of a round."""
     rows = []
-    total = {"federated": 0, "private": 0}
+    total = {"federated": 0, "private": 0, "frozen": 0}
     for row in report.table:
         nbytes = int(str(row["bytes"]))
         total[str(row["half"])] += nbytes
         shape = " × ".join(str(n) for n in row["shape"]) or "scalar"  # type: ignore[attr-defined]
         rows.append([str(row["name"]), str(row["half"]), str(row["kind"]), shape, size(nbytes)])
-    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in total.items()]
+    shown = {half: nbytes for half, nbytes in total.items() if nbytes or half != "frozen"}
+    rows += [[f"all {half}", half, "", "", size(nbytes)] for half, nbytes in shown.items()]
     if cohort is None:
         note = "Centralised training: all users' data and private values are in one place; nothing is sent."
     else:

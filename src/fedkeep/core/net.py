@@ -15,6 +15,13 @@ from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.params import Batch, Params, clone, is_state
 
 
+def tensors_of(module: nn.Module) -> Params:
+    """Return a module's own parameters and persistent buffers, by name; tied ones once, under their first name."""
+    first: dict[int, str] = {}
+    tensors = module.state_dict(keep_vars=True)
+    return {name: value for name, value in tensors.items() if first.setdefault(id(value), name) == name}
+
+
 class _Caller(nn.Module):
     """Lets ``functional_call`` reach methods other than ``forward``."""
 
@@ -46,11 +53,7 @@ class Net:
 
     def initial(self) -> Params:
         """Return a copy of the module's parameters and buffers, by name; tied ones once, under their first name."""
-        first: dict[int, str] = {}
-        tensors = self.module.state_dict(keep_vars=True)
-        return clone(
-            {name: value for name, value in tensors.items() if first.setdefault(id(value), name) == name}
-        )
+        return clone(tensors_of(self.module))
 
     def trainable(self) -> frozenset[str]:
         """Return the names of the parameters that required gradients when the net was made (buffers don't)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -14,8 +15,12 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.methods import Global, Kept, Method
+from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
+
+UPLOAD = "upload/"
+"""Under which the upload chain's states stand among a method's: ``upload/0/residual`` is of the first link."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Job:
         seed: the run's seed.
         device: where to compute, e.g. ``cpu`` or ``cuda``.
         after_step: called now and then inside a round with the finished part of it in (0, 1].
+        entropy: where noise on uploads comes from: ``"run"``, the seed (simulations), or ``"system"`` (devices).
     """
 
     method: Method
@@ -39,27 +45,43 @@ class Job:
     seed: int
     device: str = "cpu"
     after_step: Callable[[float], None] | None = None
+    entropy: Entropy = "run"
 
     def kept(self, clients: Sequence[int]) -> Params:
         """Return what clients start a round from, stacked: what they kept, or the default."""
         every_round = self.method.client.keep.every_round
         return defaults(self.store, clients) if every_round else self.store.read(clients)
 
+    @cached_property
+    def frozen(self) -> Params:
+        """The frozen half, as the module holds it."""
+        names = set(self.method.split.halves(self.net.module).frozen_names)
+        return {n: v for n, v in self.net.module.state_dict(keep_vars=True).items() if n in names}
+
     def declared(self) -> Params:
-        """Return zeros of what clients send along, under ``server/NAME``: names, shapes and types that may leave."""
-        return prefixed(SERVER, self.method.client.sends(self.net))
+        """Return zeros of what clients send along, under ``server/NAME``."""
+        return declared(self.method, self.net)
 
 
 def first_global(method: Method, net: Net, data: FederatedData, device: str = "cpu") -> Global:
     """Return what a server has before the first round."""
-    params = {n: v.to(device) for n, v in method.split.federated(net.initial()).items()}
+    params = {n: v.to(device) for n, v in method.split.halves(net.module).federated(net.initial()).items()}
     state = {n: v.to(device) for n, v in method.server.state(net, data).items()}
-    return Global(params=params, state=state, trainable=net.trainable(), clients=data)
+    links = method.chain().server_state({**params, **declared(method, net)})
+    return Global(params=params, state=state, links=links, trainable=net.trainable(), clients=data)
 
 
 def first_kept(method: Method, net: Net) -> Params:
     """Return what a new client keeps before ``Init`` has its say, state under ``client/NAME``."""
-    return Kept(params=method.split.personal(net.initial()), state=method.client.state(net)).flat
+    halves, initial = method.split.halves(net.module), net.initial()
+    links = method.chain().client_state({**halves.federated(initial), **declared(method, net)})
+    state = {**method.client.state(net), **prefixed(UPLOAD, links)}
+    return Kept(params=halves.private(initial), state=state).flat
+
+
+def declared(method: Method, net: Net) -> Params:
+    """Return zeros of what clients send along, under ``server/NAME``: names, shapes and types that may leave."""
+    return prefixed(SERVER, method.client.sends(net))
 
 
 def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:

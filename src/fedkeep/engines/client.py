@@ -16,13 +16,15 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
-from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed
-from fedkeep.core.seeds import generator
-from fedkeep.engines.base import ClientResult, Job, train_rows
+from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, under
+from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.local import LocalResult, local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start
+from fedkeep.privacy.draws import draws as link_draws
+from fedkeep.split import Upload
+from fedkeep.split.halves import Frozen
 
 T = TypeVar("T")
 HOOK_BATCH = 512
@@ -40,6 +42,7 @@ def train_client(
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
     held = job.data.rows(client, "valid")
+    frozen = Frozen(job.frozen)
     try:
         params = begin(job, sent, kept, client, round)
         local = local_run(
@@ -48,7 +51,9 @@ def train_client(
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
-    return finish(job, sent, kept, params, local, client, round, progress)
+    result = finish(job, sent, kept, params, local, client, round, progress)
+    frozen.check(str(draws))
+    return result
 
 
 def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Params:
@@ -67,7 +72,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     module = {n: v for n, v in params.items() if not is_state(n)}
     hook = method.client.start
     given = Start(
-        net=job.net, sent=Sent.of(sent), kept=Kept.of(kept), params=module,
+        net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own(kept)), params=module,
         loss=lambda changed: mean_loss(job, rows, sent, {**params, **changed}),
         train=lambda phase, changed: trained(job, phase, sent, {**params, **changed}, rows, draws),
         outputs=partial(outputs, job, params, rows),
@@ -76,6 +81,11 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     changed = {**started.params, **prefixed(CLIENT, started.state)}
     check_hook(f"start of {method.name!r}", params, changed)
     return {**params, **{n: v.detach() for n, v in changed.items()}}
+
+
+def own(flat: Params) -> Params:
+    """Return what is the method's own, without the states of the upload chain."""
+    return {n: v for n, v in flat.items() if not n.startswith((CLIENT + UPLOAD, SERVER + UPLOAD))}
 
 
 def mean_loss(job: Job, rows: np.ndarray, sent: Params, params: Params) -> float:
@@ -133,11 +143,10 @@ def finish(
             return ClientResult(client, fault=fault)
     leaving = method.leaving(sorted(job.net.trainable()))
     weight = method.server.reduce.weight(examples_of(job, leaving, rows, draws))
-    upload = encode(job, sent, local, done, weight, name, round)
+    upload, links = encode(job, sent, kept, local, done, weight, name, round)
     keep = widen(method.split.personal(local.trained), kept, local.tables)
-    return ClientResult(
-        client, upload, {**keep, **prefixed(CLIENT, done.state)}, local.loss, note=local.dropped
-    )
+    state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
+    return ClientResult(client, upload, {**keep, **state}, local.loss, note=local.dropped)
 
 
 def finished(
@@ -156,7 +165,7 @@ def finished(
     scale = optimizer.scale(progress)
     hook, who = method.client.finish, f"finish of {method.name!r}"
     given = Finish(
-        net=job.net, sent=Sent.of(sent), kept=Kept.of(method.split.personal(started)),
+        net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own(method.split.personal(started))),
         started={n: v for n, v in started.items() if not is_state(n)},
         trained={n: v for n, v in local.trained.items() if not is_state(n)}, steps=local.steps,
         rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
@@ -212,10 +221,13 @@ def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tens
 
 
 def encode(
-    job: Job, sent: Params, local: LocalResult, done: Finished, weight: float, client: str, round: int
-) -> Any:
-    """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it."""
-    split, chain = job.method.split, job.method.upload
+    job: Job, sent: Params, kept: Params, local: LocalResult, done: Finished, weight: float, client: str,
+    round: int,
+) -> tuple[Upload, Params]:  # fmt: skip
+    """Return a client's upload, tables cut to the rows that opted-in examples use, as the upload chain encodes it; and
+    the chain's new states.
+    """  # fmt: skip
+    split = job.method.split
     base = {n: v for n, v in sent.items() if not is_state(n)}
     cut = [t for t in local.tables if len(t.leaving) < len(base.get(t.parameter, ()))]
     tables = [t for t in cut if not split.is_private(t.parameter)]
@@ -223,10 +235,13 @@ def encode(
     start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared()
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
     upload = split.upload(start, leaving_rows(values, tables), weight, rows)
-    for number, link in enumerate(chain):
-        draw = generator(job.seed, f"upload/{number}", client, round)
-        upload = upload.but(link.encode(upload.deltas, start, draw))
-    return upload
+    if not job.method.upload:
+        return upload, {}
+    made, links = job.method.chain().encode(
+        upload.deltas, start, link_draws(job.entropy, job.seed, client, round), under(CLIENT + UPLOAD, kept),
+        under(SERVER + UPLOAD, sent), rows,
+    )  # fmt: skip
+    return upload.but(made), links
 
 
 def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:

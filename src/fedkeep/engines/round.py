@@ -11,11 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, UploadError
-from fedkeep.core.params import Params, check_finite, misfit, nbytes
+from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.base import OnFault
+from fedkeep.engines.base import UPLOAD, OnFault
 from fedkeep.engines.device import Answer, Device, Order
 from fedkeep.methods import Global, Method, Reduced, Sent
+from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
 
 
@@ -106,6 +107,7 @@ class Received:
         upload_bytes, download_bytes: of each.
         clients: how many clients trained, by an upload of their own or together.
         refused: messages about clients whose upload was not taken.
+        reports: sums of what the links of the upload chain report.
     """
 
     weights: dict[str, float] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class Received:
     download_bytes: list[int] = field(default_factory=list)
     clients: int = 0
     refused: list[str] = field(default_factory=list)
+    reports: Params = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -159,11 +162,13 @@ def run_round(
     """
     began = time.perf_counter()
     cohort = sorted(cohort)
-    sent = Sent(params=server.params, state=server.state)
+    chain = method.chain()
+    links = prefixed(UPLOAD, chain.sent(server.links))
+    sent = Sent(params=server.params, state={**server.state, **links})
     orders = [
         Order(
             round=server.round, client=client, progress=server.progress,
-            sent=sent if method.server.send is None else method.server.sent(server, client),
+            sent=sent if method.server.send is None else with_links(method.server.sent(server, client), links),
         )
         for client in cohort
     ]  # fmt: skip
@@ -183,6 +188,7 @@ def run_round(
     total = sum(received.weights.values())
     if total > 0:
         server = updated(method, server, reduction.value())
+        server = server.but(links=chain.update(server.links, received.reports, len(received.weights)))
     combined = time.perf_counter()
     device.accept(received.shares)
     return server.but(round=server.round + 1), RoundReport(
@@ -208,13 +214,15 @@ def take(
             received.clients += 1
             return None
         start = {**order.sent.params, **declared}
-        upload = decode(method, start, answer.upload, answer.client)
+        links = under(UPLOAD, order.sent.state)
+        upload, reports = decode(method, start, answer.upload, answer.client, links)
     except (NonFiniteError, UploadError) as error:
         if on_fault == "stop":
             raise
         received.refused.append(str(error))
         return None
     received.clients += 1
+    received.reports = Chain.total(received.reports, reports)
     received.weights[answer.client] = upload.weight
     received.losses[answer.client] = answer.loss
     received.upload_bytes.append(answer.upload.nbytes)
@@ -222,25 +230,38 @@ def take(
     return upload
 
 
-def decode(method: Method, start: Params, upload: Upload, client: str) -> Upload:
-    """Return a client's upload as changes of federated parameters, checked.
+def with_links(sent: Sent, links: Params) -> Sent:
+    """Return what a client is sent, with what the upload chain sends it."""
+    return Sent(params=sent.params, state={**sent.state, **links})
+
+
+def decode(
+    method: Method, start: Params, upload: Upload, client: str, links: Params | None = None
+) -> tuple[Upload, Params]:
+    """Return a client's upload as changes of federated parameters, checked, and the reports of the upload chain.
+
+    Args:
+        method: says what was done to the upload.
+        start: what it is a change of, by name.
+        upload: what arrived.
+        client: the client's id.
+        links: what the upload chain sent this client.
 
     Raises:
         UploadError: names the client and what is wrong.
     """
+    reports = Params()
     if method.upload:
         check_rows(upload, start, client)
-        cut, tensors = upload.cut(start), upload.deltas
-        for link in reversed(method.upload):
-            try:
-                tensors = link.decode(tensors, cut)
-            except (UploadError, KeyError, RuntimeError) as error:
-                raise UploadError(
-                    f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
-                ) from error
+        try:
+            tensors, reports = method.chain().decode(upload.deltas, upload.cut(start), links)
+        except (UploadError, KeyError, RuntimeError) as error:
+            raise UploadError(
+                f"The upload of client {client!r} was refused: it cannot be decoded ({error})."
+            ) from error
         upload = upload.but(tensors)
     check_upload(upload, start, client)
-    return upload
+    return upload, reports
 
 
 def updated(method: Method, server: Global, reduced: Reduced) -> Global:

@@ -85,7 +85,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
     module = method.made_for(model)
     net = Net(module.to(run.device))
     initial = net.initial()
-    wanted = method.split.federated(initial)
+    wanted = method.split.halves(module).federated(initial)
     server = {prefix + name: value for name, value in run.server.items()} if wanted else {}
     fault = misfit(wanted, server)
     if fault:

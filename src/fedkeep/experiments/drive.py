@@ -189,6 +189,7 @@ def in_use(engine: Engine, reason: str) -> tuple[str, str]:
 def checkpoint(server: Global, engine: Engine) -> Params:
     """Return all that a run needs to go on but what clients keep, as named tensors."""
     state = prefixed("params/", server.params) | prefixed("state/", server.state)
+    state |= prefixed("links/", server.links)
     state |= prefixed("optimizer/", server.optimizer.tensors())
     if isinstance(engine, Centralised):
         for number, phase in enumerate(engine.states or ()):
@@ -208,6 +209,6 @@ def restored(tensors: Mapping[str, Tensor], server: Global, engine: Engine, phas
     if isinstance(engine, Centralised):
         engine.states = [OptimizerState.from_tensors(under(f"pooled/{k}/", tensors)) for k in range(phases)]
     return server.but(
-        params=under("params/", tensors), state=under("state/", tensors),
+        params=under("params/", tensors), state=under("state/", tensors), links=under("links/", tensors),
         optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
     )  # fmt: skip

@@ -238,7 +238,7 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
 def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
     method = run.method.but(predict=predict)
     store = MemoryStore(Default(method.split.personal(params)))
-    server = run.whole.but(params=method.split.federated(params))
+    server = run.whole.but(params={n: v for n, v in params.items() if n in run.server})
     judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
     ((accuracy, _),) = judged[0].per_client().values()
     return accuracy

@@ -87,8 +87,10 @@ class Run:
         return out
 
     def parameters(self, client: str) -> Params:
-        """Return a client's whole model, what it is sent and its private parameters, by name."""
-        return self.method.split.merge(self.sent(client).params, self.kept(client).params)
+        """Return a client's whole model, frozen and federated and its own private parameters, by name."""
+        frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
+        own = self.method.split.merge(self.sent(client).params, self.kept(client).params)
+        return {**frozen, **own}
 
     def sent(self, client: str) -> Sent:
         """Return what the server would send a client now."""

@@ -154,7 +154,11 @@ class _Simulation:
             "on_nonfinite": on_nonfinite,
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
-            "model": {"layers": repr(self.module), "initial_sha256": digest(self.initial)},
+            "model": {
+                "layers": repr(self.module),
+                "initial_sha256": digest(self.initial),
+                "frozen_sha256": method.split.halves(self.module).frozen_digest(self.initial),
+            },
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
@@ -229,7 +233,7 @@ class _Simulation:
 
     def _info(self) -> dict[str, Any]:
         meta = self.data.meta
-        federated = self.method.split.federated(self.initial)
+        federated = self.method.split.halves(self.module).federated(self.initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
         pooled = self.identity["pooled"]
         name, reason = in_use(self.engine, self.reason)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind, describe
@@ -17,7 +16,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Optimize, Server
-from fedkeep.privacy import Transform
+from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
 
 Predict = Callable[[Net, Params, Batch], Any]
@@ -79,7 +78,7 @@ class Method:
     predict: Predict = forward
     predict_shared: Predict | None = forward
     extend: Callable[[nn.Module], nn.Module] | None = None
-    upload: tuple[Transform, ...] = ()
+    upload: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in (("split", Split), ("client", Client), ("server", Server), ("adapt", Adapt)):
@@ -100,7 +99,15 @@ class Method:
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 layer.sparse = False
         self.check(module)
+        still = self.split.halves(module).frozen_names
+        for name, parameter in module.named_parameters():
+            if name in still:
+                parameter.requires_grad_(False)
         return module
+
+    def chain(self) -> Chain:
+        """Return the upload chain."""
+        return Chain(self.upload)
 
     def check(self, module: nn.Module) -> None:
         """Check the method against a module: the split, the phases' patterns, and that no upload uses opt-out examples.
@@ -123,10 +130,7 @@ class Method:
 
     def _check_upload(self, module: nn.Module, federated: list[str]) -> None:
         """Run the upload chain once: a link that cannot take these parameters says so now, not after a round."""
-        received = {n: p.detach() for n, p in module.named_parameters() if n in federated}
-        tensors = {n: torch.zeros_like(v) for n, v in received.items()}
-        for link in self.upload:
-            tensors = link.encode(tensors, received, torch.Generator())
+        Chain(self.upload).client_state({n: p for n, p in module.named_parameters() if n in federated})
 
     def _check_opt_out(self, names: list[str]) -> None:
         everything = {

@@ -160,7 +160,7 @@ def kteps(
     kernel: Literal["mixture", "single"] = "mixture",
     predict: Literal["s", "p", "sp"] = "sp",
     noise: float = 1e-3,
-    tables: Tables = "exact",
+    tables: Tables = "local",
     local: Phase = Phase(),
     server: Server = Server(),
 ) -> Method:

@@ -42,6 +42,7 @@ class Global:
     Attributes:
         params: federated parameters and buffers, by name.
         state: the method's own, by name.
+        links: the upload chain's own, see ``privacy.Chain``.
         optimizer: the server optimiser's state.
         round: finished rounds.
         progress: the finished part of the run in [0, 1), for schedules.
@@ -51,6 +52,7 @@ class Global:
 
     params: Params
     state: State = field(default_factory=dict)
+    links: State = field(default_factory=dict)
     optimizer: OptimizerState = field(default_factory=OptimizerState)
     round: int = 0
     progress: float = 0.0

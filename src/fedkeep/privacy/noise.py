@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
+from fedkeep.privacy.base import Encoded, Link
+from fedkeep.privacy.draws import Draw
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
-    """Adds independent Gaussian noise to every number of an upload (KTEPS, arXiv 2107.11956, §4.2); counters stay.
+class GaussianNoise(Link):
+    """Adds independent Gaussian noise to every floating-point number of an upload (KTEPS, arXiv 2107.11956, §4.2).
 
-    Uploads are not clipped, so no (ε, δ) follows from it: this is not differential privacy.
+    Whole numbers (counters, places) stay. Frozen parameters are in no upload, so they stay too. Uploads are not
+    clipped, so no (ε, δ) follows from it: this is not differential privacy. Where the noise comes from is the caller's
+    choice (``draws``): from the run's seed it hides nothing from whoever knows that.
 
     Attributes:
         sigma: the standard deviation, in units of the parameters; 0 changes nothing.
@@ -27,20 +29,22 @@ class GaussianNoise:
         if not (math.isfinite(self.sigma) and self.sigma >= 0):
             raise ConfigError(f"sigma must be a number of at least 0; got {self.sigma!r}.")
 
-    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+    def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
         """Return the tensors with noise."""
         if not self.sigma:
-            return tensors
+            return Encoded(tensors=tensors)
         noise = {  # by name, so that the order in which a server holds its parameters has no part in it
-            name: torch.randn(tensors[name].shape, generator=draw, dtype=tensors[name].dtype)
+            name: draw.normal(tensors[name].shape, tensors[name].dtype)
             for name in sorted(tensors)
             if tensors[name].is_floating_point()
         }
-        return {
-            name: value + self.sigma * noise[name].to(value.device) if name in noise else value
-            for name, value in tensors.items()
-        }
+        return Encoded(
+            tensors={
+                name: value + self.sigma * noise[name].to(value.device) if name in noise else value
+                for name, value in tensors.items()
+            }
+        )
 
-    def decode(self, tensors: Params, received: Params) -> Params:
+    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
         """Return the tensors as they came: noise stays."""
         return tensors

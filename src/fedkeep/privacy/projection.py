@@ -15,12 +15,14 @@ from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, UploadError, did_you_mean
 from fedkeep.core.params import Params
+from fedkeep.privacy.base import Encoded, Link
+from fedkeep.privacy.draws import Draw
 
 PROJECTED, BASIS = "/projected", "/basis"
 
 
 @dataclass(frozen=True)
-class Projection:
+class Projection(Link):
     """Sends W V and V instead of a table's change, V the table's principal components ``start`` .. ``end``.
 
     On the wire a table ``name`` is ``name/projected``, shape (n, end − start + 1), and ``name/basis``, shape
@@ -52,7 +54,7 @@ class Projection:
         if self.target not in ("matrix", "delta"):
             raise ConfigError(f"target must be 'matrix' or 'delta'; got {self.target!r}.")
 
-    def encode(self, tensors: Params, received: Params, draw: torch.Generator) -> Params:
+    def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
         """Return the tensors with every table's change replaced by projected values and the basis.
 
         Raises:
@@ -69,12 +71,12 @@ class Projection:
             if name not in names:
                 out[name] = change
                 continue
-            matrix = received[name] + change if self.target == "matrix" else change
+            matrix = start[name] + change if self.target == "matrix" else change
             basis = self.basis(matrix)
             out[name + PROJECTED], out[name + BASIS] = matrix @ basis, basis
-        return out
+        return Encoded(tensors=out)
 
-    def decode(self, tensors: Params, received: Params) -> Params:
+    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
         """Return the tensors with every table's change restored.
 
         Raises:
@@ -83,10 +85,10 @@ class Projection:
         out: Params = {}
         for name, value in tensors.items():
             table = name.removesuffix(PROJECTED).removesuffix(BASIS)
-            if table == name or table not in received:
+            if table == name or table not in start:
                 out[name] = value
             elif table not in out:
-                out[table] = self._restored(table, tensors, received[table])
+                out[table] = self._restored(table, tensors, start[table])
         return out
 
     def _restored(self, name: str, tensors: Params, start: Tensor) -> Tensor:

@@ -1,10 +1,16 @@
-"""The split into federated and private parameters, and the checker of FURL's constraints."""
+"""The split into private, federated and frozen halves, and the checker of FURL's constraints."""
 
-from fedkeep.split.check import CheckReport, Joint, Violation, check_split
+from fedkeep.split.check import CheckReport, check_split
+from fedkeep.split.halves import Frozen, Halves, updated_buffers
+from fedkeep.split.joint import Joint, joint_from_loss
+from fedkeep.split.moves import immovable
+from fedkeep.split.probe import Violation
 from fedkeep.split.split import Split, Upload, check_rows, check_upload
 
 __all__ = [
     "CheckReport",
+    "Frozen",
+    "Halves",
     "Joint",
     "Split",
     "Upload",
@@ -12,4 +18,7 @@ __all__ = [
     "check_rows",
     "check_split",
     "check_upload",
+    "immovable",
+    "joint_from_loss",
+    "updated_buffers",
 ]

@@ -5,43 +5,57 @@ Source: FURL, §3.1 (every model is divided into federated parameters w_f and pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import SplitError, UploadError, did_you_mean
+from fedkeep.core.errors import SplitError, UploadError
+from fedkeep.core.net import tensors_of
 from fedkeep.core.params import CLIENT, Params, difference_of_names, is_state, nbytes, nonfinite
+from fedkeep.split.halves import Half, Halves, divide, matches
 
 
-@lru_cache(maxsize=1 << 14)
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Split:
-    """Glob patterns that name the private parameters and buffers; everything else is federated.
+    """Glob patterns that name the private parameters and buffers, and those to freeze; the rest is federated.
+
+    Parameters that require no gradient and buffers that training does not update are frozen without being named:
+    ``halves`` says of a module's tensors which is which.
 
     Args:
         private: patterns such as ``"user"`` or ``"head.*"``, matched against the module's own names
-            (case-sensitive). Empty: everything is federated. ``("*",)``: everything is private.
+            (case-sensitive). Empty: nothing is private. ``"*"``: everything is private that is not frozen.
+        frozen: patterns of what is neither trained nor changed, e.g. ``"encoder.embedding.*"``.
+
+    Raises:
+        SplitError: a pattern is no text.
     """
 
-    private: tuple[str, ...] = ()
+    private: tuple[str, ...]
+    frozen: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if isinstance(self.private, str):
-            object.__setattr__(self, "private", (self.private,))
-        object.__setattr__(self, "private", tuple(self.private))
+    def __init__(self, private: str | Sequence[str] = (), frozen: str | Sequence[str] = ()) -> None:
+        for name, given in (("private", private), ("frozen", frozen)):
+            patterns = (given,) if isinstance(given, str) else tuple(given)
+            for pattern in patterns:
+                if not isinstance(pattern, str):
+                    raise SplitError(f"The patterns of {name} must be texts, e.g. 'head.*'; got {pattern!r}.")
+            object.__setattr__(self, name, patterns)
+
+    def halves(self, module: nn.Module) -> Halves:
+        """Return a module's three halves.
+
+        Raises:
+            SplitError: a pattern matches nothing, or only frozen tensors; or a tensor is named private and frozen.
+        """
+        return divide(module, self.private, self.frozen)
 
     def is_private(self, name: str) -> bool:
-        """Tell whether a pattern matches ``name``; a client's state is private, the server's is not."""
-        return name.startswith(CLIENT) if is_state(name) else _matches(name, self.private)
+        """Tell whether a private pattern matches ``name``; a client's state is private, the server's is not."""
+        return name.startswith(CLIENT) if is_state(name) else matches(name, self.private)
 
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""
@@ -84,7 +98,7 @@ class Split:
         deltas = {
             name: (trained[name] - start if start.is_floating_point() else trained[name].clone()).detach()
             for name, start in received.items()
-            if not self.is_private(name)
+            if not self.is_private(name) and not matches(name, self.frozen)
         }
         cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
         return Upload(deltas, weight, cut, _key=Upload._made_by_split)
@@ -104,48 +118,61 @@ class Split:
         """Check the split against a module: patterns match, and no storage is shared across the halves.
 
         Raises:
-            SplitError: a pattern matches nothing, or a private and a federated tensor are tied.
+            SplitError: as for ``halves``, or tensors of different halves are tied.
         """
-        tensors = dict(module.state_dict(keep_vars=True))
-        for pattern in self.private:
-            if not any(fnmatchcase(name, pattern) for name in tensors):
-                raise SplitError(
-                    f"Split pattern {pattern!r} matches no parameter of {type(module).__name__}."
-                    f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}.'}"
-                )
+        halves, tensors = self.halves(module), module.state_dict(keep_vars=True)
+        first = {id(tensors[name]): name for name in tensors_of(module)}
         owners: dict[int, str] = {}
         for name, value in tensors.items():
             if value.numel() == 0:
                 continue
-            pointer = value.untyped_storage().data_ptr()
-            other = owners.setdefault(pointer, name)
-            if self.is_private(other) != self.is_private(name):
-                private, federated = (other, name) if self.is_private(other) else (name, other)
+            other = owners.setdefault(value.untyped_storage().data_ptr(), name)
+            here, there = (halves.half(first[id(tensors[n])]) for n in (name, other))
+            if value is tensors[other]:  # one tensor under two names is what each of them says, or an error
+                here, there = self._said(name, here), self._said(other, there)
+            if here == there:
+                continue
+            (mine, own), (rest, theirs) = sorted(
+                [(here, name), (there, other)], key=lambda h: h[0] != "private"
+            )
+            if mine == "private":
                 raise SplitError(
-                    f"Private {private!r} and federated {federated!r} of {type(module).__name__} share one storage "
-                    f"(tied weights), so the private values would leave with the federated ones. "
+                    f"Private {own!r} and {rest} {theirs!r} of {type(module).__name__} share one storage "
+                    f"(tied weights), so the private values would leave with the {rest} ones. "
                     f"Untie them, or put both in the same half."
                 )
-        floating = {name for name, _ in module.named_buffers()} - set(tensors)
-        changing = sorted(n for n in floating if self.is_private(n))
-        if changing:
-            raise SplitError(
-                f"Private buffers {changing} are not persistent, so they cannot be kept. Register them with "
-                f"persistent=True."
-            )
+            if value is tensors[other]:
+                raise SplitError(
+                    f"{other!r} and {name!r} of {type(module).__name__} are one tensor (tied weights), and only "
+                    f"{own if mine == 'frozen' else theirs!r} is named frozen. Name both in frozen, or neither."
+                )
+
+    def _said(self, name: str, otherwise: Half) -> Half:
+        if matches(name, self.frozen):
+            return "frozen"
+        if self.is_private(name):
+            return "private"
+        return "federated" if otherwise == "private" else otherwise
 
     def table(self, module: nn.Module) -> list[dict[str, object]]:
-        """Return a row ``{name, shape, half, kind, bytes}`` for every parameter and buffer."""
+        """Return a row ``{name, shape, half, kind, bytes}`` for every parameter and buffer; tied ones once.
+
+        ``half`` is ``"private"``, ``"federated"`` or ``"frozen"``; ``kind`` is ``"parameter"`` or ``"buffer"``.
+
+        Raises:
+            SplitError: as for ``halves``.
+        """
+        halves = self.halves(module)
         parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         return [
             {
                 "name": name,
                 "shape": list(value.shape),
-                "half": "private" if self.is_private(name) else "federated",
+                "half": halves.half(name),
                 "kind": "parameter" if name in parameters else "buffer",
                 "bytes": value.numel() * value.element_size(),
             }
-            for name, value in module.state_dict(keep_vars=True).items()
+            for name, value in tensors_of(module).items()
         ]
 
 

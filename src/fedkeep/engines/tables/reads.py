@@ -76,6 +76,9 @@ def resolved(method: Method, net: Net, data: FederatedData, device: str = "cpu")
     """
     tables = tables_of(net, data)
     client = method.client
+    if client.tables == "exact" and not method.chain().rowwise:
+        # A row that stays as it was is changed by the upload chain (noise, a projection), so it has to be sent.
+        return method.on_client(tables="whole")
     if not tables or client.tables != "exact":
         return method
     chosen = next((r for c in range(len(data)) if len(r := allowed(data, train_rows(data, c)))), None)

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.params import nbytes
+from fedkeep.core.params import nbytes, prefixed
 from fedkeep.data import Ragged
-from fedkeep.engines.base import Job, Work, defaults, first_global
+from fedkeep.engines.base import UPLOAD, Job, Work, defaults, first_global
+from fedkeep.engines.round import with_links
 from fedkeep.engines.vectorised.clients import Stacked
 from fedkeep.engines.vectorised.local import Pass, noise_of
 
@@ -51,7 +52,8 @@ def room(job: Job, memory: int | None = None) -> int:
 def first_clients(job: Job, clients: Sequence[int]) -> Stacked:
     """Return clients as they are in the first round, each at its default."""
     server = first_global(job.method, job.net, job.data, job.device)
-    sent = [job.method.server.sent(server, str(job.data.ids[c])).flat for c in clients]
+    links = prefixed(UPLOAD, job.method.chain().sent(server.links))
+    sent = [with_links(job.method.server.sent(server, str(job.data.ids[c])), links).flat for c in clients]
     if job.method.server.send is None:
         sent = sent[:1] * len(clients)
     work = [Work(c, each) for c, each in zip(clients, sent, strict=True)]

@@ -1,0 +1,232 @@
+"""The three halves of a model: private, federated, and frozen (neither trained nor changed)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedkeep.core.describe import digest
+from fedkeep.core.errors import SplitError, did_you_mean
+from fedkeep.core.net import tensors_of
+from fedkeep.core.params import Params
+
+Half = Literal["private", "federated", "frozen"]
+
+
+@lru_cache(maxsize=1 << 14)
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Tell whether one of the glob patterns matches ``name``, case and all."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves:
+    """Which tensors of a module are private, federated and frozen; each is exactly one of the three.
+
+    Only names that ``Net.initial`` has: tied tensors stand under their first name, and buffers that are not persistent
+    stand in no half: they stay in the module, and are neither kept nor sent.
+
+    Attributes:
+        private_names: what a client keeps, in the module's order.
+        federated_names: what is trained together.
+        frozen_names: what is part of the model, and neither trained, sent back, kept per client, nor averaged.
+        trainable: the names of the private and federated *parameters*; the other names of these two are buffers.
+    """
+
+    private_names: tuple[str, ...] = ()
+    federated_names: tuple[str, ...] = ()
+    frozen_names: tuple[str, ...] = ()
+    trainable: frozenset[str] = frozenset()
+
+    def private(self, params: Mapping[str, Tensor]) -> Params:
+        """Return the private half of ``params``, in the module's order."""
+        return {name: params[name] for name in self.private_names if name in params}
+
+    def federated(self, params: Mapping[str, Tensor]) -> Params:
+        """Return the federated half of ``params``, in the module's order."""
+        return {name: params[name] for name in self.federated_names if name in params}
+
+    def frozen(self, params: Mapping[str, Tensor]) -> Params:
+        """Return the frozen half of ``params``, in the module's order."""
+        return {name: params[name] for name in self.frozen_names if name in params}
+
+    def half(self, name: str) -> Half:
+        """Return where ``name`` stands.
+
+        Raises:
+            SplitError: in none of the three.
+        """
+        for half, names in (
+            ("private", self.private_names), ("federated", self.federated_names), ("frozen", self.frozen_names),
+        ):  # fmt: skip
+            if name in names:
+                return half  # type: ignore[return-value]
+        everything = [*self.private_names, *self.federated_names, *self.frozen_names]
+        raise SplitError(f"{name!r} stands in no half of the split.{did_you_mean(name, everything)}")
+
+    def merge(
+        self, private: Mapping[str, Tensor], federated: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
+    ) -> Params:
+        """Return the three halves together, in that order: frozen, federated, private.
+
+        Raises:
+            SplitError: a name is missing from its half, or stands in the wrong one.
+        """
+        for half, wanted, got in (
+            ("private", self.private_names, private),
+            ("federated", self.federated_names, federated),
+            ("frozen", self.frozen_names, frozen),
+        ):
+            missing, wrong = sorted(set(wanted) - got.keys()), sorted(got.keys() - set(wanted))
+            if missing or wrong:
+                raise SplitError(
+                    f"The {half} half should be {list(wanted)}: missing {missing}, wrong {wrong}."
+                )
+        return {**frozen, **federated, **private}
+
+    def frozen_digest(self, params: Mapping[str, Tensor]) -> str:
+        """Return the SHA-256 of the frozen half's names, shapes, types and values: part of a run's identity."""
+        return digest(self.frozen(params))
+
+
+class Frozen:
+    """Frozen values, watched: what training writes into them is noticed.
+
+    Args:
+        values: by name; they are held, not copied.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        self.values = dict(values)
+        self._versions = {name: value._version for name, value in self.values.items()}
+
+    def changed(self, after: Mapping[str, Tensor] | None = None) -> list[str]:
+        """Return the names that were written to in place since, or whose value in ``after`` is another."""
+        after = after or {}
+        return [
+            name
+            for name, value in self.values.items()
+            if value._version != self._versions[name]
+            or (name in after and after[name] is not value and not torch.equal(after[name], value))
+        ]
+
+    def check(self, who: str, after: Mapping[str, Tensor] | None = None) -> None:
+        """Raise SplitError naming who trained and what was changed, if anything was.
+
+        Writing through ``.data`` is noticed only in ``after``.
+        """
+        names = self.changed(after)
+        if names:
+            raise SplitError(f"{who}: {frozen_changed(names[0])}")
+
+
+def frozen_changed(name: str) -> str:
+    """Say that training changed a frozen tensor, and what to do."""
+    return (
+        f"training changed {name!r}, which is frozen: it would be another on every client. If it is a buffer that "
+        f"training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
+        f"private where a pattern says so."
+    )
+
+
+def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()) -> Halves:
+    """Divide a module's parameters and persistent buffers into the three halves.
+
+    A tensor that a pattern of ``frozen`` matches is frozen, and so is a parameter that requires no gradient. Others are
+    private where a pattern of ``private`` matches, else federated. A buffer that training does not update
+    (``updated_buffers``) is frozen, unless ``private`` has its very name.
+
+    Raises:
+        SplitError: a pattern matches nothing, or only what is frozen for another reason; or a tensor is named both
+            private and frozen.
+    """
+    tensors = tensors_of(module)
+    everything = module.state_dict(keep_vars=True)
+    kept, still = tuple(private), tuple(frozen)
+    for pattern in (*kept, *still):
+        if not any(fnmatchcase(name, pattern) for name in everything):
+            raise SplitError(_no_match(module, pattern, everything))
+    for name in everything:
+        if matches(name, kept) and matches(name, still):
+            mine, theirs = (next(p for p in patterns if fnmatchcase(name, p)) for patterns in (kept, still))
+            raise SplitError(
+                f"{name!r} is named private by {mine!r} and frozen by {theirs!r}. A tensor is one of the two: narrow a "
+                f"pattern."
+            )
+    changing = updated_buffers(module) | set(kept)
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    halves: dict[str, str] = {}
+    for name, value in tensors.items():
+        fixed = not value.requires_grad if name in parameters else name not in changing
+        if fixed or matches(name, still):
+            halves[name] = "frozen"
+        else:
+            halves[name] = "private" if matches(name, kept) else "federated"
+    _check_private(module, kept, halves, everything)
+    names = {
+        h: tuple(n for n, half in halves.items() if half == h) for h in ("private", "federated", "frozen")
+    }
+    return Halves(
+        private_names=names["private"], federated_names=names["federated"], frozen_names=names["frozen"],
+        trainable=frozenset(n for n in halves if n in parameters and halves[n] != "frozen"),
+    )  # fmt: skip
+
+
+def updated_buffers(module: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that training updates.
+
+    They are the buffers of normalisation layers that track statistics (batch and instance normalisation: mean, variance
+    and counter), and those that a module names in an attribute ``updated_buffers``, by their names within it.
+
+    Raises:
+        SplitError: ``updated_buffers`` names no buffer.
+    """
+    found: set[str] = set()
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        given = getattr(part, "updated_buffers", ())
+        given = (given,) if isinstance(given, str) else tuple(given)
+        buffers = {name for name, _ in part.named_buffers(remove_duplicate=False)}
+        for name in given:
+            if name not in buffers:
+                raise SplitError(
+                    f"updated_buffers of {type(part).__name__} names {name!r}, which is no buffer of it; they are "
+                    f"{sorted(buffers)}."
+                )
+        own = tuple(n for n, _ in part.named_buffers(recurse=False)) if isinstance(part, _NormBase) else ()
+        found |= {f"{prefix}.{name}" if prefix else name for name in own + given}
+    return frozenset(found)
+
+
+def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor]) -> str:
+    passing = [n for n, _ in module.named_buffers() if n not in tensors and fnmatchcase(n, pattern)]
+    if passing:
+        return (
+            f"Split pattern {pattern!r} matches only buffers of {type(module).__name__} that are not persistent "
+            f"({passing}); these are neither kept nor sent. Drop the pattern, or register them with persistent=True."
+        )
+    return (
+        f"Split pattern {pattern!r} matches no parameter of {type(module).__name__}."
+        f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}.'}"
+    )
+
+
+def _check_private(
+    module: nn.Module, patterns: Iterable[str], halves: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Refuse patterns that match only frozen tensors, which no client trains."""
+    first = {id(tensors[name]): name for name in halves}
+    for pattern in patterns:
+        names = list(dict.fromkeys(first[id(v)] for n, v in tensors.items() if fnmatchcase(n, pattern)))
+        if all(halves[name] == "frozen" for name in names):
+            raise SplitError(
+                f"Split pattern {pattern!r} matches only frozen tensors of {type(module).__name__} ({names}), of which "
+                f"no client has its own: parameters that require no gradient, buffers that training does not update, "
+                f"or what the split names frozen. Drop the pattern, or let them be trained."
+            )

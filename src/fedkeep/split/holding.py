@@ -1,0 +1,69 @@
+"""A module held still: whatever probes leave in its attributes and buffers is put back."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+
+class Held:
+    """A context in which a module can be run, and begun anew with what its attributes were at the start.
+
+    Inside, the module is in training mode and holds copies of its tensors that are no parameters; afterwards it has its
+    own again. Noticed are attributes and buffers of the module and its submodules, and dicts,
+    lists and sets in them; what other objects or a closure remember is not put back.
+
+    Args:
+        module: to hold.
+        exact: the copies are in double precision.
+    """
+
+    def __init__(self, module: nn.Module, *, exact: bool = False) -> None:
+        self.module, self.exact = module, exact
+
+    def __enter__(self) -> Self:
+        self._own = [(part, _shallow(vars(part))) for part in self.module.modules()]
+        self._start = self._copies(self._own)
+        self.anew()
+        return self
+
+    def anew(self) -> None:
+        """Give the module the attributes that it had at the start, and training mode."""
+        for part, start in self._copies(self._start):
+            vars(part).clear()
+            vars(part).update(start)
+        self.module.train()
+
+    def __exit__(self, *error: object) -> None:
+        for part, own in self._own:
+            vars(part).clear()
+            vars(part).update(own)
+
+    def _copies(
+        self, found: list[tuple[nn.Module, dict[str, Any]]]
+    ) -> list[tuple[nn.Module, dict[str, Any]]]:
+        tensors: dict[int, Tensor] = {}  # what is one tensor stays one
+        return [(part, self._copied(value, tensors)) for part, value in found]
+
+    def _copied(self, value: Any, tensors: dict[int, Tensor]) -> Any:
+        """Return a copy of containers with copies of tensors, parameters aside."""
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            if id(value) not in tensors:
+                copy = value.detach().clone()
+                tensors[id(value)] = copy.double() if self.exact and copy.is_floating_point() else copy
+            return tensors[id(value)]
+        if type(value) is dict:
+            return {key: self._copied(each, tensors) for key, each in value.items()}
+        if type(value) is list:
+            return [self._copied(each, tensors) for each in value]
+        return set(value) if type(value) is set else value
+
+
+def _shallow(value: Any) -> Any:
+    """Return a copy of containers with the same things in them."""
+    if type(value) is dict:
+        return {key: _shallow(each) for key, each in value.items()}
+    if type(value) is list:
+        return [_shallow(each) for each in value]
+    return set(value) if type(value) is set else value

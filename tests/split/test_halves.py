@@ -1,0 +1,269 @@
+"""The three halves: what is private, federated, frozen, or in no half; and frozen values that training changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Split, check_split
+from fedkeep.core.describe import digest
+from fedkeep.core.errors import SplitError
+from fedkeep.core.net import Net
+from fedkeep.privacy import Chain, GaussianNoise, RunDraws
+from fedkeep.split import Frozen, Halves, updated_buffers
+from tests.split.test_check import CROSS_ENTROPY, batches
+from tests.tiny import Logits, Noisy
+
+
+class Everything(nn.Module):
+    """A frozen and a trained table, batch normalisation, constants kept and not kept, statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretrained = nn.Embedding(5, 2)
+        self.pretrained.weight.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(2)
+        self.still = nn.BatchNorm1d(2, track_running_stats=False)
+        self.head = nn.Linear(2, 3)
+        self.register_buffer("mask", torch.ones(2))
+        self.register_buffer("positions", torch.arange(5), persistent=False)
+        self.register_buffer("mean", torch.zeros(2))
+        self.updated_buffers = ("mean",)
+
+    def forward(self, word: Tensor) -> Tensor:
+        found = self.norm(self.pretrained(word + 0 * self.positions[0])) * self.mask
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * found.mean(0))
+        out: Tensor = self.head(self.still(found - self.mean))
+        return out
+
+
+NORM = ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+
+
+def test_every_tensor_is_exactly_one_of_the_three() -> None:
+    model = Everything()
+    halves = Split("head.*").halves(model)
+    assert halves.private_names == ("head.weight", "head.bias")
+    assert halves.federated_names == ("mean", "norm.weight", "norm.bias", *NORM, "still.weight", "still.bias")
+    assert halves.frozen_names == ("mask", "pretrained.weight")
+    assert halves.trainable == {
+        "norm.weight",
+        "norm.bias",
+        "still.weight",
+        "still.bias",
+        "head.weight",
+        "head.bias",
+    }
+    params = Net(model).initial()
+    three = halves.private(params), halves.federated(params), halves.frozen(params)
+    assert sorted(n for half in three for n in half) == sorted(params)
+    merged = halves.merge(*three)
+    assert merged.keys() == params.keys()
+    assert all(merged[n] is params[n] for n in params)
+    assert halves == Split("head.*").halves(Everything())
+    assert [halves.half(n) for n in ("head.bias", "mean", "mask")] == ["private", "federated", "frozen"]
+
+
+@pytest.mark.parametrize(
+    ("private", "frozen", "own", "still"),
+    [
+        ((), (), (), ("mask", "pretrained.weight")),
+        ("*", (), ("mean", "norm.weight", "norm.bias", *NORM, "still.weight", "still.bias", "head.weight", "head.bias"),
+         ("mask", "pretrained.weight")),
+        ("mask", (), ("mask",), ("pretrained.weight",)),  # its own name makes a constant private
+        ("head.bias", "norm.*", ("head.bias",), ("mask", "pretrained.weight", "norm.weight", "norm.bias", *NORM)),
+        (("head.*",), ["mean", "mask"], ("head.weight", "head.bias"), ("mask", "mean", "pretrained.weight")),
+    ],
+)  # fmt: skip
+def test_patterns(private: Any, frozen: Any, own: tuple[str, ...], still: tuple[str, ...]) -> None:
+    halves = Split(private, frozen).halves(Everything())
+    assert (halves.private_names, halves.frozen_names) == (own, still)
+    assert not halves.trainable & set(still)
+
+
+def test_the_table_shows_three_halves() -> None:
+    table = {row["name"]: row["half"] for row in Split("head.*", frozen="norm.weight").table(Everything())}
+    assert table["head.weight"] == "private"
+    assert table["norm.bias"] == "federated"
+    assert table["norm.weight"] == table["mask"] == table["pretrained.weight"] == "frozen"
+    assert "positions" not in table
+
+
+ONLY_FROZEN = (
+    "Split pattern {!r} matches only frozen tensors of Everything ({}), of which no client has its own: parameters that "
+    "require no gradient, buffers that training does not update, or what the split names frozen. Drop the pattern, or let "
+    "them be trained."
+)
+
+
+@pytest.mark.parametrize(
+    ("private", "frozen", "message"),
+    [
+        (
+            "pretrained.*",
+            (),
+            ONLY_FROZEN.format("pretrained.*", ["pretrained.weight"]),
+        ),
+        (("head.*", "mas*"), (), ONLY_FROZEN.format("mas*", ["mask"])),
+        (
+            "positions",
+            (),
+            (
+                "Split pattern 'positions' matches only buffers of Everything that are not persistent (['positions']); "
+                "these are neither kept nor sent. Drop the pattern, or register them with persistent=True."
+            ),
+        ),
+        (
+            (),
+            "haed.bias",
+            "Split pattern 'haed.bias' matches no parameter of Everything. Did you mean 'head.bias'?",
+        ),
+        (
+            "head.*",
+            "*.bias",
+            (
+                "'head.bias' is named private by 'head.*' and frozen by '*.bias'. A tensor is one of the two: narrow a "
+                "pattern."
+            ),
+        ),
+    ],
+)
+def test_patterns_that_are_refused(private: Any, frozen: Any, message: str) -> None:
+    with pytest.raises(SplitError) as error:
+        Split(private, frozen).check(Everything())
+    assert str(error.value) == message
+
+
+def test_a_pattern_is_text() -> None:
+    with pytest.raises(SplitError) as error:
+        Split(["user", 3])  # type: ignore[list-item]
+    assert str(error.value) == "The patterns of private must be texts, e.g. 'head.*'; got 3."
+    assert Split("a", "b") == Split(["a"], frozen=("b",)) != Split("a")
+
+
+def test_buffers_that_are_not_persistent_stand_in_no_half() -> None:
+    """Position ids of transformers were refused under a private pattern; they are left where they are."""
+    Split("*").check(Everything())
+    halves = Split("*").halves(Everything())
+    with pytest.raises(SplitError) as error:
+        halves.half("positions")
+    assert str(error.value) == "'positions' stands in no half of the split."
+
+
+def test_updated_buffers() -> None:
+    assert updated_buffers(Everything()) == {"mean", *NORM}
+    assert updated_buffers(nn.Sequential(Noisy(), nn.InstanceNorm1d(2, track_running_stats=True))) == {
+        "0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked",
+        "1.running_mean", "1.running_var", "1.num_batches_tracked",
+    }  # fmt: skip
+    model = Everything()
+    model.updated_buffers = ("mena",)
+    with pytest.raises(SplitError) as error:
+        Split().check(nn.Sequential(model))
+    assert str(error.value) == (
+        "updated_buffers of Everything names 'mena', which is no buffer of it; they are ['mask', 'mean', "
+        "'norm.num_batches_tracked', 'norm.running_mean', 'norm.running_var', 'positions']."
+    )
+
+
+def test_tied_tensors_across_halves_are_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.head.weight = self.body.weight
+
+    with pytest.raises(SplitError) as error:
+        Split(frozen="head.*").check(Tied())
+    assert str(error.value) == (
+        "'body.weight' and 'head.weight' of Tied are one tensor (tied weights), and only 'head.weight' is named frozen. "
+        "Name both in frozen, or neither."
+    )
+    Split(frozen="*.weight").check(Tied())
+    with pytest.raises(SplitError, match="^Split pattern 'head.weight' matches only frozen tensors of Tied"):
+        Split("head.weight", "body.weight").check(Tied())
+    with pytest.raises(
+        SplitError, match="^Private 'body.weight' and federated 'head.weight' of Tied share one storage"
+    ):
+        Split("body.*").check(Tied())
+    assert Split("*.weight").halves(Tied()).private_names == ("body.weight",)
+
+
+def test_halves_that_do_not_fit_are_not_merged() -> None:
+    halves, params = Split("user").halves(Logits()), Net(Logits()).initial()
+    with pytest.raises(SplitError) as error:
+        halves.merge({}, params, {})
+    assert str(error.value) == "The private half should be ['user']: missing ['user'], wrong []."
+
+
+def test_the_frozen_half_has_a_digest() -> None:
+    model = Everything()
+    halves, params = Split("head.*").halves(model), Net(model).initial()
+    first = halves.frozen_digest(params)
+    assert first == digest({n: params[n] for n in ("mask", "pretrained.weight")})
+    assert first == halves.frozen_digest({**params, "head.bias": torch.ones(3)})
+    assert first != halves.frozen_digest({**params, "mask": torch.zeros(2)})
+
+
+def test_what_training_changed_of_the_frozen_half_is_named() -> None:
+    watched = Frozen({"mask": torch.ones(2), "table": torch.zeros(2, 2)})
+    assert watched.changed() == []
+    assert watched.changed({"mask": torch.ones(2), "head": torch.zeros(1)}) == []
+    assert watched.changed({"mask": torch.zeros(2)}) == ["mask"]
+    watched.check("Client 'ann', round 3")
+    watched.values["table"].add_(0)  # written to, though its value is the same
+    assert watched.changed() == ["table"]
+    with pytest.raises(SplitError) as error:
+        watched.check("Client 'ann', round 3")
+    assert str(error.value) == (
+        "Client 'ann', round 3: training changed 'table', which is frozen: it would be another on every client. If it is "
+        "a buffer that training is to change, name it in an attribute updated_buffers of its module; then it is "
+        "federated, or private where a pattern says so."
+    )
+
+
+def test_a_forward_pass_that_writes_a_frozen_buffer_is_noticed() -> None:
+    model = Everything()
+    model.updated_buffers = ()
+    net = Net(model)
+    params = net.initial()
+    watched = Frozen(Split("head.*").halves(model).frozen(params))
+    net(params, {"word": torch.tensor([1, 2, 3])})
+    assert watched.changed(params) == ["mean"]
+
+
+def test_frozen_parameters_are_neither_uploaded_nor_noised() -> None:
+    """The hole: noise moved what requires no gradient, as its (zero) change was uploaded."""
+    model = Everything()
+    split = Split("head.*")
+    halves, params = split.halves(model), Net(model).initial()
+    received = halves.federated(params)
+    upload = split.upload(received, params, 1.0)
+    sent, _ = Chain((GaussianNoise(0.5),)).encode(upload.deltas, received, RunDraws(0, "ann", 1))
+    assert list(sent) == list(halves.federated_names)
+    assert "pretrained.weight" not in sent
+    assert float(sent["norm.weight"].abs().max()) > 0
+    assert torch.equal(sent["norm.num_batches_tracked"], params["norm.num_batches_tracked"])
+
+
+def test_a_name_that_is_frozen_by_pattern_does_not_leave() -> None:
+    params = Net(Logits()).initial()
+    assert list(Split("user", "linear.weight").upload(params, params, 1.0).deltas) == ["linear.bias"]
+
+
+def test_the_checker_probes_a_model_with_a_frozen_half() -> None:
+    data = [{"word": torch.tensor([0, 1, 2, k]), "label": torch.tensor([0, 1, 2, k])} for k in range(3)]
+    report = check_split(Everything(), Split("head.*"), data, loss=CROSS_ENTROPY)
+    assert report.violations == ()
+    assert "pretrained.weight" not in report.immovable
+    report = check_split(Logits(), Split("user", frozen="linear.*"), batches(), loss=CROSS_ENTROPY)
+    assert (report.ok, report.immovable) == (True, ())
+
+
+def test_halves_are_values() -> None:
+    assert hash(Split("user").halves(Logits())) == hash(Split("user").halves(Logits()))
+    assert Halves() == Halves(private_names=(), federated_names=(), frozen_names=())
