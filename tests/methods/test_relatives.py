@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, Split, WeightedMean, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Run, Split, WeightedMean, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
