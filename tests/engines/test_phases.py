@@ -16,6 +16,7 @@ from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines import Stream, local_run
+from fedkeep.methods.client import zeros_like_trainable
 from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
 from tests.engines.reference import rows_of
@@ -218,6 +219,10 @@ def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
         ({"tables": "other"}, "tables must be one of ['exact', 'local', 'whole']; got 'other'."),
         ({"pools": "other"}, "pools must be one of ['examples', 'clients']; got 'other'."),
         ({"phases": ()}, "A client needs at least one phase: without one a round would train nothing."),
+        (
+            {"sends": zeros_like_trainable},
+            "What sends declares is given by finish, and this client has none.",
+        ),
         (
             {"keep": Init(every_round=True), "accept": by_share},
             "Private parameters that start anew in every round are kept as trained: leave accept.",
