@@ -75,7 +75,7 @@ class Init:
         value: a number (FURL: zeros), ``("normal", std)`` drawn from a stream of the client's own, or ``"model"``, the
             module's initial values.
         every_round: every round starts from these, not from what the client kept (federated reconstruction); what it
-            kept is there to judge with, never to train from.
+            kept is there to judge with, never to train from. The method's state goes on.
     """
 
     value: float | tuple[Literal["normal"], float] | Literal["model"] = "model"
