@@ -82,7 +82,9 @@ def test_a_client_that_broke_down_has_nothing_to_keep() -> None:
 
 def test_each_client_trains_from_what_it_was_sent() -> None:
     """ŷ = w·x, (1, 3), a step of 0.1 from w: w + 0.2 (3 − w); and the round names the streams."""
-    work = job(Line(), methods.furl("user", local=Phase(loss=squared_error())), pairs({"a": [(1, 3)], "b": [(1, 3)]}))
+    work = job(
+        Line(), methods.furl("user", local=Phase(loss=squared_error())), pairs({"a": [(1, 3)], "b": [(1, 3)]})
+    )
     given = [
         Order(round=0, client=client, sent=Sent(params={"w": torch.tensor(w, dtype=torch.float64)}))
         for client, w in (("b", 1.0), ("a", 2.0))
@@ -124,8 +126,12 @@ def test_a_share_by_hand(engine: type[Engine]) -> None:
 
 def test_a_share_of_what_is_kept() -> None:
     """Counters and the method's state are kept as they are after training."""
-    before = Kept(params={"user": torch.tensor([1.0, 2.0]), "steps": torch.tensor(3)}, state={"h": torch.ones(1)})
-    after = Kept(params={"user": torch.tensor([5.0, 0.0]), "steps": torch.tensor(7)}, state={"h": torch.zeros(1)})
+    before = Kept(
+        params={"user": torch.tensor([1.0, 2.0]), "steps": torch.tensor(3)}, state={"h": torch.ones(1)}
+    )
+    after = Kept(
+        params={"user": torch.tensor([5.0, 0.0]), "steps": torch.tensor(7)}, state={"h": torch.zeros(1)}
+    )
     found = by_share(before, after, 0.25)
     assert found.params["user"].tolist() == [2.0, 1.5]
     assert int(found.params["steps"]) == 7
@@ -159,9 +165,8 @@ def test_an_answer_holds_nothing_private() -> None:
 def test_progress_is_told_client_by_client() -> None:
     seen: list[float] = []
     work = job(Logits(), FURL, DATA, after_step=seen.append)
-    told = []
-    for _ in LocalDevice(work, Sequential()).train(orders(work, [0, 1, 2, 3])):
-        told.append(list(seen))
+    device = LocalDevice(work, Sequential())
+    told = [list(seen) for _ in device.train(orders(work, [0, 1, 2, 3]))]
     assert told == [[], [0.25], [0.25, 0.5], [0.25, 0.5, 0.75]]
     assert seen == [0.25, 0.5, 0.75, 1.0]
 
@@ -215,15 +220,19 @@ def one_state(net: Any, clients: Any) -> dict[str, Tensor]:
         ("unknown", "The update of 'furl' changes the server's parameters: unknown ['extra']."),
         (
             "nan",
-            "The server's parameters after round 0: 'linear.bias' holds a NaN or an infinity. Lower the learning rate "
-            "or set clip_norm.",
+            (
+                "The server's parameters after round 0: 'linear.bias' holds a NaN or an infinity. Lower the learning rate "
+                "or set clip_norm."
+            ),
         ),
         ("state shape", "The update of 'furl' changes the server's state: 'mean' wants (3,), is (3, 1)."),
         ("state name", "The update of 'furl' changes the server's state: unknown ['more']."),
         (
             "state nan",
-            "The server's state after round 0: 'mean' holds a NaN or an infinity. Lower the learning rate or set "
-            "clip_norm.",
+            (
+                "The server's state after round 0: 'mean' holds a NaN or an infinity. Lower the learning rate or set "
+                "clip_norm."
+            ),
         ),
     ],
 )

@@ -24,7 +24,9 @@ ENGINES = [
     Sequential,
     Vectorised,
     pytest.param(
-        lambda: Workers(1), marks=pytest.mark.skipif(start_method() != "fork", reason="hooks go by fork"), id="Workers"
+        lambda: Workers(1),
+        marks=pytest.mark.skipif(start_method() != "fork", reason="hooks go by fork"),
+        id="Workers",
     ),
 ]
 
@@ -78,7 +80,9 @@ KNOWN = "['client/rounds', 'client/three', 'linear.bias', 'linear.weight', 'user
         ),
     ],
 )
-def test_a_start_that_gives_something_else(engine: Callable[[], Engine], started: Started, message: str) -> None:
+def test_a_start_that_gives_something_else(
+    engine: Callable[[], Engine], started: Started, message: str
+) -> None:
     assert refused(FURL.on_client(state=one, start=lambda given: started), engine()) == message
 
 
@@ -95,28 +99,38 @@ FINE = {"seen": torch.ones(2)}
     [
         (
             Finished(params={"linear.bais": torch.zeros(3)}, sends=FINE),
-            "The finish of 'furl', params gives 'linear.bais', which is not known there; known are ['linear.bias', "
-            "'linear.weight'].",
+            (
+                "The finish of 'furl', params gives 'linear.bais', which is not known there; known are ['linear.bias', "
+                "'linear.weight']."
+            ),
         ),
         (
             Finished(params={"user": torch.zeros(3)}, sends=FINE),  # private
-            "The finish of 'furl', params gives 'user', which is not known there; known are ['linear.bias', "
-            "'linear.weight'].",
+            (
+                "The finish of 'furl', params gives 'user', which is not known there; known are ['linear.bias', "
+                "'linear.weight']."
+            ),
         ),
         (
             Finished(params={"linear.bias": torch.zeros(1, 3)}, sends=FINE),
-            "The finish of 'furl', params gives 'linear.bias' as (1, 3) torch.float32; wanted (3,) torch.float32, as it "
-            "was.",
+            (
+                "The finish of 'furl', params gives 'linear.bias' as (1, 3) torch.float32; wanted (3,) torch.float32, as it "
+                "was."
+            ),
         ),
         (
             Finished(state={"more": torch.zeros(3)}, sends=FINE),
-            "The finish of 'furl', state gives 'client/more', which is not known there; known are ['client/rounds', "
-            "'client/three'].",
+            (
+                "The finish of 'furl', state gives 'client/more', which is not known there; known are ['client/rounds', "
+                "'client/three']."
+            ),
         ),
         (
             Finished(state={"three": torch.zeros(4)}, sends=FINE),
-            "The finish of 'furl', state gives 'client/three' as (4,) torch.float32; wanted (3,) torch.float32, as it "
-            "was.",
+            (
+                "The finish of 'furl', state gives 'client/three' as (4,) torch.float32; wanted (3,) torch.float32, as it "
+                "was."
+            ),
         ),
         (
             Finished(sends={**FINE, "user": torch.zeros(3)}),
@@ -145,14 +159,19 @@ def test_a_finish_that_gives_something_else(
 
 def test_what_is_sent_along_undeclared_is_refused() -> None:
     message = refused(FURL.on_client(finish=lambda given: Finished(sends=FINE)), Sequential())
-    assert message == "The finish of 'furl', sends gives 'server/seen', which is not known there; known are []."
+    assert (
+        message == "The finish of 'furl', sends gives 'server/seen', which is not known there; known are []."
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("finished", "what"),
     [
-        (Finished(params={"linear.bias": torch.full((3,), torch.nan)}, sends=FINE), "uploads as 'linear.bias'"),
+        (
+            Finished(params={"linear.bias": torch.full((3,), torch.nan)}, sends=FINE),
+            "uploads as 'linear.bias'",
+        ),
         (Finished(sends={"seen": torch.tensor([0, -torch.inf])}), "sends as 'seen'"),
         (Finished(sends=FINE, state={"three": torch.tensor([0, torch.nan, 0])}), "keeps as 'three'"),
     ],
@@ -180,7 +199,9 @@ def test_what_finish_breaks_is_the_clients_fault(
             report = rounds([0, 1, 2])
             assert (report.refused, report.clients) == ((message,), 2)
             assert work.store.seen(range(4)) == [True, True, True, False]
-            assert same_bits(work.store.read([1]), {**default, "client/rounds": torch.ones(1, dtype=torch.int64)})
+            assert same_bits(
+                work.store.read([1]), {**default, "client/rounds": torch.ones(1, dtype=torch.int64)}
+            )
         made.close()
 
 
@@ -285,7 +306,9 @@ def start_warm(given: Start) -> Started:
     """Begin at what a step of the private part gives, if that is better."""
     moved = given.train(Phase(trains="private", batch_size=4, optimizer=sgd(0.5)), {})
     better = given.loss({"user": moved["user"]}) < given.loss({})
-    return Started(params={"user": moved["user"]} if better else {}, state={"rounds": given.kept.state["rounds"] + 1})
+    return Started(
+        params={"user": moved["user"]} if better else {}, state={"rounds": given.kept.state["rounds"] + 1}
+    )
 
 
 def finish_all(given: Finish) -> Finished:
@@ -337,7 +360,9 @@ def test_every_engine_runs_hooks_alike(engine: Callable[[], Engine]) -> None:
     assert found[0].keys() == found[1].keys()
     assert found[0]["client/rounds"].tolist() == [2, 3, 2, 2]
     for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-6 if value.dtype == torch.float32 else 1e-12)
+        torch.testing.assert_close(
+            found[1][name], value, rtol=0, atol=1e-6 if value.dtype == torch.float32 else 1e-12
+        )
 
 
 def test_the_methods_state_starts_as_it_says_whatever_private_values_do() -> None:

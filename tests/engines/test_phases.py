@@ -16,8 +16,8 @@ from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines import Stream, local_run
-from fedkeep.methods.client import zeros_like_trainable
 from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
+from fedkeep.methods.client import zeros_like_trainable
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
 from tests.engines.reference import rows_of
 from tests.tiny import Logits, Rounds, Scalar, classes, job, pairs
@@ -62,7 +62,15 @@ def stopped(
     phase = Phase(loss=loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
     net = Net(Scalar(0.0))
     result = local_run(
-        net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, np.arange(2), Stream(0, "a"), valid=np.array([2])
+        net,
+        PRIVATE,
+        Client(phases=(phase,)),
+        net.initial(),
+        {},
+        data,
+        np.arange(2),
+        Stream(0, "a"),
+        valid=np.array([2]),
     )
     return float(result.params["w"]), result.stopped[0], loss.seen
 
@@ -94,7 +102,9 @@ def test_early_stopping_wants_validation_examples() -> None:
     net = Net(Scalar())
     phase = Phase(loss=squared_error(), early_stopping=EarlyStopping())
     with pytest.raises(MethodError) as error:
-        local_run(net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
+        local_run(
+            net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, rows_of(data, 0), Stream(0, "a")
+        )
     assert str(error.value) == (
         "Client 'a', round 0: a phase is to stop early by the validation loss, but there is no example in the split "
         "'valid'. Hold some out (data.split), or set early_stopping=None."
