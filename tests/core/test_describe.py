@@ -19,7 +19,7 @@ def test_methods_are_described_to_the_last_field() -> None:
     assert one["predict"] == "forward"
     assert differences(one, one) == []
     lines = differences(one, two)
-    assert any(line.startswith("phases: ") for line in lines)
+    assert any(line.startswith("client.phases: ") for line in lines)
 
 
 def test_differences_are_named_by_path() -> None:

@@ -70,7 +70,7 @@ class Contender:
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
-# Where workers are spawned each test would take seconds; tests/engines/test_workers.py spawns one.
+# Where workers are spawned each test would take seconds; tests/engines/workers/test_engine.py spawns one.
 FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not forked here")
 
 CONTENDERS: dict[str, Contender] = {

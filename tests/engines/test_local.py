@@ -221,7 +221,15 @@ def test_optimiser_states_live_on_where_they_are_given() -> None:
     params = net.initial()
     for number in range(2):
         result = local_run(
-            net, split, Client(phases=(phase,)), params, {}, DATA, rows_of(DATA, 0), Stream(3, "user-0", number), states=state
+            net,
+            split,
+            Client(phases=(phase,)),
+            params,
+            {},
+            DATA,
+            rows_of(DATA, 0),
+            Stream(3, "user-0", number),
+            states=state,
         )
         params = result.params
     module = Logits().double()

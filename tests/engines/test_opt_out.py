@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Phase, adam, averaging, methods, sgd
 from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, opt_out
 from fedkeep.engines import Centralised, ClientResult, Job, Sampler, Sequential, Work

@@ -17,6 +17,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines import Stream, local_run
 from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
+from fedkeep.methods.client import zeros_like_trainable
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
 from fedkeep.privacy import Draw, Encoded, Link
 from tests.engines.reference import rows_of
@@ -62,7 +63,15 @@ def stopped(
     phase = Phase(loss=loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
     net = Net(Scalar(0.0))
     result = local_run(
-        net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, np.arange(2), Stream(0, "a"), valid=np.array([2])
+        net,
+        PRIVATE,
+        Client(phases=(phase,)),
+        net.initial(),
+        {},
+        data,
+        np.arange(2),
+        Stream(0, "a"),
+        valid=np.array([2]),
     )
     return float(result.params["w"]), result.stopped[0], loss.seen
 
@@ -94,7 +103,9 @@ def test_early_stopping_wants_validation_examples() -> None:
     net = Net(Scalar())
     phase = Phase(loss=squared_error(), early_stopping=EarlyStopping())
     with pytest.raises(MethodError) as error:
-        local_run(net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, rows_of(data, 0), Stream(0, "a"))
+        local_run(
+            net, PRIVATE, Client(phases=(phase,)), net.initial(), {}, data, rows_of(data, 0), Stream(0, "a")
+        )
     assert str(error.value) == (
         "Client 'a', round 0: a phase is to stop early by the validation loss, but there is no example in the split "
         "'valid'. Hold some out (data.split), or set early_stopping=None."
@@ -219,6 +230,10 @@ def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
         ({"tables": "other"}, "tables must be one of ['exact', 'local', 'whole']; got 'other'."),
         ({"pools": "other"}, "pools must be one of ['examples', 'clients']; got 'other'."),
         ({"phases": ()}, "A client needs at least one phase: without one a round would train nothing."),
+        (
+            {"sends": zeros_like_trainable},
+            "What sends declares is given by finish, and this client has none.",
+        ),
         (
             {"keep": Init(every_round=True), "accept": by_share},
             "Private parameters that start anew in every round are kept as trained: leave accept.",

@@ -36,9 +36,7 @@ def train(
 ) -> LocalResult:
     start = net.initial()
     split, client = Split("user") if "user" in start else Split(), Client(phases=tuple(phases), turns=turns)
-    return local_run(
-        net, split, client, start, start, data, rows_of(data, 0), Stream(0, "a"), watch=watch
-    )
+    return local_run(net, split, client, start, start, data, rows_of(data, 0), Stream(0, "a"), watch=watch)
 
 
 @pytest.mark.parametrize("turns", ["phases", "batches"])

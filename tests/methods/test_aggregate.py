@@ -98,7 +98,8 @@ def test_rows_are_applied_as_the_whole_table_would_be(optimizer: Optimizer, trai
     update = Optimize(optimizer=optimizer)
     start: Params = {"w": torch.randn(3, generator=draw), "table": torch.randn(6, 2, generator=draw)}
     servers = [
-        Global(params=dict(start), optimizer=OptimizerState(), trainable=frozenset(trainable)) for _ in range(2)
+        Global(params=dict(start), optimizer=OptimizerState(), trainable=frozenset(trainable))
+        for _ in range(2)
     ]
     for number in range(3):
         rows = {"table": torch.randperm(6, generator=draw)[:3].sort().values}
@@ -178,7 +179,11 @@ def drawn(clients: int) -> dict[str, Upload]:
     for k in range(clients):
         scale = 10.0 ** int(torch.randint(-6, 7, (1,), generator=draw))
         rows = torch.randperm(30, generator=draw)[: 1 + k % 9].sort().values if k % 4 else torch.arange(30)
-        deltas = {n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * scale for n, v in START.items() if n != "count"}
+        deltas = {
+            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * scale
+            for n, v in START.items()
+            if n != "count"
+        }
         deltas |= {"table": deltas["table"][rows], "count": torch.tensor(k)}
         made = Split().upload({}, {}, 1.0 + float(torch.randint(0, 300, (1,), generator=draw)))
         # In the order of ids: client-10 comes before client-2.
@@ -223,7 +228,10 @@ def test_the_order_of_arrival_changes_no_bit(clients: int, missing_rows: str) ->
 @pytest.mark.parametrize("clients", [17, 40])
 def test_added_as_they_come_uploads_would_give_other_bits(clients: int) -> None:
     """The blocks are what makes the difference: without a cohort the sum runs in the order of arrival."""
-    uploads = {n: dataclasses.replace(u, rows={}, deltas={"w": u.deltas["w"].double()}) for n, u in drawn(clients).items()}
+    uploads = {
+        n: dataclasses.replace(u, rows={}, deltas={"w": u.deltas["w"].double()})
+        for n, u in drawn(clients).items()
+    }
     found = []
     for order in orders(uploads):
         mean = RunningMean({"w": torch.zeros(7, dtype=torch.float64)})

@@ -15,8 +15,8 @@ from fedkeep import Method, Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.engines import Stream
-from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.batches import batches
+from fedkeep.engines.centralised import WithClient
 from fedkeep.methods.asp_mtl import (
     AddTask,
     AdversarialLoss,
@@ -286,7 +286,13 @@ WANTED = (
 )
 def test_what_cannot_be_trained_row_by_row_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(MethodError) as error:
-        simulate(Parts().double(), methods.asp_mtl(4, local=Phase(batch_size=16, **changed)), DATA, rounds=1, engine="pooled")
+        simulate(
+            Parts().double(),
+            methods.asp_mtl(4, local=Phase(batch_size=16, **changed)),
+            DATA,
+            rounds=1,
+            engine="pooled",
+        )
     assert str(error.value) == WANTED
 
 

@@ -89,7 +89,12 @@ def test_rounds_are_fedavg_of_the_global_expert_bit_for_bit(dropout: float) -> N
     assert same_bits(part(run.server, "global_expert."), plain.server)
     pulled = federated(mixture(mu=0.5, local=LOCAL), dropout=dropout)
     other = simulate(
-        Expert(1, dropout=dropout).double(), methods.fedprox(0.5, local=LOCAL), DATA, rounds=4, cohort=3, seed=5
+        Expert(1, dropout=dropout).double(),
+        methods.fedprox(0.5, local=LOCAL),
+        DATA,
+        rounds=4,
+        cohort=3,
+        seed=5,
     )
     assert same_bits(part(pulled.server, "global_expert."), other.server)
     assert not same_bits(run.server, pulled.server)
@@ -211,7 +216,9 @@ def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.M
         list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt.phases[0], 0), per_pass, held
     )
     tensors = [t for m in trained for t in m.parameters()]
-    second = stopped_early(tensors, joint, 0.02, draws(client, rows, method.adapt.phases[1], 1), per_pass, held)
+    second = stopped_early(
+        tensors, joint, 0.02, draws(client, rows, method.adapt.phases[1], 1), per_pass, held
+    )
     return module, [first, second]
 
 
@@ -261,9 +268,7 @@ def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
     alone = methods.local(local=Phase(optimizer=LOCAL.optimizer, batch_size=4))
     alone = alone.adapting(
         phases=(
-            Phase(
-                optimizer=LOCAL.optimizer, batch_size=4, epochs=tune, examples="all", early_stopping=stop
-            ),
+            Phase(optimizer=LOCAL.optimizer, batch_size=4, epochs=tune, examples="all", early_stopping=stop),
         )
     )
     tuned = methods.fine_tuned(local=LOCAL, tune_epochs=tune, early_stopping=stop)
@@ -317,7 +322,8 @@ def test_a_loss_with_penalties_keeps_them_in_both_mixes() -> None:
     loss = terms.cross_entropy("kind") + 0.5 * terms.l2_penalty("gate.*")
     nll = NegativeLogLikelihood("kind") + 0.5 * terms.l2_penalty("gate.*")
     assert (
-        mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).adapt.phases[1].loss == loss
+        mixture(local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)).adapt.phases[1].loss
+        == loss
     )
     assert mixture(
         mix="logprob", local=Phase(loss=loss, optimizer=adam(1e-4), epochs=3, batch_size=10)

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, Split, WeightedMean, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Run, WeightedMean, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.engines import ClientResult, Job, Sequential, Stream, run_round
+from fedkeep.engines import ClientResult, Sequential, Stream, run_round
 from fedkeep.engines.batches import batches, usable
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
@@ -547,7 +547,9 @@ def test_reconstruction_is_how_a_client_of_fedrecon_predicts() -> None:
     local = Deep().double()
     local.load_state_dict({**local.state_dict(), **run.server})
     stepper = torch.optim.SGD(local.head.parameters(), 0.5)
-    for chosen in batches(DATA, rows, run.method.adapt.phases[0], Stream(3, "personalize/user-2", len(rows)), 0):
+    for chosen in batches(
+        DATA, rows, run.method.adapt.phases[0], Stream(3, "personalize/user-2", len(rows)), 0
+    ):
         batch = DATA.batch(chosen)
         stepper.zero_grad()
         nn.functional.cross_entropy(local(batch["x"]), batch["label"]).backward()

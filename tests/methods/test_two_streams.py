@@ -46,7 +46,11 @@ def test_fedmmd_without_its_term_is_fedavg() -> None:
     assert same_bits(trained(methods.fedmmd(0, local=LOCAL)).server, fedavg)
     assert not same_bits(trained(methods.fedmmd(5.0, local=LOCAL)).server, fedavg)
     # At the first mini-batch of a round both streams are one, where MMD² has its minimum.
-    close(trained(methods.fedmmd(5.0, local=WHOLE)).server, trained(methods.fedavg(local=WHOLE)).server, atol=1e-8)
+    close(
+        trained(methods.fedmmd(5.0, local=WHOLE)).server,
+        trained(methods.fedavg(local=WHOLE)).server,
+        atol=1e-8,
+    )
 
 
 def test_fedmmd_equals_plain_pytorch() -> None:

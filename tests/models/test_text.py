@@ -92,7 +92,7 @@ def test_it_names_its_table_for_local_vocabularies() -> None:
     data = texts(vocabulary=300)
     ids = data.columns["text"]
     assert isinstance(ids, Ragged)
-    (phase,) = fedkeep.methods.fedavg().phases
+    (phase,) = fedkeep.methods.fedavg().client.phases
     (table,) = local_tables(Net(model), [phase], Net(model).initial(), data, np.arange(2))
     assert (table.parameter, table.column) == ("embedding.weight", "text")
     assert set(table.rows.tolist()) == {0, *ids[0].tolist(), *ids[1].tolist()}

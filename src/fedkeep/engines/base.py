@@ -12,7 +12,7 @@ import torch
 
 from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.net import Net
-from fedkeep.core.params import SERVER, Params, prefixed
+from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.methods import Global, Kept, Method
 from fedkeep.privacy.draws import Entropy
@@ -48,9 +48,15 @@ class Job:
     entropy: Entropy = "run"
 
     def kept(self, clients: Sequence[int]) -> Params:
-        """Return what clients start a round from, stacked: what they kept, or the default."""
-        every_round = self.method.client.keep.every_round
-        return defaults(self.store, clients) if every_round else self.store.read(clients)
+        """Return what clients start a round from, stacked: what they kept, or the default.
+
+        Where private values start anew in every round, the method's state goes on.
+        """
+        stored = self.store.read(clients)
+        if not self.method.client.keep.every_round:
+            return stored
+        state = {name: value for name, value in stored.items() if is_state(name)}
+        return {**defaults(self.store, clients), **state}
 
     @cached_property
     def frozen(self) -> Params:

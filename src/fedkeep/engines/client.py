@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
-from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, under
+from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, to, under
 from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.local import LocalResult, local_run
@@ -69,10 +69,11 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         return params
     draws = Stream(job.seed, job.data.ids[client], round)
     rows = allowed(job.data, train_rows(job.data, client), "opted_in")
+    params = to(params, job.device)
     module = {n: v for n, v in params.items() if not is_state(n)}
     hook = method.client.start
     given = Start(
-        net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own(kept)), params=module,
+        net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own({n: params[n] for n in kept})), params=module,
         loss=lambda changed: mean_loss(job, rows, sent, {**params, **changed}),
         train=lambda phase, changed: trained(job, phase, sent, {**params, **changed}, rows, draws),
         outputs=partial(outputs, job, params, rows),
@@ -162,7 +163,7 @@ def finished(
         return Finished()
     rows = allowed(job.data, train_rows(job.data, client), "opted_in")
     optimizer = method.client.phases[0].optimizer
-    scale = optimizer.scale(progress)
+    scale, started = optimizer.scale(progress), to(started, job.device)
     hook, who = method.client.finish, f"finish of {method.name!r}"
     given = Finish(
         net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own(method.split.personal(started))),
@@ -171,14 +172,15 @@ def finished(
         rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
     )  # fmt: skip
     done = without_draws(who, lambda: hook(given))
-    check_hook(f"{who}, state", started, prefixed(CLIENT, done.state))
+    state = {n: v for n, v in started.items() if is_state(n)}
+    check_hook(f"{who}, state", state, prefixed(CLIENT, done.state))
     check_hook(f"{who}, params", method.split.federated(local.trained), done.params)
     declared = job.declared()
     along = prefixed(SERVER, done.sends)
     check_hook(f"{who}, sends", declared, along)
     if fault := misfit(declared, along):
         raise MethodError(
-            f"{who}: what it sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
+            f"What {who} sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
         )
     return done
 
@@ -200,10 +202,10 @@ def without_draws(what: str, hook: Callable[[], T]) -> T:
     return found
 
 
-def position() -> int:
+def position() -> tuple[int, int]:
     """Return how far numpy's global generator has come: to see whether somebody draws from it."""
     state: Any = np.random.get_state(legacy=True)  # noqa: NPY002
-    return int(state[2])
+    return int(state[2]), int(state[3])  # normal numbers are drawn by twos, and one may be left
 
 
 def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from fedkeep.core.errors import NonFiniteError, UploadError
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, to
 from fedkeep.engines.base import Engine, Job, Work
 from fedkeep.methods import Kept, Sent, newest
 from fedkeep.split import Upload
@@ -120,6 +120,6 @@ class LocalDevice:
         before = self.job.store.read(clients)
         rule = self.job.method.client.accept
         return [
-            rule(Kept.of({n: v[k] for n, v in before.items()}), Kept.of(row), share).flat
+            rule(Kept.of({n: v[k] for n, v in before.items()}), Kept.of(to(row, "cpu")), share).flat
             for k, (row, share) in enumerate(zip(rows, shares, strict=True))
         ]

@@ -321,7 +321,11 @@ class _Pass:
         self.total: Tensor | float = 0.0
         self.steps = 0
         frozen = (
-            {n: run.params[n] for n in run.received if n in run.params and n not in trainable}
+            {
+                n: run.params[n]
+                for n in run.received
+                if n in run.params and n not in trainable and not run.split.is_private(n)
+            }
             if self.phase.examples == "all"
             else {}
         )

@@ -75,7 +75,7 @@ class Init:
         value: a number (FURL: zeros), ``("normal", std)`` drawn from a stream of the client's own, or ``"model"``, the
             module's initial values.
         every_round: every round starts from these, not from what the client kept (federated reconstruction); what it
-            kept is there to judge with, never to train from.
+            kept is there to judge with, never to train from. The method's state goes on.
     """
 
     value: float | tuple[Literal["normal"], float] | Literal["model"] = "model"
@@ -247,6 +247,8 @@ class Client:
             )
         if self.take_turns and any(p.early_stopping for p in self.phases):
             raise MethodError("Phases that take turns on every mini-batch cannot stop early.")
+        if self.finish is None and self.sends is not nothing:
+            raise MethodError("What sends declares is given by finish, and this client has none.")
         if self.keep.every_round and self.accept is not newest:
             raise MethodError(
                 "Private parameters that start anew in every round are kept as trained: leave accept."

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, is_state
 from fedkeep.core.seeds import generator
 
 ClientIndices = Sequence[int]
@@ -54,8 +54,8 @@ class Default:
     """The private values of a client that was never seen.
 
     Args:
-        initial: the module's own private values, by name.
-        rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself).
+        initial: the module's own private values, by name, and what a method keeps beside them.
+        rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself); it is for private values alone.
         seed: seeds the normal draws; each client has a stream of its own.
     """
 
@@ -67,7 +67,7 @@ class Default:
             self.std = float(rule[1])
         elif isinstance(rule, (int, float)):
             self.initial = {
-                n: torch.full_like(v, rule) if v.is_floating_point() else v for n, v in self.initial.items()
+                n: torch.full_like(v, rule) if ruled(n, v) else v for n, v in self.initial.items()
             }
         elif rule != "model":
             raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {rule!r}.")
@@ -78,6 +78,11 @@ class Default:
             return {name: value.clone() for name, value in self.initial.items()}
         draw = generator(self.seed, "private_init", str(client))
         return {
-            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if v.is_floating_point() else v
+            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if ruled(n, v) else v
             for n, v in self.initial.items()
         }
+
+
+def ruled(name: str, value: Tensor) -> bool:
+    """Tell whether a rule makes a new client's value: not that of a counter, or of a method's state."""
+    return value.is_floating_point() and not is_state(name)

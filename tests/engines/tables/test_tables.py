@@ -217,9 +217,7 @@ def test_local_by_definition_leaves_other_rows_as_received() -> None:
     rule = method(sgd(0.5, weight_decay=0.5), tables="local")
     net = Net(Words())
     start = net.initial()
-    result = local_run(
-        net, Split(), rule.client, start, start, DATA, rows_of(DATA, 0), Stream(0, "user-0")
-    )
+    result = local_run(net, Split(), rule.client, start, start, DATA, rows_of(DATA, 0), Stream(0, "user-0"))
     used = np.union1d(DATA.columns["text"].take(rows_of(DATA, 0)).values, [0])  # type: ignore[union-attr]
     others = np.setdiff1d(np.arange(40), used)
     moved = (result.params["embedding.weight"] != start["embedding.weight"]).any(1)

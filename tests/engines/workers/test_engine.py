@@ -586,7 +586,7 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bad_device() -> None:
     work = job(Logits(), FURL, DATA, device="cuda:0")
-    results(work, [0], Workers(2))
+    results(work, [0], Workers(2), sent={})
 
 
 def bad_parent() -> None:

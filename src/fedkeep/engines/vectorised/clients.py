@@ -72,27 +72,30 @@ class Stacked:
         self.changing = {n for p in self.client.phases for n in p.trained_names(self.method.split, names)}
         self.changing |= {n for n in first if n not in self.trainable and not is_state(n)}  # buffers
         tables = {t.parameter: [own[k] for own in self.tables] for k, t in enumerate(self.tables[0])}
-        self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing)
+        apart = self.method.server.send is not None
+        own = {n for n in first if apart or first[n] is not self.sent[0].get(n)}
+        self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing, own=own)
         # A term may run the model at what was received, which moves buffers.
         buffers = {n for n in self.sent[0] if n not in self.trainable and not is_state(n)}
-        self.received, self.cut = self._side_by_side(self.sent, tables, copy=buffers)
+        sent = set(self.sent[0]) if apart else set()
+        self.received, self.cut = self._side_by_side(self.sent, tables, copy=buffers, own=sent)
 
     def _side_by_side(
-        self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str]
+        self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str], own: set[str]
     ) -> tuple[Params, set[str]]:
         """Return every client's tensors by name, and which names have a client axis: tables, those to be copied, and
-        those that are not one tensor for all; of the others there is one.
+        those that are not one tensor for all, which of a client alone is said by ``own``; of the others there is one.
         """  # fmt: skip
         out, stacked = Params(), set()
         for name, value in each[0].items():
             values = [tensors[name].detach() for tensors in each]
-            same = all(tensors[name] is value for tensors in each)
+            same = all(tensors[name] is value for tensors in each) and (len(each) > 1 or name not in own)
             if name in tables:
                 out[name] = padded(values, tables[name]).to(self.job.device)
             elif same and name in copy:
                 wide = value.detach().to(self.job.device).expand(len(each), *value.shape)
                 out[name] = wide.clone(memory_format=torch.contiguous_format)
-            elif same and len(each) > 1:
+            elif same:
                 out[name] = value.detach().to(self.job.device)
                 continue
             else:

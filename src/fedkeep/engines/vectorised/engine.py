@@ -1,7 +1,7 @@
 """Clients side by side: a cohort, or as much of it as memory holds, is trained as one tensor program.
 
 The way on CUDA, where one client's small batches leave most of the machine idle. On a CPU it pays for small clients in
-large cohorts, whose time goes into calling operations (``small``); others run faster one after the other, in cache.
+large cohorts, whose time goes into calling operations (``auto``); others run faster one after the other, in cache.
 """
 
 from __future__ import annotations
