@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, is_state
 from fedkeep.core.seeds import generator
 
 ClientIndices = Sequence[int]
@@ -51,10 +51,10 @@ class PrivateStore(Protocol):
 
 
 class Default:
-    """The private values of a client that was never seen.
+    """The values of a client that was never seen.
 
     Args:
-        initial: the module's own private values, by name.
+        initial: the module's own private values, and a method's state (``client/NAME``), which no rule changes.
         rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself).
         seed: seeds the normal draws; each client has a stream of its own.
     """
@@ -67,7 +67,7 @@ class Default:
             self.std = float(rule[1])
         elif isinstance(rule, (int, float)):
             self.initial = {
-                n: torch.full_like(v, rule) if v.is_floating_point() else v for n, v in self.initial.items()
+                n: torch.full_like(v, rule) if _ruled(n, v) else v for n, v in self.initial.items()
             }
         elif rule != "model":
             raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {rule!r}.")
@@ -78,6 +78,11 @@ class Default:
             return {name: value.clone() for name, value in self.initial.items()}
         draw = generator(self.seed, "private_init", str(client))
         return {
-            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if v.is_floating_point() else v
+            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if _ruled(n, v) else v.clone()
             for n, v in self.initial.items()
         }
+
+
+def _ruled(name: str, value: Tensor) -> bool:
+    """Tell whether the rule says a value: counters and a method's state begin as they are."""
+    return value.is_floating_point() and not is_state(name)
