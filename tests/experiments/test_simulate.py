@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulat
 from fedkeep.core.errors import ConfigError, DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.data import RangeIds
 from fedkeep.engines import Sampler, judge
+from fedkeep.experiments import drive
 from fedkeep.store import Default, MemoryStore
 from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, texts
 
@@ -170,9 +170,8 @@ def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
 
 def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    module = sys.modules[simulate.__module__]
-    usual = module.judge
-    monkeypatch.setattr(module, "judge", lambda *a, **k: calls.append(a[6]) or usual(*a, **k))
+    usual = drive.judge
+    monkeypatch.setattr(drive, "judge", lambda *a, **k: calls.append(a[6]) or usual(*a, **k))
     run = simulate(Logits(), methods.fedavg(), DATA, rounds=1, cohort=6, evaluate_shared=True)
     assert calls == ["valid", "test"]
     found = {
