@@ -33,7 +33,8 @@ def bits(run: Run) -> tuple[Any, ...]:
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    one, two = (simulate(Noisy(dropout=0.5), FURL.on_client(keep=Init(value=("normal", 0.1))), classes(counts=(8, 6, 10), kind="f4"), rounds=4, cohort=2, seed=3) for _ in range(2))  # fmt: skip
+    drawn, data = FURL.on_client(keep=Init(value=("normal", 0.1))), classes(counts=(8, 6, 10), kind="f4")
+    one, two = (simulate(Noisy(dropout=0.5), drawn, data, rounds=4, cohort=2, seed=3) for _ in range(2))
     assert bits(one) == bits(two)
 
 
@@ -51,7 +52,8 @@ def test_the_global_random_state_is_neither_read_nor_moved(engine: str) -> None:
         np.random.seed(seed)  # noqa: NPY002
         before = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
         data = classes(counts=(8, 6, 10), kind="f4")
-        found.append(bits(simulate(Noisy(dropout=0.5), methods.furl("user", private_init=("normal", 0.1)), data, rounds=2, engine=engine)))  # fmt: skip
+        method = methods.furl("user", private_init=("normal", 0.1))
+        found.append(bits(simulate(Noisy(dropout=0.5), method, data, rounds=2, engine=engine)))
         assert torch.equal(before[0], torch.random.get_rng_state())
         assert before[1] == str(np.random.get_state())  # noqa: NPY002
     assert found[0] == found[1]
