@@ -66,8 +66,10 @@ def test_a_file_that_is_no_text(refused: Refused) -> None:
         (
             'kind = "furl"',
             'kind = "furl"\nbatch_sizes = 3',
-            "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, private_scale, "
-            "private_init, epochs, batch_size, clip_norm, weighting.",
+            (
+                "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, private_scale, "
+                "private_init, epochs, batch_size, clip_norm, weighting."
+            ),
         ),
         ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),
         ("cohort = 3", 'cohort = "3"', "toy.toml:\n  run.cohort: wanted a valid integer; got '3'."),

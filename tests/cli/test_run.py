@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.core.records import read_records
-from fedkeep.experiments import progress
 import fedkeep as package
-from fedkeep.experiments import drive
+from fedkeep.core.records import read_records
+from fedkeep.experiments import drive, progress
 from tests.cli.conftest import Command
 
 

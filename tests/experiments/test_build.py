@@ -551,17 +551,21 @@ def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], messag
     assert str(error.value) == message
 
 
+def adapting(kind: str, table: dict[str, Any]) -> tuple[Phase, ...]:
+    return build_method(MethodConfig(kind=kind, adapt=AdaptConfig.model_validate(table))).adapt.phases
+
+
 def test_adaptation_of_several_phases() -> None:
     table = {"epochs": 7, "batch_size": 3, "clip_norm": 2.0, "optimizer": {"learning_rate": 0.5}}
-    own, joint = build_method(MethodConfig(kind="mixture", adapt=AdaptConfig.model_validate(table))).adapt.phases
+    own, joint = adapting("mixture", table)
     usual = methods.mixture()
     for phase, before in zip((own, joint), usual.adapt.phases, strict=True):
         assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", EarlyStopping())
         assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
     stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
-    (tuned,) = build_method(MethodConfig(kind="fine_tuned", adapt=AdaptConfig.model_validate(stops))).adapt.phases
+    (tuned,) = adapting("fine_tuned", stops)
     assert tuned.early_stopping == EarlyStopping(every=1, patience=3)
-    (fitted,) = build_method(MethodConfig(kind="fedprox", adapt=AdaptConfig.model_validate(table))).adapt.phases
+    (fitted,) = adapting("fedprox", table)
     assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
 
 

@@ -91,7 +91,7 @@ def test_a_run_killed_before_its_first_commit(tmp_path: Path, monkeypatch: pytes
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.experiments.simulate.run_round", die)
+    monkeypatch.setattr("fedkeep.experiments.drive.run_round", die)
     with pytest.raises(KeyboardInterrupt):
         run_config(config(), out=tmp_path / "r")
     loaded = load_run(tmp_path / "r")

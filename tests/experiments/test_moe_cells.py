@@ -201,20 +201,16 @@ def test_names_say_what_is_not_the_papers() -> None:
 
 
 def test_federations_are_the_papers_or_say_otherwise() -> None:
-    from fedkeep import adam, sgd
+    from fedkeep import adam, averaging, sgd
     from fedkeep.experiments.build import build_method
 
     plain = build_method(Federation().config(SCENE).method)
-    (phase,) = plain.phases
-    assert (phase.optimizer, phase.epochs, phase.batch_size, plain.server_optimizer) == (
-        adam(1e-4),
-        3,
-        10,
-        sgd(1.0),
-    )
+    (phase,) = plain.client.phases
+    assert (phase.optimizer, phase.epochs, phase.batch_size) == (adam(1e-4), 3, 10)
+    assert plain.server == averaging(sgd(1.0))
     config = Federation(mu=0.1, server_momentum=0.9, fraction=0.1).config(replace(SCENE, clients=50))
     other = build_method(config.method)
-    assert (other.name, other.server_optimizer) == ("fedprox", sgd(1 - 0.9, momentum=0.9))
+    assert (other.name, other.server) == ("fedprox", averaging(sgd(1 - 0.9, momentum=0.9)))
     assert (config.run.cohort, config.run.rounds, config.run.sampling) == (5, 1500, "independent")
     table = Scene("cifar100", 0.5, 0.9, clients=50, train=100, test=150).tables()
     assert table["partition"]["valid_from"] == "train"

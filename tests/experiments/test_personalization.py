@@ -129,7 +129,7 @@ def test_one_phase_trains_everything_several_take_turns_on_their_own() -> None:
     one = methods.furl("user", local=Phase(optimizer=OPTIMIZER, batch_size=4))
     (phase,) = tuning_phases(one, names, STEEP)
     assert (phase.trains, phase.steps, phase.batch_size, phase.examples) == ("all", 6, 4, "all")
-    assert phase.loss == one.phases[0].loss
+    assert phase.loss == one.client.phases[0].loss
     assert (phase.optimizer.learning_rate, phase.optimizer.rates) == (0.15, (("user", 0.3),))
     assert (phase.optimizer.momentum, phase.optimizer.schedule) == (0.9, "constant")
     two = methods.fedrep("user", local=Phase(optimizer=sgd(0.3), batch_size=4))

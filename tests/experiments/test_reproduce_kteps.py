@@ -203,7 +203,7 @@ def test_a_cell_that_was_killed_goes_on_with_its_run(
             reproduce("kteps-table2", request(data, tmp_path))
     (run,) = (tmp_path / "runs" / "kteps-full-running").iterdir()
     assert (run / "run.json").exists()
-    monkeypatch.setattr("fedkeep.experiments.simulate.run_round", killed)  # nothing is trained any more
+    monkeypatch.setattr("fedkeep.experiments.drive.run_round", killed)  # nothing is trained any more
     reproduce("kteps-table2", request(data, tmp_path))
     assert rows(tmp_path, "kteps-table2")["FedAvg", "accuracy_ag"].seeds == (0,)
     assert not run.exists()

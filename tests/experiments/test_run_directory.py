@@ -173,9 +173,13 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": 9}, "rounds: 4 in the run, 9 now"),
     "cohort": ({"cohort": 3}, "cohort: 2 in the run, 3 now"),
     "sampling": ({"sampling": "independent"}, "sampling: 'shuffled' in the run, 'independent' now"),
-    "method": ({"method": METHOD.on_server(reduce=WeightedMean(by="uniform"))}, "method.weighting: 'examples' in the run, 'uniform' now"),
+    "method": (
+        {"method": METHOD.on_server(reduce=WeightedMean(by="uniform"))},
+        "method.server.reduce.by: 'examples' in the run, 'uniform' now",
+    ),
     "server": (
-        {"method": METHOD.on_server(update=Optimize(optimizer=adam(0.1)))}, "method.server_optimizer.kind: 'sgd' in the run, 'adam' now",
+        {"method": METHOD.on_server(update=Optimize(optimizer=adam(0.1)))},
+        "method.server.update.optimizer.kind: 'sgd' in the run, 'adam' now",
     ),
     "model": ({"model": Logits(seed=1)}, "model.initial_sha256: "),
     "data": ({"data": classes(counts=(5, 9, 3, 7), kind="f4", seed=1)}, "data.columns.label: "),

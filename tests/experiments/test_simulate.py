@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulat
 from fedkeep.core.errors import ConfigError, DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.data import RangeIds
 from fedkeep.engines import Sampler, judge
+from fedkeep.experiments import drive
 from fedkeep.store import Default, MemoryStore
 from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, texts
 
@@ -33,7 +33,8 @@ def bits(run: Run) -> tuple[Any, ...]:
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    one, two = (simulate(Noisy(dropout=0.5), FURL.on_client(keep=Init(value=("normal", 0.1))), classes(counts=(8, 6, 10), kind="f4"), rounds=4, cohort=2, seed=3) for _ in range(2))  # fmt: skip
+    drawn, data = FURL.on_client(keep=Init(value=("normal", 0.1))), classes(counts=(8, 6, 10), kind="f4")
+    one, two = (simulate(Noisy(dropout=0.5), drawn, data, rounds=4, cohort=2, seed=3) for _ in range(2))
     assert bits(one) == bits(two)
 
 
@@ -51,7 +52,8 @@ def test_the_global_random_state_is_neither_read_nor_moved(engine: str) -> None:
         np.random.seed(seed)  # noqa: NPY002
         before = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
         data = classes(counts=(8, 6, 10), kind="f4")
-        found.append(bits(simulate(Noisy(dropout=0.5), methods.furl("user", private_init=("normal", 0.1)), data, rounds=2, engine=engine)))  # fmt: skip
+        method = methods.furl("user", private_init=("normal", 0.1))
+        found.append(bits(simulate(Noisy(dropout=0.5), method, data, rounds=2, engine=engine)))
         assert torch.equal(before[0], torch.random.get_rng_state())
         assert before[1] == str(np.random.get_state())  # noqa: NPY002
     assert found[0] == found[1]
@@ -170,9 +172,8 @@ def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
 
 def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    module = sys.modules[simulate.__module__]
-    usual = module.judge
-    monkeypatch.setattr(module, "judge", lambda *a, **k: calls.append(a[6]) or usual(*a, **k))
+    usual = drive.judge
+    monkeypatch.setattr(drive, "judge", lambda *a, **k: calls.append(a[6]) or usual(*a, **k))
     run = simulate(Logits(), methods.fedavg(), DATA, rounds=1, cohort=6, evaluate_shared=True)
     assert calls == ["valid", "test"]
     found = {

@@ -165,6 +165,17 @@ def test_an_unknown_rule_is_refused() -> None:
     assert str(error.value) == "private_init must be a number, ('normal', std) or 'model'; got 'zeros'."
 
 
+@pytest.mark.parametrize("rule", ["model", 0.0, ("normal", 1.0)])
+def test_a_rule_of_private_parameters_leaves_a_methods_state_as_it_begins(rule: Any) -> None:
+    ones = torch.ones(3)
+    default = Default({"user": ones, "client/user": 2 * ones}, rule, seed=3)
+    for _ in range(2):
+        made = default(0)
+        assert torch.equal(made["client/user"], 2 * ones)
+        assert torch.equal(made["user"], ones) == (rule == "model")
+        made["client/user"].zero_()  # the default is a copy
+
+
 def test_a_model_without_private_parameters(tmp_path: Path) -> None:
     for store in (MemoryStore(Default({})), table(tmp_path, initial={})):
         assert store.read([0, 1]) == {}
