@@ -1,0 +1,210 @@
+"""Runs many configurations, each in its own run folder, so that an interrupted table goes on where it stopped.
+
+What a table takes from a finished run can be kept as a small file, as the cells of the other tables are; a run that has
+one is not computed again, on this machine or on another that has the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from fedkeep.core.errors import FedkeepError, NonFiniteError, RunError
+from fedkeep.core.files import write_whole
+from fedkeep.core.records import read_records
+from fedkeep.core.seeds import stream
+from fedkeep.experiments.build import build_data, run_config
+from fedkeep.experiments.builtin import builtin_text
+from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.run_directory import read_info
+from fedkeep.experiments.simulate import Run
+from fedkeep.experiments.tasks import run_tasks
+from fedkeep_papers.kteps.cells import digest, rounded, settings_of
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One run of a table.
+
+    Attributes:
+        config: the name of a built-in configuration.
+        overrides: dotted keys and TOML values that replace its own.
+        folder: the run's folder.
+        data: the folder of real data.
+    """
+
+    config: str
+    overrides: tuple[tuple[str, str], ...]
+    folder: Path
+    data: Path | None
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def resolved(self) -> Config:
+        """Return the configuration, overrides applied."""
+        return parse_config(builtin_text(self.config), self.config, dict(self.overrides))
+
+    def file(self, folder: Path, source: Mapping[str, str]) -> Path:
+        """Return where the run's outcome is kept, given the sha256 of its files of data."""
+        return folder / f"{self.name}-{digest(settings_of(self.resolved()), source)}.json"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
+        """Run it, or go on with it; None if it diverged.
+
+        Args:
+            alone: it may use all cores.
+            progress: as for ``simulate``.
+        """
+        config = self.resolved()
+        resume = (self.folder / "run.json").exists()
+        try:
+            return run_config(
+                config, folder=self.data, out=self.folder, resume=resume, progress=progress,
+                workers=None if alone or config.run.engine == "pooled" else 1,
+            )  # fmt: skip
+        except NonFiniteError as error:
+            (self.folder / "fault.txt").write_text(f"{error}\n", encoding="utf-8")
+            return None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run at its best epoch on ``valid``.
+
+    Attributes:
+        metric: the metric's name.
+        valid, test: its values there, fractions.
+        epoch: that epoch.
+        epochs: how many were run.
+        curve: (epoch, valid) pairs.
+        fault: what went wrong (a run that diverged), else empty.
+        clients: each client's test accuracy there; empty where single clients were not judged.
+        commit: of the source code that computed it; empty if it is not known.
+    """
+
+    metric: str
+    valid: float
+    test: float
+    epoch: float
+    epochs: float
+    curve: tuple[tuple[float, float], ...] = ()
+    fault: str = ""
+    clients: Mapping[str, float] = field(default_factory=dict)
+    commit: str = ""
+
+
+def run_jobs(
+    jobs: Sequence[JobSpec],
+    workers: int = 1,
+    progress: bool | None = None,
+    finished: Callable[[], object] | None = None,
+) -> None:
+    """Run the jobs that are not finished, ``workers`` at a time; a run that diverges leaves a file ``fault.txt``.
+
+    Args:
+        jobs: what to run.
+        workers: how many at a time.
+        progress: as for ``simulate``.
+        finished: called after every job.
+
+    Raises:
+        FedkeepError: a job failed for another reason than a loss that became NaN.
+    """
+    run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
+
+
+def keep(job: JobSpec, file: Path, source: Mapping[str, str]) -> None:
+    """Write the outcome of a finished job, with what it depends on and where it was computed, as the run knows it."""
+    where = read_info(job.folder).get("environment") or {}
+    content = {
+        "settings": settings_of(job.resolved()),
+        "source": dict(source),
+        "environment": where,
+        "outcome": asdict(replace(outcome(job.folder), commit=where.get("commit") or "")),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, (json.dumps(rounded(content), ensure_ascii=False) + "\n").encode())
+
+
+def kept(file: Path) -> Outcome:
+    """Return an outcome that was kept.
+
+    Raises:
+        RunError: the file cannot be read or holds no outcome.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["outcome"]
+        return Outcome(
+            metric=str(found["metric"]),
+            valid=_number(found["valid"]),
+            test=_number(found["test"]),
+            epoch=_number(found["epoch"]),
+            epochs=_number(found["epochs"]),
+            curve=tuple((float(at), float(value)) for at, value in found["curve"]),
+            fault=str(found["fault"]),
+            clients={str(client): float(value) for client, value in found["clients"].items()},
+            commit=str(found["commit"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RunError(
+            f"{file} holds no outcome of a run ({type(error).__name__}: {error}). Delete it, and it is computed again."
+        ) from error
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def load_job(job: JobSpec) -> Run:
+    """Return the finished run of a job, with its states."""
+    config = job.resolved()
+    return run_config(config, data=build_data(config, job.data), out=job.folder, resume=True, progress=False)
+
+
+def is_finished(folder: Path) -> bool:
+    """Tell whether the folder holds a run that finished or diverged."""
+    if (folder / "fault.txt").exists():
+        return True
+    try:
+        return bool(read_info(folder).get("status") == "finished")
+    except FedkeepError:
+        return False
+
+
+def outcome(folder: Path) -> Outcome:
+    """Return a run's result at the epoch that is best on ``valid``.
+
+    Raises:
+        RunError: the folder holds no run, or one without evaluations.
+    """
+    info = read_info(folder)
+    metric = str(info["metric"])
+    records = list(read_records(folder / "records.jsonl")) if (folder / "records.jsonl").exists() else []
+    aggregates = [r for r in records if r.client is None and r.metric == metric]
+    valid = [r for r in aggregates if r.split == "valid" and not math.isnan(r.value)]
+    if (fault := folder / "fault.txt").exists():
+        curve = tuple((r.epoch, r.value) for r in valid)
+        return Outcome(
+            metric, math.nan, math.nan, math.nan, math.nan, curve, fault.read_text(encoding="utf-8").strip()
+        )
+    if not valid:
+        raise RunError(f"{folder} holds no evaluation on 'valid'; run it with evaluate_every above 0.")
+    best = max(valid, key=lambda r: (r.value, -r.round))
+    test = next(r.value for r in aggregates if r.split == "test" and r.round == best.round)
+    curve = tuple((r.epoch, r.value) for r in valid)
+    own = [r for r in records if r.split == "test" and r.metric == "accuracy"]
+    clients = {r.client: r.value for r in own if r.client is not None}  # the last ones are the best epoch's
+    return Outcome(metric, best.value, test, best.epoch, valid[-1].epoch, curve, clients=clients)
+
+
+def folder_name(*parts: str) -> str:
+    """Return a folder's name from words; anything but letters, digits, ``-`` and ``.`` becomes ``-``."""
+    text = "-".join(parts)
+    safe = "".join(c if c.isalnum() or c in "-." else "-" for c in text)
+    return safe if safe == text else f"{safe}-{stream(0, 'folder', text) % 0x10000:04x}"
