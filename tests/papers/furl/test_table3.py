@@ -144,7 +144,9 @@ def test_what_is_kept_of_a_run_is_enough(
         assert len(ran) == 12
     damaged = next((second / "runs" / "furl-quick").glob("*-global-server-*"))
     damaged.write_text('{"outcome": {"metric": "auc"}}')
-    with pytest.raises(RunError, match=r"holds no outcome of a run \(KeyError: 'valid'\)\. Delete it"):
+    with pytest.raises(
+        RunError, match=r"holds no finished cell: wanted an object with settings; got .*\. Delete it"
+    ):
         reproduce("furl-table3", request(second))
 
 
@@ -155,15 +157,15 @@ def test_an_outcome_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(jobs, "outcome", lambda _: found)
     monkeypatch.setattr(jobs, "read_info", lambda _: {"environment": {"commit": "an older one"}})
     job = jobs.JobSpec("furl-sticker/global-fl", (("seed", "3"),), tmp_path / "run", None)
-    file = job.file(tmp_path / "kept", {"file": "ab"})
-    assert file.parent == tmp_path / "kept"
-    assert file != job.file(tmp_path / "kept", {"file": "cd"})
-    jobs.keep(job, file, {"file": "ab"})
-    content = json.loads(file.read_text(encoding="utf-8"))
-    assert content["settings"]["seed"] == 3
-    back = jobs.kept(file)
-    assert str(back) == str(replace(found, commit="an older one"))
-    assert content["environment"] == {"commit": "an older one"}
+    slot = job.slot(tmp_path / "kept", {"file": "ab"})
+    assert slot.file.parent == tmp_path / "kept"
+    assert slot.file != job.slot(tmp_path / "kept", {"file": "cd"}).file
+    jobs.keep(job, slot, {"file": "ab"})
+    back = slot.read()
+    assert back is not None
+    assert back.settings["seed"] == 3
+    assert str(back.outcome) == str(replace(found, commit="an older one"))
+    assert back.environment == {"commit": "an older one"}
 
 
 def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +237,7 @@ def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"kteps-variants cannot be run in pieces; these can: furl-table3, "
+        ConfigError, match=r"kteps-variants cannot be run in pieces; these can: furl-sweep, furl-table3, "
     ):
         reproduce("kteps-variants", request(tmp_path, only=("*",)))
 

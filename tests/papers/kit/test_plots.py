@@ -67,7 +67,7 @@ def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
 
 def test_cold_start_says_what_its_bars_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: titles.append(figure.axes[0].get_title()))
+    monkeypatch.setattr(plots, "save", lambda figure, path: titles.append(figure.axes[0].get_title()))
     analysis = {"k": [0, 5], "mean": [0.5, 0.7], "std": [0.1, 0.2], "metric": "accuracy", "users": 12}
     plots.cold_start(analysis, tmp_path / "c.png")
     plots.cold_start({"k": [0], "mean": [0.5]}, tmp_path / "c.png")

@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.reproductions import Request, reproduce
 from fedkeep.report.results import Row, read_results
 from fedkeep_papers.kteps import book, cells, published, variants
-from fedkeep_papers.kteps.cells import Numbers, Task, read_numbers
+from fedkeep_papers.kteps.cells import Numbers, Task
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from fedkeep_papers.kteps.figures import _shares
 
@@ -67,6 +67,10 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Task, "__call__", counted)
     return names
+
+
+def read_numbers(path: Path) -> Numbers:
+    return Numbers(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def request(data: Path | None, out: Path, **changes: Any) -> Request:
@@ -295,7 +299,7 @@ def test_the_cells_of_the_other_tables(
     asked: list[Task] = []
     monkeypatch.setattr(book, "run_tasks", lambda tasks, *_, **__: asked.extend(tasks))
     reproduce(table, request(data, tmp_path))
-    assert len({task.file for task in asked}) == settings
+    assert len({task.slot.file for task in asked}) == settings
     assert len({json.dumps(task.cell.settings(), sort_keys=True) for task in asked}) == settings
     found = rows(tmp_path, table)
     assert len(found) == 2 * settings
@@ -337,7 +341,7 @@ def test_what_is_refused(tmp_path: Path, data: Path, finished: Path, monkeypatch
     with pytest.raises(RunError) as failed:
         reproduce("kteps-table2", request(data, tmp_path))
     assert str(failed.value).startswith(
-        f"{file} holds no finished cell: wanted the fields ['cell', 'settings', "
+        f"{file} holds no finished cell: wanted an object with settings; got {{}}."
     )
     assert str(failed.value).endswith("Delete it, and it is computed again.")
 

@@ -63,7 +63,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         return path
 
     for room in (plots, sweeps):
-        monkeypatch.setattr(room, "_save", save)
+        monkeypatch.setattr(room, "save", save)
 
 
 def request(images: Path, out: Path, **changes: Any) -> Request:
@@ -206,7 +206,7 @@ def test_differences_by_hand() -> None:
 
 def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe_methods, "Scene", moe.Scene)
-    monkeypatch.setattr(moe_methods.moe_published, "TABLE2", {0.8: TABLE2[0.8]})
+    monkeypatch.setattr(moe_methods, "TABLE2", {0.8: TABLE2[0.8]})
     monkeypatch.setitem(moe_methods.ROUNDS, "quick", 2)
     images, out = tmp_path / "images", tmp_path / "results"
     write_cifar(images / "cifar10")
@@ -233,15 +233,16 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [file["round"], file["valid"], file["test"]] == best
     assert file["curve"][-1][1:] == [file["last_valid"], file["last_test"]]
     assert clean == file["test"]
-    assert moe_methods.read_method(replace(cell, learning_rate=1e-3), out / "moe") is None
+    assert replace(cell, learning_rate=1e-3).slot(out / "moe").read() is None
     cell.file(out / "moe").write_text(json.dumps({**file, "commit": "of then"}), encoding="utf-8")
     again = rows_of(reproduce("moe-methods", request(images, out)))
     assert {r["commit"] for r in again if r["method"] == "FedPer"} == {"of then"}
     cell.file(out / "moe").write_text("{}", encoding="utf-8")
     with pytest.raises(
-        RunError, match=r"fedper-r2-e1\.json are damaged: 'valid'. Restore or delete the file"
+        RunError,
+        match=r"fedper-r2-e1\.json holds no finished cell: wanted an object with settings; got \{\}\.",
     ):
-        moe_methods.read_method(cell, out / "moe")
+        cell.slot(out / "moe").read()
 
 
 def test_the_full_scale_is_the_papers() -> None:
@@ -297,7 +298,7 @@ def test_what_cannot_be_divided_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_variants_and_other_federations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe.moe_published, "TABLE2", {0.8: TABLE2[0.8]})
+    monkeypatch.setattr(moe, "TABLE2", {0.8: TABLE2[0.8]})
     more = replace(
         TINY,
         variants=(FROM_TUNED, AUGMENTED[1]),

@@ -1,19 +1,17 @@
 """Runs many configurations, each in its own run folder, so that an interrupted table goes on where it stopped.
 
-What a table takes from a finished run can be kept as a small file, as the cells of the other tables are; a run that has
-one is not computed again, on this machine or on another that has the file.
+What a table takes from a finished run is kept as a cell (`fedkeep_papers.kit.cells`), and such a run is not repeated.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedkeep.core.errors import FedkeepError, NonFiniteError, RunError
-from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
@@ -22,7 +20,7 @@ from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.simulate import Run
 from fedkeep.experiments.tasks import run_tasks
-from fedkeep_papers.kteps.cells import digest, rounded, settings_of
+from fedkeep_papers.kit.cells import Measured, Slot, digest, settings_of
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,11 @@ class JobSpec:
         """Return the configuration, overrides applied."""
         return parse_config(builtin_text(self.config), self.config, dict(self.overrides))
 
-    def file(self, folder: Path, source: Mapping[str, str]) -> Path:
+    def slot(self, folder: Path, source: Mapping[str, Any]) -> Slot[Kept]:
         """Return where the run's outcome is kept, given the sha256 of its files of data."""
-        return folder / f"{self.name}-{digest(settings_of(self.resolved()), source)}.json"
+        settings = settings_of(self.resolved())
+        file = folder / f"{self.name}-{digest(settings, source)}.json"
+        return Slot(kind=Kept, file=file, settings=settings, rounded=True)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
         """Run it, or go on with it; None if it diverged.
@@ -89,14 +89,31 @@ class Outcome:
     """
 
     metric: str
-    valid: float
-    test: float
-    epoch: float
-    epochs: float
+    valid: Measured
+    test: Measured
+    epoch: Measured
+    epochs: Measured
     curve: tuple[tuple[float, float], ...] = ()
     fault: str = ""
     clients: Mapping[str, float] = field(default_factory=dict)
     commit: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a run.
+
+    Attributes:
+        settings: that it was run with.
+        source: sha256 of its files of data, or what they were generated from.
+        environment: where it was computed, as the run knows it.
+        outcome: the result.
+    """
+
+    settings: dict[str, Any]
+    source: dict[str, Any]
+    environment: dict[str, Any]
+    outcome: Outcome
 
 
 def run_jobs(
@@ -119,46 +136,11 @@ def run_jobs(
     run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
 
 
-def keep(job: JobSpec, file: Path, source: Mapping[str, str]) -> None:
-    """Write the outcome of a finished job, with what it depends on and where it was computed, as the run knows it."""
+def keep(job: JobSpec, slot: Slot[Kept], source: Mapping[str, Any]) -> None:
+    """Keep the outcome of a finished job, with what it depends on and where it was computed."""
     where = read_info(job.folder).get("environment") or {}
-    content = {
-        "settings": settings_of(job.resolved()),
-        "source": dict(source),
-        "environment": where,
-        "outcome": asdict(replace(outcome(job.folder), commit=where.get("commit") or "")),
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, (json.dumps(rounded(content), ensure_ascii=False) + "\n").encode())
-
-
-def kept(file: Path) -> Outcome:
-    """Return an outcome that was kept.
-
-    Raises:
-        RunError: the file cannot be read or holds no outcome.
-    """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["outcome"]
-        return Outcome(
-            metric=str(found["metric"]),
-            valid=_number(found["valid"]),
-            test=_number(found["test"]),
-            epoch=_number(found["epoch"]),
-            epochs=_number(found["epochs"]),
-            curve=tuple((float(at), float(value)) for at, value in found["curve"]),
-            fault=str(found["fault"]),
-            clients={str(client): float(value) for client, value in found["clients"].items()},
-            commit=str(found["commit"]),
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RunError(
-            f"{file} holds no outcome of a run ({type(error).__name__}: {error}). Delete it, and it is computed again."
-        ) from error
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    found = replace(outcome(job.folder), commit=where.get("commit") or "")
+    slot.write(Kept(dict(slot.settings), dict(source), where, found))
 
 
 def load_job(job: JobSpec) -> Run:

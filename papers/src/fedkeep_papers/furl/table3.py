@@ -15,7 +15,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import jobs
-from fedkeep_papers.furl.jobs import JobSpec, Outcome
+from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
 from fedkeep_papers.furl.references import most_frequent_label
 from fedkeep_papers.furl.scenes import (
     SCENES,
@@ -26,6 +26,7 @@ from fedkeep_papers.furl.scenes import (
     specs_of,
 )
 from fedkeep_papers.kit import plots
+from fedkeep_papers.kit.cells import Slot
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
 FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
@@ -70,8 +71,8 @@ class _Sheet:
         self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
         self.references = [row for scene in SCENES for row in self._references(scene, data[scene.name])]
 
-    def file(self, scene: Scene, key: tuple[str, int]) -> Path:
-        return self.specs[scene.name][key].file(self.kept, self.sources[scene.name])
+    def slot(self, scene: Scene, key: tuple[str, int]) -> Slot[Kept]:
+        return self.specs[scene.name][key].slot(self.kept, self.sources[scene.name])
 
     def held_out(self, scene: Scene) -> JobSpec | None:
         """Return the run with users held out, of the first seed, that one figure needs; None: this scale has none."""
@@ -86,7 +87,8 @@ class _Sheet:
 
     def missing(self, scene: Scene) -> list[JobSpec]:
         """Return the wanted runs whose outcomes (or figure) are not there."""
-        missing = [spec for key, spec in self.specs[scene.name].items() if not self.file(scene, key).exists()]
+        known = self.outcomes(scene)
+        missing = [spec for key, spec in self.specs[scene.name].items() if key not in known]
         held = self.held_out(scene)
         if held is not None and (
             held.folder.exists() or not _figure(self.folder, scene, "cold-start").exists()
@@ -97,14 +99,14 @@ class _Sheet:
     def keep(self, scene: Scene) -> None:
         """Keep the outcomes of the scene's finished runs, and write the results."""
         for key, spec in self.specs[scene.name].items():
-            file = self.file(scene, key)
-            if not file.exists() and jobs.is_finished(spec.folder):
-                jobs.keep(spec, file, self.sources[scene.name])
+            slot = self.slot(scene, key)
+            if jobs.is_finished(spec.folder) and slot.read() is None:
+                jobs.keep(spec, slot, self.sources[scene.name])
                 self.write()
 
     def outcomes(self, scene: Scene) -> dict[tuple[str, int], Outcome]:
-        files = {key: self.file(scene, key) for key in self.specs[scene.name]}
-        return {key: jobs.kept(file) for key, file in files.items() if file.exists()}
+        found = {key: self.slot(scene, key).read() for key in self.specs[scene.name]}
+        return {key: kept.outcome for key, kept in found.items() if kept is not None}
 
     def draw(self, scene: Scene) -> None:
         _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder)

@@ -1,8 +1,4 @@
-"""Figures as PNG or SVG files (by the path's ending), with matplotlib; for results and papers.
-
-Colours follow Okabe and Ito (colour-blind safe); lines also differ by dashes, marks by shape. No global state of
-matplotlib is touched, and the same input gives the same bytes.
-"""
+"""Figures of results as PNG or SVG files, by the path's ending; lines differ by dashes too, marks by shape."""
 
 from __future__ import annotations
 
@@ -10,32 +6,26 @@ import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
 from fedkeep.report.analyses import cold_start_series
 from fedkeep.report.charts.maps import MOST, Palette, evenly, palette_of
 from fedkeep.report.charts.spread import bin_edges, in_bins
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#c98500", "#3f9fd8", "#4d4d4d", "#8a7d00")
-GREY = "#a9afb4"
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLE = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e4de",
-    "axes.edgecolor": "#5c666f",
-    "legend.frameon": False,
-    "svg.hashsalt": "fedkeep",
-}
+from fedkeep_papers.kit.canvas import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    axis_name,
+    new_figure,
+    plain,
+    save,
+    scale_of,
+    styled,
+)
 
 
 def learning_curves(
@@ -59,22 +49,22 @@ def learning_curves(
         best: the best possible value, a dotted line.
         dashed: names of curves to draw with dashes.
     """
-    with _style():
-        figure, (axes,) = _figure(1, 7.2, 4.2)
-        scale = _scale(metric)
+    with styled():
+        figure, (axes,) = new_figure(1, 7.2, 4.2)
+        scale = scale_of(metric)
         for i, (name, pairs) in enumerate(curves.items()):
             style: Any = (0, (5, 3)) if name in dashed else "-"
             xs, ys = [x for x, _ in pairs], [scale * y for _, y in pairs]
             axes.plot(
-                xs, ys, linestyle=style, color=COLOURS[i % len(COLOURS)], label=_plain(name), linewidth=1.8
+                xs, ys, linestyle=style, color=COLOURS[i % len(COLOURS)], label=plain(name), linewidth=1.8
             )
         if best is not None:
             axes.axhline(scale * best, color="#1d2328", linestyle=":", linewidth=1.2, label="best possible")
         axes.set_xlabel("epochs (passes over the training data)")
-        axes.set_ylabel(_named(metric, f" on {split}"))
+        axes.set_ylabel(axis_name(metric, f" on {split}"))
         axes.set_title(title, fontsize=10, parse_math=False)
         figure.legend(loc="outside lower center", ncols=2)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def panels_of_curves(
@@ -104,8 +94,8 @@ def panels_of_curves(
         name: {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes[i // len(COLOURS) % len(dashes)]}
         for i, name in enumerate(names)
     }
-    with _style():
-        figure, every = _figure(len(panels), 6.0 * len(panels), 4.6)
+    with styled():
+        figure, every = new_figure(len(panels), 6.0 * len(panels), 4.6)
         seen = {}
         for axes, (along, side, curves) in zip(every, panels, strict=True):
             for name, pairs in curves.items():
@@ -122,21 +112,21 @@ def panels_of_curves(
         fitting = 65 * len(panels) // (8 + max(map(len, names)))
         figure.legend(
             [seen[name] for name in names],
-            [_plain(name) for name in names],
+            [plain(name) for name in names],
             loc="outside lower center",
             ncols=max(1, min(6, fitting)),
         )
         if title:
             figure.suptitle(title.replace("$", r"\$"), fontsize=10)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def embedding_map(analysis: Mapping[str, Any], path: Path) -> Path:
     """Draw the panels of an ``embedding_map`` analysis side by side, in common colours."""
-    with _style():
+    with styled():
         panels = analysis["panels"]
         palette = palette_of(analysis)
-        figure, every = _figure(len(panels), 4.1 * len(panels), 4.7)
+        figure, every = new_figure(len(panels), 4.1 * len(panels), 4.7)
         for axes, panel in zip(every, panels, strict=True):
             points = evenly(panel["points"], MOST)
             size = 26 if len(points) <= 150 else 16 if len(points) <= 600 else 9
@@ -157,7 +147,7 @@ def embedding_map(analysis: Mapping[str, Any], path: Path) -> Path:
             if handles:
                 columns = min(len(labels), 4)
                 figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=palette.name)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _scatter_numbers(axes: Axes, points: Sequence[Mapping[str, Any]], palette: Palette, size: float) -> Any:
@@ -181,7 +171,7 @@ def _scatter_categories(
             label = palette.text(trait) if i >= 0 else "other"
             axes.scatter(
                 [p["x"] for p in own], [p["y"] for p in own], color=COLOURS[i] if i >= 0 else GREY, s=size,
-                marker=MARKERS[i] if i >= 0 else "o", alpha=0.85, linewidths=0, label=_plain(label),
+                marker=MARKERS[i] if i >= 0 else "o", alpha=0.85, linewidths=0, label=plain(label),
             )  # fmt: skip
 
 
@@ -196,14 +186,14 @@ def client_distribution(
         metric: fractions are drawn in percent.
         title: above the figure.
     """
-    with _style():
+    with styled():
         own = {name: list(v.values() if isinstance(v, Mapping) else v) for name, v in values.items()}
         own = {name: [x for x in v if math.isfinite(x)] for name, v in own.items()}
         own = {name: v for name, v in own.items() if v}
         if not own:
             raise ConfigError("A distribution over users needs at least one value.")
-        figure, every = _figure(len(own), 7.2, 1.2 + 1.15 * len(own), rows=True)
-        scale = _scale(metric)
+        figure, every = new_figure(len(own), 7.2, 1.2 + 1.15 * len(own), rows=True)
+        scale = scale_of(metric)
         edges = bin_edges([x for v in own.values() for x in v], wording.is_fraction(metric))
         for i, (axes, (name, users)) in enumerate(zip(every, own.items(), strict=True)):
             heights = [100 * n / len(users) for n in in_bins(users, edges)]
@@ -214,10 +204,10 @@ def client_distribution(
             axes.set_title(words, loc="left", fontsize=9.5, parse_math=False)
             axes.set_ylabel("% of users")
             axes.label_outer()
-        every[-1].set_xlabel(_named(metric, " of a user"))
+        every[-1].set_xlabel(axis_name(metric, " of a user"))
         if title:
             figure.suptitle(title.replace("$", r"\$"), fontsize=10)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def comparison_bars(
@@ -242,22 +232,22 @@ def comparison_bars(
     """
     if not rows:
         raise ConfigError("Bars need at least one row of results.")
-    with _style():
-        figure, (axes,) = _figure(1, max(1.3 * len(rows) + 0.8, 4.5), 4.0)
-        scale, places = _scale(metric), range(len(rows))
+    with styled():
+        figure, (axes,) = new_figure(1, max(1.3 * len(rows) + 0.8, 4.5), 4.0)
+        scale, places = scale_of(metric), range(len(rows))
         errors = [scale * (std or {}).get(name, 0.0) for name, _, _ in rows]
         published = [p for _, _, p in rows]
         pairs = any(p is not None for p in published)
         _bars(axes, -0.2 if pairs else 0.0, [o for _, o, _ in rows], errors, scale, "ours")
         if pairs:
             _bars(axes, 0.2, published, [0.0] * len(rows), scale, "published")
-        axes.set_xticks(places, [_plain(textwrap.fill(name, 13)) for name, _, _ in rows], fontsize=8.5)
+        axes.set_xticks(places, [plain(textwrap.fill(name, 13)) for name, _, _ in rows], fontsize=8.5)
         axes.grid(visible=False, axis="x")
-        axes.set_ylabel(_named(metric, ""))
+        axes.set_ylabel(axis_name(metric, ""))
         axes.set_title(title, fontsize=10, parse_math=False)
         axes.margins(y=0.12)
         figure.legend(loc="outside lower center", ncols=2)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _bars(
@@ -280,8 +270,8 @@ def _bars(
 
 def aggregation_time(analysis: Mapping[str, Any], path: Path) -> Path:
     """Draw an ``aggregation_time`` analysis: seconds against cohort size, both by logarithm, and a line of slope 1."""
-    with _style():
-        figure, (axes,) = _figure(1, 5.4, 3.8)
+    with styled():
+        figure, (axes,) = new_figure(1, 5.4, 3.8)
         pairs = sorted(
             (c, s) for c, s in zip(analysis["cohort"], analysis["seconds"], strict=True) if c and s
         )
@@ -293,15 +283,15 @@ def aggregation_time(analysis: Mapping[str, Any], path: Path) -> Path:
         axes.set_xlabel("clients in the cohort")
         axes.set_ylabel("time to combine a round's uploads (s)")
         axes.legend()
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
     """Draw a ``cold_start`` analysis: the metric against k own examples, ± one standard deviation."""
-    with _style():
-        figure, (axes,) = _figure(1, 6.2, 3.8)
+    with styled():
+        figure, (axes,) = new_figure(1, 6.2, 3.8)
         metric = analysis.get("metric", "accuracy")
-        scale, names = _scale(metric), [str(k) for k in analysis["k"]]
+        scale, names = scale_of(metric), [str(k) for k in analysis["k"]]
         for i, entry in enumerate(cold_start_series(analysis)):
             std = entry.get("std") or [None] * len(names)
             known = [
@@ -309,16 +299,16 @@ def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
             ]
             axes.errorbar(
                 [j for j, *_ in known], [scale * m for _, m, _ in known], yerr=[scale * (s or 0) for *_, s in known],
-                fmt="o-", color=COLOURS[i % len(COLOURS)], capsize=2, label=_plain(entry.get("name") or ""),
+                fmt="o-", color=COLOURS[i % len(COLOURS)], capsize=2, label=plain(entry.get("name") or ""),
             )  # fmt: skip
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("own examples k, to which the private part is fitted")
-        axes.set_ylabel(_named(metric, " of new users"))
+        axes.set_ylabel(axis_name(metric, " of new users"))
         if "users" in analysis and "std" in analysis:
             axes.set_title(f"mean ± standard deviation over {analysis['users']} users", fontsize=9.5)
         if "series" in analysis:
             axes.legend()
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def partition_plot(
@@ -359,9 +349,9 @@ def partition_plot(
     most = max(max(row) for row in counts)
     written = rows <= 12 and columns <= 20
     cell = 0.5 if written else 0.16
-    with _style():
+    with styled():
         width, height = min(max(cell * columns + 2.4, 4.5), 14), min(max(cell * rows * 0.8 + 1.7, 2.8), 12)
-        figure, (axes,) = _figure(1, width, height)
+        figure, (axes,) = new_figure(1, width, height)
         axes.grid(visible=False)
         shades = axes.imshow(
             [list(row) for row in counts], cmap="Blues", vmin=0, vmax=max(most, 1), aspect="auto"
@@ -373,54 +363,16 @@ def partition_plot(
                 axes.text(j, i, f"{n:,}", ha="center", va="center", fontsize=7.5, color=colour)
         axes.set_title(title, fontsize=10, parse_math=False)
         figure.colorbar(shades, ax=axes, label="examples", shrink=0.9)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _ticks(axes: Axes, names: Sequence[str], heads: Sequence[str]) -> None:
     down, across = max(1, -(-len(names) // 50)), max(1, -(-len(heads) // 50))  # at most 50 names an axis
-    axes.set_yticks(range(0, len(names), down), [_plain(name) for name in names[::down]], fontsize=8)
-    axes.set_xticks(range(0, len(heads), across), [_plain(head) for head in heads[::across]], fontsize=8)
+    axes.set_yticks(range(0, len(names), down), [plain(name) for name in names[::down]], fontsize=8)
+    axes.set_xticks(range(0, len(heads), across), [plain(head) for head in heads[::across]], fontsize=8)
     axes.tick_params(length=0)
     turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     for label in axes.get_xticklabels():
         label.set(**turned if len(heads) <= 20 else {"rotation": 90})
     axes.set_xlabel("class")
     axes.set_ylabel("client")
-
-
-def _style() -> Any:
-    import matplotlib as mpl
-
-    return mpl.rc_context(STYLE)  # type: ignore[arg-type]
-
-
-def _figure(panels: int, width: float, height: float, rows: bool = False) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
-    shape = (panels, 1) if rows else (1, panels)
-    grid = figure.subplots(*shape, squeeze=False, sharex=rows, sharey=rows) if panels else None
-    return figure, list(grid.ravel()) if grid is not None else []
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg"):
-        raise ConfigError(f"Figures are saved as .png or .svg; got {path.name!r}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return path
-
-
-def _scale(metric: str) -> float:
-    return 100.0 if wording.is_fraction(metric) else 1.0
-
-
-def _named(metric: str, rest: str) -> str:
-    return f"{wording.metric_name(metric)}{rest}" + (" (%)" if wording.is_fraction(metric) else "")
-
-
-def _plain(text: str) -> str:
-    """Return text in which matplotlib sees no mathematics, and no leading underscore that hides a label."""
-    text = text.replace("$", r"\$")
-    return "\u200b" + text if text.startswith("_") else text

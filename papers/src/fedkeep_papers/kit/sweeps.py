@@ -10,9 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.colors import LinearSegmentedColormap
+
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
-from fedkeep_papers.kit.plots import COLOURS, GREY, MARKERS, _figure, _named, _plain, _save, _scale, _style
+from fedkeep_papers.kit.canvas import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    axis_name,
+    new_figure,
+    plain,
+    save,
+    scale_of,
+    styled,
+)
 
 Points = Sequence[tuple[float, float, float | None]]
 
@@ -40,9 +52,9 @@ def sweep_panels(
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     if not any(points for curves in panels.values() for points in curves.values()):
         raise ConfigError("A sweep needs at least one point.")
-    scale = _scale(metric)
-    with _style():
-        figure, every = _figure(len(panels), 1.0 + 3.6 * len(panels), 3.9)
+    scale = scale_of(metric)
+    with styled():
+        figure, every = new_figure(len(panels), 1.0 + 3.6 * len(panels), 3.9)
         for axes, (title, curves) in zip(every, panels.items(), strict=True):
             for name, points in curves.items():
                 place = names.index(name)
@@ -50,7 +62,7 @@ def sweep_panels(
                 known = sorted((x, scale * m, scale * (s or 0.0)) for x, m, s in points if math.isfinite(m))
                 xs, means = [x for x, _, _ in known], [m for _, m, _ in known]
                 axes.plot(
-                    xs, means, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=4, label=_plain(name)
+                    xs, means, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=4, label=plain(name)
                 )  # fmt: skip
                 low, high = [m - s for _, m, s in known], [m + s for _, m, s in known]
                 axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -62,13 +74,13 @@ def sweep_panels(
                     )  # fmt: skip
             axes.set_title(title, fontsize=10, parse_math=False)
             axes.set_xlabel(setting)
-        every[0].set_ylabel(_named(metric, ""))
+        every[0].set_ylabel(axis_name(metric, ""))
         limits = [axes.get_ylim() for axes in every]
         for axes in every:
             axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         handles, labels = every[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=_columns(len(names)))
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _columns(entries: int, most: int = 4) -> int:
@@ -97,18 +109,16 @@ def difference_maps(
     Raises:
         ConfigError: there is no cell, or the path's ending is neither .png nor .svg.
     """
-    from matplotlib.colors import LinearSegmentedColormap
-
     cells = [cell for own in panels.values() for cell in own]
     if not cells:
         raise ConfigError("A heat map needs at least one cell.")
     rows, columns = list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells))
-    scale = _scale(metric)
+    scale = scale_of(metric)
     most = max(abs(scale * v) for own in panels.values() for v in own.values()) or 1.0
     shades = LinearSegmentedColormap.from_list("differences", [COLOURS[1], "#ffffff", COLOURS[0]])
-    with _style():
+    with styled():
         size = (1.6 + (0.75 * len(columns) + 1.2) * len(panels), max(1.9 + 0.5 * len(rows), 3.0))
-        figure, every = _figure(len(panels), *size)
+        figure, every = new_figure(len(panels), *size)
         shown: Any = None
         for axes, (title, own) in zip(every, panels.items(), strict=True):
             grid = [[scale * own.get((r, c), math.nan) for c in columns] for r in rows]
@@ -123,10 +133,10 @@ def difference_maps(
             axes.set_facecolor(GREY)  # shows where a cell is missing
             axes.grid(visible=False)
             axes.tick_params(length=0)
-            axes.set_xticks(range(len(columns)), [_plain(c) for c in columns])
-            axes.set_yticks(range(len(rows)), [_plain(r) for r in rows])
+            axes.set_xticks(range(len(columns)), [plain(c) for c in columns])
+            axes.set_yticks(range(len(rows)), [plain(r) for r in rows])
             axes.set_title(title, fontsize=10, parse_math=False)
             axes.set(xlabel=across, ylabel=down)
         unit = " (percentage points)" if wording.is_fraction(metric) else ""
         figure.colorbar(shown, ax=every, label=label + unit, shrink=0.9)
-        return _save(figure, path)
+        return save(figure, path)

@@ -17,7 +17,7 @@ from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.kteps import published
-from fedkeep_papers.kteps.cells import Cell, Numbers, Task, missing, read_numbers
+from fedkeep_papers.kteps.cells import Cell, Numbers, Task, missing
 
 RATIO = 0.01
 """Of the learning rate in personalisation: the column of Table 5 that equals Table 3."""
@@ -205,17 +205,15 @@ class Book:
     def task(self, cell: Cell) -> Task:
         """Return the cell's place."""
         source = self.source(cell)
-        return Task(cell, self.data, source, cell.file(self.folder, source), self.scratch)
+        return Task(cell, self.data, source, cell.slot(self.folder, source), self.scratch)
 
     def numbers(self, cells: Mapping[int, Cell]) -> dict[int, Numbers]:
         """Return what the finished ones of some cells left, by seed; those that broke down are left out."""
         found = {}
         for seed, cell in cells.items():
-            file = self.task(cell).file
-            if file.exists():
-                numbers = read_numbers(file)
-                if not numbers.fault:
-                    found[seed] = numbers
+            numbers = self.task(cell).slot.read()
+            if numbers is not None and not numbers.fault:
+                found[seed] = numbers
         return found
 
     def make(
@@ -252,8 +250,8 @@ class Book:
                     commit=commits,
                 )
             )  # fmt: skip
-        tasks = {t.file: t for t in (self.task(c) for line in lines for c in line.cells.values())}
-        known = {t.cell.name: read_numbers(file).fault for file, t in tasks.items() if file.exists()}
+        tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
+        known = {task.cell.name: numbers.fault for task in tasks if (numbers := task.slot.read()) is not None}
         faults = [f"- {name}: {fault}" for name, fault in known.items() if fault]
         preamble = f"{about.strip()}\n\n{self._what_was_run()}\n{further}"
         if faults:

@@ -1,23 +1,16 @@
-"""Cells of tables: one training run with its personalisation curves, kept as a small file of numbers.
-
-A table asks for cells; several tables may ask for the same. A cell is known by the digest of everything that it depends
-on, so a finished one is never computed again, on this machine or on another that has its file. What a cell does not
-depend on is the source code: its file names the commit, and a file that is too old has to be deleted.
-"""
+"""Cells of KTEPS's tables: one training run with its personalisation curves, kept as a small file of numbers."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import NonFiniteError, RunError
-from fedkeep.core.files import write_whole
+from fedkeep.core.errors import NonFiniteError
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
@@ -27,23 +20,8 @@ from fedkeep.experiments.environment import environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
 from fedkeep.experiments.simulate import SHARED, Run
 from fedkeep.methods.base import Predict
+from fedkeep_papers.kit.cells import Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """Return what a run's numbers depend on, but for data and code; what has its default value is left out."""
-    settings = config.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
-    run = settings["run"]
-    run.pop("workers", None)
-    if run.get("engine") != "pooled":
-        run.pop("engine", None)  # the others give the same numbers
-    return settings
-
-
-def digest(settings: Mapping[str, Any], source: Mapping[str, str]) -> str:
-    """Return ten hexadecimal digits that stand for settings and the sha256 of the files of data."""
-    text = json.dumps({"settings": settings, "source": dict(source)}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)
@@ -83,9 +61,11 @@ class Cell:
             **({} if self.split == "test" else {"split": self.split}),
         }
 
-    def file(self, folder: Path, source: Mapping[str, str]) -> Path:
+    def slot(self, folder: Path, source: Mapping[str, str]) -> Slot[Numbers]:
         """Return where the cell's numbers stand, given the sha256 of its files of data."""
-        return folder / f"{self.name}-{digest(self.settings(), source)}.json"
+        settings = self.settings()
+        file = folder / f"{self.name}-{digest(settings, source)}.json"
+        return Slot(kind=Numbers, file=file, settings=settings, rounded=True)
 
 
 @dataclass(frozen=True)
@@ -132,28 +112,6 @@ class Numbers:
     neighbours: dict[str, Any] = field(default_factory=dict)
     fault: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write the numbers; a crash on the way leaves nothing half written."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(rounded(asdict(self)), ensure_ascii=False) + "\n").encode())
-
-
-def read_numbers(path: Path) -> Numbers:
-    """Return a finished cell's numbers.
-
-    Raises:
-        RunError: the file cannot be read or is none of a cell.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or set(content) != {f.name for f in fields(Numbers)}:
-            raise ValueError(f"wanted the fields {[f.name for f in fields(Numbers)]}")
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} holds no finished cell: {error}. Delete it, and it is computed again."
-        ) from error
-    return Numbers(**content)
-
 
 @dataclass(frozen=True)
 class Task:
@@ -162,13 +120,13 @@ class Task:
     cell: Cell
     data: Path | None
     source: dict[str, str]
-    file: Path
+    slot: Slot[Numbers]
     scratch: Path
 
     @property
     def name(self) -> str:
         """The cell's name, with the digest of its settings."""
-        return self.file.stem
+        return self.slot.file.stem
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Train the cell, measure it, and leave its file; one whose training breaks down leaves its fault.
@@ -198,18 +156,18 @@ class Task:
                 resume=(scratch / "run.json").exists(), progress=progress,
             )  # fmt: skip
             seconds = _seconds(run, time.perf_counter() - began)
-            Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress)).save(
-                self.file
+            self.slot.write(
+                Numbers(**about, seconds=seconds, **_measured(run), **_curves(run, cell, progress))
             )
         except NonFiniteError as error:
-            Numbers(**about, fault=str(error)).save(self.file)
+            self.slot.write(Numbers(**about, fault=str(error)))
         if scratch.exists():
             shutil.rmtree(scratch)
 
 
 def missing(tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that have no file yet, each once."""
-    return list({task.file: task for task in tasks if not task.file.exists()}.values())
+    """Return the tasks whose numbers are not there yet, each once."""
+    return list({task.name: task for task in tasks if task.slot.read() is None}.values())
 
 
 def _for_one_core(config: Config) -> Config:
@@ -284,14 +242,3 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
         }
     neighbours = word_neighbours(run, cell.words) if cell.words else {}
     return {"steps": steps, "curves": curves, "neighbours": neighbours}
-
-
-def rounded(value: Any) -> Any:
-    """Return the value with floats of seven digits, which is more than any of them means; NaN becomes None."""
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(one) for one in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if value == value else None
-    return value

@@ -34,7 +34,7 @@ from fedkeep.experiments.personalize import own_store
 from fedkeep.experiments.simulate import Run, simulate
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
-from fedkeep_papers.moe.results import Cell, Result, read_result, write_result
+from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.variants import (
     Variant,
     adapting_method,
@@ -69,8 +69,9 @@ class Work:
     def run(self, variants: Iterable[Variant]) -> None:
         """Compute the variants that are not there yet."""
         for variant in variants:
-            if read_result(self.cell, variant, self.results) is None:
-                write_result(self.cell, variant, self.compute(variant), self.results)
+            slot = self.cell.slot(self.results, variant)
+            if slot.read() is None:
+                slot.write(self.compute(variant), name=variant.name)
 
     def compute(self, variant: Variant) -> Result:
         """Compute a variant."""
@@ -263,6 +264,6 @@ def run_cells(
         missing = [
             Task(cell, todo, data, results, runs)
             for cell, variants in wave
-            if (todo := [v for v in dict.fromkeys(variants) if read_result(cell, v, results) is None])
+            if (todo := [v for v in dict.fromkeys(variants) if cell.slot(results, v).read() is None])
         ]
         run_tasks(missing, workers, progress)

@@ -7,15 +7,12 @@ method's defaults or its paper's. The ways from one run of FedAvg come from the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import RunError
-from fedkeep.core.files import write_whole
 from fedkeep.core.optim import adam
 from fedkeep.core.records import Record
 from fedkeep.experiments.adapt import adapt_clients
@@ -42,6 +39,7 @@ from fedkeep.methods.pfl_da import AddGate
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import MISSING
+from fedkeep_papers.kit.cells import Slot
 from fedkeep_papers.moe.published import TABLE2
 from fedkeep_papers.moe.results import VERSION
 from fedkeep_papers.moe.scene import Federation, Scene
@@ -105,6 +103,29 @@ METHODS: dict[str, Entry] = {
 
 
 @dataclass(frozen=True)
+class Found:
+    """A cell's result: mean accuracies over clients.
+
+    Attributes:
+        name: of the method.
+        valid, test: at the round that is best on the validation images.
+        round: that round.
+        last_valid, last_test: at the last round.
+        curve: round, valid and test of every evaluation.
+        commit: of the code that computed it; empty where unknown.
+    """
+
+    name: str
+    valid: float
+    test: float
+    round: int
+    last_valid: float
+    last_test: float
+    curve: tuple[tuple[int, float, float], ...]
+    commit: str
+
+
+@dataclass(frozen=True)
 class MethodCell:
     """One federation of a method.
 
@@ -126,6 +147,10 @@ class MethodCell:
         """Return what the result depends on, as plain data."""
         return {"version": VERSION, **asdict(self), "about": METHODS[self.name].about}
 
+    def slot(self, folder: Path) -> Slot[Found]:
+        """Return where the result is kept."""
+        return Slot(kind=Found, file=self.file(folder), settings=self.settings())
+
     def file(self, folder: Path) -> Path:
         """Return the file of the result."""
         name = self.name.lower()
@@ -142,38 +167,6 @@ class MethodCell:
             "batch_size": self.batch_size,
         }
         return METHODS[self.name].make(**options)
-
-
-@dataclass(frozen=True)
-class Found:
-    """A cell's result: mean accuracy over clients.
-
-    Attributes:
-        valid, test: at the round that is best on the validation images.
-        commit: of the code that computed it; empty where unknown.
-    """
-
-    valid: float
-    test: float
-    commit: str
-
-
-def read_method(cell: MethodCell, folder: Path) -> Found | None:
-    """Return a result that is there for the same settings.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    path = cell.file(folder)
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = Found(float(content["valid"]), float(content["test"]), str(content["commit"]))
-        settings = content["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"The results {path} are damaged: {error}. Restore or delete the file.") from error
-    return found if settings == cell.settings() else None
 
 
 @dataclass(frozen=True)
@@ -204,15 +197,13 @@ class MethodTask:
             found = adapt_clients(run, progress=progress)
             valid, test = ({run.round: found.evaluate(split)[METRIC]} for split in ("valid", "test"))
         best = max(valid, key=lambda number: (valid[number], -number))
-        content = {
-            "name": self.cell.name, "valid": valid[best], "test": test[best], "round": best,
-            "last_valid": valid[run.round], "last_test": test[run.round],
-            "curve": [[number, valid[number], test[number]] for number in sorted(valid)],
-            "commit": commit() or "", "settings": self.cell.settings(),
-        }  # fmt: skip
-        self.results.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-        write_whole(self.cell.file(self.results), f"{text}\n".encode())
+        curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
+        self.cell.slot(self.results).write(
+            Found(
+                self.cell.name, valid[best], test[best], best, valid[run.round], test[run.round], curve,
+                commit() or "",
+            )
+        )  # fmt: skip
 
     def run(self, workers: int | None = None, progress: bool | None = None) -> Run:
         """Train, or go on with a run that was stopped; the arguments are ``simulate``'s."""
@@ -246,7 +237,7 @@ def table(request: Request) -> Path:
         for seed in own.seeds
     }
     runs = request.out / "runs" / "moe"
-    missing = [c for c in cells.values() if read_method(c, own.folder) is None]
+    missing = [c for c in cells.values() if c.slot(own.folder).read() is None]
     todo = [MethodTask(c, request.data, own.folder, runs) for c in missing]
     run_tasks(todo, request.workers, request.progress)
     rows = []
@@ -255,7 +246,7 @@ def table(request: Request) -> Path:
             published = TABLE2[scene.p] if split == "valid" else {}
             rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
             for name in METHODS:
-                found = {n: read_method(cells[name, scene, n], own.folder) for n in own.seeds}
+                found = {n: cells[name, scene, n].slot(own.folder).read() for n in own.seeds}
                 known = {seed: f for seed, f in found.items() if f is not None}
                 values = {seed: f.valid if split == "valid" else f.test for seed, f in known.items()}
                 commits = ", ".join(dict.fromkeys(f.commit for f in known.values() if f.commit))

@@ -17,7 +17,7 @@ from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
 from fedkeep_papers.moe.cells import run_cells
-from fedkeep_papers.moe.results import Cell, Result, read_result
+from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.scene import NAMES, Adapting, Federation, Scene
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
@@ -150,7 +150,7 @@ class Sheet:
         """Return a result that was computed."""
         federation = way.federation or self.size.federation
         cell = Cell(replace(scene, seed=seed), federation, self.size.adapting)
-        return read_result(cell, way.variant, self.folder)
+        return cell.slot(self.folder, way.variant).read()
 
 
 def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
