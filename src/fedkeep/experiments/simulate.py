@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.describe import check_kind, describe, digest
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
@@ -246,7 +245,6 @@ class _Simulation:
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
-        tune_allocator()
         split = self.method.split
         server = Server(to(split.federated(self.initial), self.device))
         directory, store = None, self.given_store or MemoryStore(self.default)
