@@ -92,7 +92,7 @@ class Offered(Mapping[str, T]):
             raise ConfigError(f"{name!r} of {described(point)} cannot be imported: {error}.") from error
         if not isinstance(found, self._kind):
             wanted, got = self._kind.__name__, type(found).__name__
-            raise ConfigError(f"{name!r} of {described(point)}: wanted a {wanted}; got a {got}.")
+            raise ConfigError(f"{name!r} of {described(point)}: wanted {wanted}; got {got}.")
         return found
 
     def __iter__(self) -> Iterator[str]:
