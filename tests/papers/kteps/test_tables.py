@@ -13,82 +13,14 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError, RunError
-from fedkeep.experiments.reproductions import Request, reproduce
-from fedkeep.report.results import Row, read_results
-from fedkeep_papers.kteps import book, cells, published, variants
+from fedkeep.experiments.reproductions import reproduce
+from fedkeep.report.results import read_results
+from fedkeep_papers.kteps import book, cells, published
 from fedkeep_papers.kteps.cells import Numbers, Task
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from fedkeep_papers.kteps.figures import _shares
-
-WORDS = ("man", "good", "bad", "book", "film", *(f"w{n}" for n in range(300)))
-TINY = (
-    ("run.rounds", "2"), ("method.epochs", "1"), ("model.hidden", "3"), ("personalization.steps", "4"),
-    ("personalization.every", "2"),
-)  # fmt: skip
-READY = ["kteps/indiv", "kteps/fedavg", "kteps/kteps", "kteps/kteps-star"]
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of data: 16 domains of short reviews, and vectors of their words."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    lines = []
-    for domain in DOMAINS:
-        for split, count in (("train", 10), ("test", 5)):
-            for n in range(count):
-                text = " ".join(["man", ("bad", "good")[n % 2], *rng.choice(WORDS, 4)])
-                lines.append(json.dumps({"domain": domain, "split": split, "label": n % 2, "text": text}))
-    (folder / "fdu_mtl").mkdir()
-    (folder / "fdu_mtl" / "fdu_mtl.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    (folder / "word_vectors").mkdir()
-    vectors = rng.standard_normal((len(WORDS), 200)).astype(np.float16)
-    np.savez(folder / "word_vectors" / "word_vectors_200d.npz", words=np.asarray(WORDS, "S"), vectors=vectors)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = replace(book.SCENES[0], scales=dict.fromkeys(("quick", "medium", "full"), TINY))
-    monkeypatch.setattr(book, "SCENES", (scene, *book.SCENES[1:]))
-    monkeypatch.setattr(book, "builtin_names", lambda: READY)
-
-
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the cells that are computed, in order."""
-    names: list[str] = []
-
-    whole = Task.__call__
-
-    def counted(task: Task, **how: Any) -> None:
-        names.append(task.cell.name)
-        whole(task, **how)
-
-    monkeypatch.setattr(Task, "__call__", counted)
-    return names
-
-
-def read_numbers(path: Path) -> Numbers:
-    return Numbers(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def request(data: Path | None, out: Path, **changes: Any) -> Request:
-    return Request(data=data, out=out, progress=False, **{"scale": "full", "seeds": [0], **changes})
-
-
-def rows(out: Path, name: str) -> dict[tuple[str, str], Row]:
-    return {(r.method, r.metric): r for r in read_results(out / f"{name}.json")}
-
-
-@pytest.fixture(scope="session")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of results with the cells of Table 3, two seeds each."""
-    out = tmp_path_factory.mktemp("results")
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.__wrapped__(patch)  # type: ignore[attr-defined]
-        reproduce("kteps-table3", request(data, out, seeds=[0, 1]))
-    return out
+from tests.papers.kteps.conftest import READY
+from tests.papers.kteps.runs import read_numbers, request, rows
 
 
 def test_table3_and_what_it_shares(finished: Path, data: Path, tmp_path: Path, computed: list[str]) -> None:
@@ -362,79 +294,3 @@ def test_the_published_averages_are_means_over_clients() -> None:
         for scene, clients in (("FDU", DOMAINS), ("IYY", ("IYY-imdb", "IYY-yelp-2013", "IYY-yelp-2014"))):
             for method, value in table[scene].items():
                 assert np.mean([table[c][method] for c in clients]) == pytest.approx(value, abs=7e-4)
-
-
-def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
-    finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(variants, "HELD_OUT", 3)
-    monkeypatch.setattr(variants, "SHORTER", {"full": (("run.rounds", "1"),)})
-    monkeypatch.setattr(
-        variants,
-        "VARIANTS",
-        {
-            "KTEPS": variants.Variant(),
-            "KTEPS, all rounds": variants.Variant(early=False),
-            "linear schedule": variants.VARIANTS["linear schedule"],
-            "dropout": variants.VARIANTS["dropout"],
-        },
-    )
-    tried = tuple(variants.VARIANTS)
-    shutil.copytree(finished / "kteps", tmp_path / "kteps")
-    reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
-    slugs = [n.replace(", ", "-").replace(" ", "-").lower() for n in tried]
-    assert computed[:4] == [f"fdu-variant-{slug}-held-out-full-0" for slug in slugs]
-    choosing = [read_numbers(next((tmp_path / "kteps").glob(f"{name}-*"))) for name in computed[:4]]
-    assert [n.rounds for n in choosing] == [1, 2, 1, 1]
-    curves = [np.array(list(n.curves["0.01"]["own"].values())) for n in choosing]
-    assert all(
-        np.allclose(c * 3, (c * 3).round(), atol=1e-5) for c in curves
-    )  # 3 reviews each, not the 5 of test
-    chosen = max((2, 3), key=lambda i: curves[i].mean())
-    assert computed[4:] == [f"fdu-variant-{slugs[chosen]}-full-{seed}" for seed in (0, 1)]  # KTEPS was there
-    found = rows(tmp_path, "kteps-variants")
-    assert {m for m, _ in found} == {"KTEPS", tried[chosen]}
-    assert found["KTEPS", "accuracy_ap"].value == rows(finished, "kteps-table3")["KTEPS", "accuracy_ap"].value
-    text = (tmp_path / "kteps-variants.md").read_text(encoding="utf-8")
-    assert f"| {tried[chosen]} | 1 | {100 * curves[chosen].mean():.2f} |" in text
-    assert f"| KTEPS, all rounds | 2 | {100 * curves[1].mean():.2f} |" in text
-    gaps = found[tried[chosen], "accuracy_ap"].value - found["KTEPS", "accuracy_ap"].value  # type: ignore[operator]
-    assert f"paired by seed: {100 * gaps:+.2f}" in text
-    sent = {
-        read_numbers(p).upload_bytes for p in (tmp_path / "kteps").glob("*-full-*") if "kteps-full" in p.name
-    }
-    own = [read_numbers(p) for p in (tmp_path / "kteps").glob(f"{computed[4]}-*")]
-    assert sent == {n.upload_bytes for n in own}  # the same bytes
-    assert [n.rounds for n in own] == [1]  # tested as it was chosen
-    assert "KTEPS trains for 2 rounds, it for 1;" in text
-    stopped, ahead = [], []
-    for seed in (0, 1):
-        (base,) = (read_numbers(p).test_curve for p in (tmp_path / "kteps").glob(f"fdu-kteps-full-{seed}-*"))
-        (it,) = (
-            read_numbers(p).test_curve
-            for p in (tmp_path / "kteps").glob(f"fdu-variant-{slugs[chosen]}-full-{seed}-*")
-        )
-        (_, at_1), (_, at_2) = base
-        stopped.append(100 * (at_1 - at_2))
-        ahead.append(100 * (it[0][1] - at_1))
-    early, same = (
-        f"{np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1):.2f} points better" for gaps in (stopped, ahead)
-    )
-    assert f"of KTEPS were {early} after round 1 than" in text
-    assert f"were then {same} than KTEPS's after the same round 1." in text
-    computed.clear()
-    reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
-    assert computed == []
-
-
-def test_variants_that_all_break_down_are_an_error(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(variants, "HELD_OUT", 3)
-    wild = {
-        "KTEPS": variants.Variant(),
-        "too fast": variants.Variant((("method.optimizer.learning_rate", "1e30"),)),
-    }
-    monkeypatch.setattr(variants, "VARIANTS", wild)
-    with pytest.raises(RunError, match="broke down for every variant"):
-        reproduce("kteps-variants", request(data, tmp_path))
