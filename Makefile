@@ -6,9 +6,10 @@
 # make format  format the code and mend what the linter can mend
 # make clean   remove what these targets made, the virtual environment included
 #
-# The first call makes the virtual environment .venv and installs into it; later calls install again only after
-# pyproject.toml or setup.py has changed. Arguments of the command or of pytest: make demo ARGS="--out runs/mine",
-# make test ARGS="-k split". Arguments of `pip install torch`, e.g. another index: TORCH_ARGS.
+# The first call makes the virtual environment .venv and installs fedkeep and the papers' package into it; later calls
+# install again only after a pyproject.toml or setup.py has changed. Arguments of the command or of pytest:
+# make demo ARGS="--out runs/mine", make test ARGS="-k split". Arguments of `pip install torch`, e.g. another index:
+# TORCH_ARGS.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -20,12 +21,13 @@ PYTHON ?= $(or $(shell for p in python3.11 python3 python; do \
 VENV ?= .venv
 TORCH := 2.13.0
 TORCH_ARGS ?=
+EXTRAS := images,maps,papers
 ARGS ?=
 JOBS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-SOURCES := pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp src/fedkeep/kernels/*.h)
+SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard src/fedkeep/kernels/*.cpp src/fedkeep/kernels/*.h)
 
 # A process of the tests computes on one core each, so that workers don't get into each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -42,13 +44,13 @@ $(VENV)/torch-$(TORCH).stamp:
 	@touch $@
 
 $(VENV)/run.stamp: $(VENV)/torch-$(TORCH).stamp $(SOURCES)
-	@echo "Installing fedkeep ..."
-	@$(PIP) --editable .
+	@echo "Installing fedkeep and the papers ..."
+	@$(PIP) --editable '.[$(EXTRAS)]' --editable ./papers
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/torch-$(TORCH).stamp $(SOURCES)
-	@echo "Installing fedkeep and what its tests need ..."
-	@$(PIP) --editable '.[dev]'
+	@echo "Installing fedkeep, the papers, and what their tests need ..."
+	@$(PIP) --editable '.[$(EXTRAS),dev]' --editable ./papers
 	@touch $(VENV)/run.stamp $@
 
 install: $(VENV)/run.stamp
@@ -74,6 +76,6 @@ format: $(VENV)/dev.stamp
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) build dist papers/build papers/dist src/*.egg-info papers/src/*.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src papers tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where to write")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    tune_allocator()  # as ``fedkeep.simulate`` does
+    tune_allocator()  # as the command line does
     peak = max(native.peak() for _ in range(20)) if native.available() else 0.0
     memory = bandwidth()
     rows = []

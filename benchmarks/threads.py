@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not native.available() or cores < 2:
         print(f"nothing to measure: {native.status()}; cores: {cores}")
         return 0
-    tune_allocator()  # as ``fedkeep.simulate`` does
+    tune_allocator()  # as the command line does
     found = {name: measure(name, cores, options.turns, options.quick) for name in CLIENTS}
     torch.set_num_threads(before)
     folder = options.out or (ROOT / "runs" / "benchmarks" if options.quick else None)

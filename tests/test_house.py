@@ -7,8 +7,10 @@ import json
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 from importlinter import cli
 
@@ -56,6 +58,36 @@ def test_every_room_stands_on_a_floor() -> None:
     named = {room.strip() for layer in layers for room in layer.replace(":", "|").split("|")}
     rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert rooms == named
+
+
+def test_no_import_leads_back_to_where_it_began() -> None:
+    """Imports within functions and for type checkers count."""
+    graph = grimp.build_graph(
+        "fedkeep", "fedkeep_papers", exclude_type_checking_imports=False, cache_dir=None
+    )
+    needs = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert "fedkeep.core.errors" in needs["fedkeep.experiments.simulate"]
+    TopologicalSorter(needs).prepare()  # else a CycleError that names the circle
+
+
+# Runs every module of fedkeep, whatever it imports at its top; the packages of extras are not there.
+BARE = """
+import importlib, pkgutil, sys
+for name in {absent}:
+    sys.modules[name] = None
+import fedkeep
+for module in pkgutil.walk_packages(fedkeep.__path__, "fedkeep."):
+    if not module.name.endswith("__main__") and ".kernels._" not in module.name:
+        importlib.import_module(module.name)
+print(len(sys.modules))
+"""
+
+
+def test_fedkeep_needs_nothing_of_its_extras() -> None:
+    absent = ["matplotlib", "sklearn", "scipy", "pyarrow", "PIL", "datasets", "fedkeep_papers"]
+    assert int(run_python(BARE.format(absent=absent))) > 500
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert not [line for line in declared if line.startswith(("matplotlib", "scikit-learn", "scipy"))]
 
 
 def test_importing_fedkeep_loads_torch_and_numpy_and_nothing_heavier() -> None:

@@ -122,7 +122,7 @@ def federated(clients: list[Columns]) -> FederatedData:
 
 def run(options: Options, serve: Serve) -> None:
     """Serve rounds of fedkeep."""
-    tune_allocator()  # as ``fedkeep.simulate`` does
+    tune_allocator()  # as the command line does
     of = options.work
     engine, _ = make_engine(options.contender.removeprefix(PREFIX), None, options.device, of.cohort, ROUNDS)
     serve(Ours(of, model_of(of, of.initial(options.dtype)), engine, options.device))

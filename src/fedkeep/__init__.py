@@ -4,8 +4,6 @@ run = fedkeep.simulate(model, fedkeep.methods.furl("user"), data, rounds=100, co
 run.evaluate("test")
 """
 
-__version__ = "0.1.0"
-
 from fedkeep import data, methods, models, nn
 from fedkeep.core import errors
 from fedkeep.core.optim import adam, sgd
@@ -14,6 +12,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
 from fedkeep.split import Split, check_split
+from fedkeep.version import __version__
 
 __all__ = [
     "Adapt",

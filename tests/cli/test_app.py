@@ -9,9 +9,10 @@ from fedkeep import __version__
 from fedkeep.cli import app, main
 from fedkeep.cli.listing import _comment
 from fedkeep.cli.settings import safe_name
-from fedkeep.experiments.build import MODELS, READERS
+from fedkeep.experiments.build import MODELS
 from fedkeep.experiments.builtin import builtin_names, builtin_text
-from fedkeep.experiments.reproduce import REPRODUCTIONS
+from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.reproductions import reproductions
 from fedkeep.methods import METHODS
 from tests.cli.conftest import Command
 
@@ -63,8 +64,10 @@ def test_list_names_everything(fedkeep: Command) -> None:
     result = fedkeep("list")
     assert result.exit_code == 0
     words = result.stdout.split()
-    for name in [*METHODS, *MODELS, *READERS, *builtin_names(), *REPRODUCTIONS, "sequential", "pooled"]:
+    readers, tables = offered_readers(), reproductions()
+    for name in [*METHODS, *MODELS, *readers, *builtin_names(), *tables, "sequential", "pooled"]:
         assert name in words
+    assert {"toy", "zulip_channels"} <= set(readers)
     assert "furl" in words
     assert "FURL: private user parameters beside a federated model." in result.stdout
     assert result.stdout.splitlines()[-1].startswith("Kernels: ")

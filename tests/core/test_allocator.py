@@ -6,11 +6,19 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fedkeep.core.allocator import OWN, tune_allocator
+import fedkeep
+from fedkeep.cli import app
+from fedkeep.core.allocator import OWN, is_tuned, tune_allocator
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.net import Net
+from fedkeep.engines.base import Job
+from fedkeep.engines.workers.pool import Pool
+from fedkeep.store import Default, MemoryStore
 
 FAULTS = """
 import resource, torch
@@ -58,3 +66,59 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())  # a C library without mallopt
     assert tune_allocator.__wrapped__() is False
+
+
+SIMULATED = """
+import fedkeep
+from fedkeep.core import allocator
+from fedkeep.experiments.processes import processes
+
+def run():
+    fedkeep.simulate(fedkeep.models.Linear(4, 3), fedkeep.methods.fedavg(), fedkeep.data.toy(users=4), rounds=1)
+    with processes(1) as pool:
+        return allocator.is_tuned(), pool.submit(allocator.is_tuned).result()
+
+if __name__ == "__main__":
+    alone = run()
+    allocator.tune_allocator()
+    print(alone, run())
+"""
+
+
+def test_a_library_leaves_the_process_alone_and_its_processes_follow_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SIMULATED, encoding="utf-8")
+    environment = {n: v for n, v in os.environ.items() if n not in (*OWN, "FEDKEEP_MALLOC")}
+    source = str(Path(fedkeep.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "program.py"], env={**environment, "PYTHONPATH": source}, capture_output=True, text=True,
+        check=True, cwd=tmp_path,
+    )  # fmt: skip
+    tuned = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+    assert done.stdout == f"(False, False) ({tuned}, {tuned})\n"
+
+
+def test_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(
+        fedkeep.methods.fedavg(),
+        Net(fedkeep.models.Linear(4, 3)),
+        fedkeep.data.toy(users=2),
+        MemoryStore(Default({})),
+        0,
+    )
+    for tuned in (False, True):
+        monkeypatch.setattr("fedkeep.engines.workers.pool.is_tuned", lambda tuned=tuned: tuned)
+        assert Pool(job, "fork").task.tuned is tuned
+
+
+def test_the_command_line_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(sys.modules["fedkeep.cli.app"], "tune_allocator", lambda: asked.append(True))
+    assert CliRunner().invoke(app, ["list"]).exit_code == 0
+    assert asked == [True]
+    tune_allocator.cache_clear()
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDKEEP_MALLOC", "jemalloc")
+    refused = CliRunner().invoke(app, ["list"])
+    assert refused.exit_code == 2
+    assert refused.stderr == "Error: FEDKEEP_MALLOC must be 'keep' or 'default'; got 'jemalloc'.\n"
+    assert not is_tuned()

@@ -22,7 +22,9 @@ from fedkeep.experiments.analyses import (
     user_vectors,
     write_analyses,
 )
+from fedkeep.methods.aggregate import RunningMean
 from fedkeep.report.analyses import read_analyses
+from fedkeep.split import Upload
 from tests.tiny import Logits, classes, pairs, parts
 
 
@@ -147,6 +149,17 @@ def test_aggregation_is_timed_for_every_cohort() -> None:
     assert len(found["seconds"]) == 2
     assert min(found["seconds"]) > 0
     assert "uploads of 22 numbers" in found["note"]
+
+
+def test_aggregation_is_timed_as_rounds_aggregate(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[Upload] = []
+    add = RunningMean.add
+    monkeypatch.setattr(RunningMean, "add", lambda mean, upload: (added.append(upload), add(mean, upload))[1])
+    aggregation_time({"w": torch.zeros(7, 3, dtype=torch.float64), "seen": torch.zeros(2).long()}, (3, 12), 2)
+    assert len(added) == (3 + 12) * 2
+    assert {n: (v.shape, v.dtype) for n, v in added[0].deltas.items()} == {
+        "w": ((7, 3), torch.float64), "seen": ((2,), torch.int64)
+    }  # fmt: skip
 
 
 def test_analyses_are_added_to_those_that_are_there(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from fedkeep.core.optim import sgd
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, cifar10, majority, many_user_text, opt_out, toy
 from fedkeep.experiments.build import (
     MODELS,
-    READERS,
     build_data,
     build_loss,
     build_method,
@@ -29,6 +28,7 @@ from fedkeep.experiments.build import (
 from fedkeep.experiments.builtin import builtin_config
 from fedkeep.experiments.config import AdaptConfig, Config, LossConfig, MethodConfig, parse_config
 from fedkeep.experiments.load import load_run
+from fedkeep.experiments.readers import READERS
 from fedkeep.methods import EarlyStopping, terms
 from fedkeep.methods.augment import Augmented
 
@@ -488,7 +488,8 @@ def test_partitions_that_cannot_be_made(data: dict[str, Any], message: str, tmp_
 def test_every_name_has_a_line_of_documentation() -> None:
     from fedkeep.cli.listing import about
 
-    for thing in [*READERS.values(), *MODELS.values(), *PARTITIONS.values(), *methods.METHODS.values()]:
+    read = [reader.read for reader in READERS.values()]
+    for thing in [*read, *MODELS.values(), *PARTITIONS.values(), *methods.METHODS.values()]:
         assert len(about(thing)) > 10
 
 

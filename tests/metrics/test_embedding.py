@@ -1,11 +1,12 @@
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from fedkeep.core.errors import DataError
-from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne, user_map
 from fedkeep.metrics import embedding as room
 
 
@@ -117,6 +118,24 @@ def test_tsne_keeps_clusters_apart_and_repeats(clusters: tuple[np.ndarray, list[
     assert first.note == (
         "t-SNE, perplexity 29.6667, PCA initialisation, seed 1 (perplexity lowered from 30: only 90 users)"
     )
+
+
+def test_without_scikit_learn_a_map_shows_principal_components(
+    clusters: tuple[np.ndarray, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = clusters[0]
+    assert user_map(vectors, seed=1).note == tsne(vectors, seed=1).note
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "sklearn.manifold", raising=False)
+    found = user_map(vectors)
+    assert found.note == "principal components (for t-SNE: pip install 'fedkeep[maps]')"
+    centred = torch.from_numpy(vectors - vectors.mean(0)).double()
+    _, _, v = torch.pca_lowrank(centred, q=min(centred.shape), center=False)
+    wanted = (centred @ v[:, :2]).abs().numpy()
+    np.testing.assert_allclose(np.abs(found.points), wanted, atol=1e-8)
+    with pytest.raises(ConfigError) as error:
+        tsne(vectors)
+    assert str(error.value) == "t-SNE needs scikit-learn: pip install 'fedkeep[maps]'."
 
 
 def test_tsne_of_few_or_equal_users() -> None:

@@ -1,11 +1,10 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from fedkeep.core.errors import DataError, NonFiniteError
-from fedkeep.metrics import accuracy, auc, per_client, traffic
+from fedkeep.metrics import accuracy, per_client, traffic
 
 
 def test_accuracy_by_hand() -> None:
@@ -37,40 +36,6 @@ def test_accuracy_says_which_shapes_it_wants() -> None:
     assert str(error.value) == (
         "accuracy wants logits (B, classes), label (B,) and weight (B,) or None; got (2, 3), (1,), None."
     )
-
-
-def test_auc_by_hand() -> None:
-    # pairs (positive, negative): 0.35>0.1, 0.35<0.4, 0.8>0.1, 0.8>0.4 -> 3 of 4
-    assert auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == 0.75
-    assert auc([1.0, 1.0], [0, 1]) == 0.5  # a tie counts half
-    assert auc(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1, 0, 0])) == 1.0
-    assert auc(np.array([-math.inf, math.inf]), np.array([1, 0])) == 0.0
-
-
-@pytest.mark.parametrize("levels", [3, 50, 10**6])
-def test_auc_equals_scikit_learn(levels: int) -> None:
-    from sklearn.metrics import roc_auc_score
-
-    random = np.random.default_rng(levels)
-    score = random.integers(0, levels, 500) / levels
-    label = (random.random(500) < 0.15 + 0.3 * score).astype(int)
-    assert auc(score, label) == pytest.approx(roc_auc_score(label, score), abs=1e-12)
-
-
-def test_auc_of_one_class_is_nan() -> None:
-    assert math.isnan(auc([0.2, 0.3], [1, 1]))
-    assert math.isnan(auc([], []))
-
-
-def test_auc_refuses_other_labels_and_nan() -> None:
-    with pytest.raises(DataError, match=r"^auc wants labels 0 and 1; got \[0.0, 2.0\].$"):
-        auc([0.1, 0.2], [0, 2])
-    with pytest.raises(
-        DataError, match=r"^auc wants score and label of shape \(B,\); got \(2,\) and \(1,\).$"
-    ):
-        auc([0.1, 0.2], [0])
-    with pytest.raises(NonFiniteError, match="a score is NaN"):
-        auc([0.1, math.nan], [0, 1])
 
 
 def test_per_client_by_hand() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.report.results import Row, over_seeds, read_results, write_results
+from fedkeep.report.results import Row, over_seeds, published_table, read_results, write_results
 
 GOOD: dict[str, Any] = {
     "scene": "zulip", "method": "furl", "metric": "accuracy", "value": 0.56, "std": 0.01, "seeds": [0, 1],
@@ -104,3 +104,18 @@ def test_writing_refuses_what_reading_would_refuse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a fraction from 0 to 1"):
         over_seeds("s", "m", "accuracy", {0: 62.4}, scale="full", commit="")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_published_beside_ours() -> None:
+    rows = [
+        Row("s", "Global FL", "accuracy", 0.1583, 0.008, (0, 1), 0.119, "full", "c"),
+        Row("s", "local", "accuracy", 0.5, None, (0,), None, "full", "c"),
+        Row("s", "not run", "accuracy", None, None, (), 0.6241, "full", "c"),
+    ]
+    table = published_table(rows)
+    assert table.columns == ("scene", "method", "metric", "ours", "published", "ours − published", "seeds")
+    assert table.rows == (
+        ("s", "Global FL", "Accuracy", "15.83 ± 0.80 %", "11.90 %", "+3.93 points", "2"),
+        ("s", "local", "Accuracy", "50.00 %", "–", "–", "1"),
+        ("s", "not run", "Accuracy", "–", "62.41 %", "–", "0"),
+    )

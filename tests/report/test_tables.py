@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from fedkeep.report.results import Row
-from fedkeep.report.tables import Table, markdown_escape, mean_std, published_table, to_markdown, to_text
+from fedkeep.report.tables import Table, markdown_escape, mean_std, to_markdown, to_text
 
 
 def test_text_is_aligned() -> None:
@@ -37,18 +36,3 @@ def test_mean_and_deviation_by_hand() -> None:
     mean, std = mean_std([])
     assert math.isnan(mean)
     assert std is None
-
-
-def test_published_beside_ours() -> None:
-    rows = [
-        Row("s", "Global FL", "accuracy", 0.1583, 0.008, (0, 1), 0.119, "full", "c"),
-        Row("s", "local", "accuracy", 0.5, None, (0,), None, "full", "c"),
-        Row("s", "not run", "accuracy", None, None, (), 0.6241, "full", "c"),
-    ]
-    table = published_table(rows)
-    assert table.columns == ("scene", "method", "metric", "ours", "published", "ours − published", "seeds")
-    assert table.rows == (
-        ("s", "Global FL", "Accuracy", "15.83 ± 0.80 %", "11.90 %", "+3.93 points", "2"),
-        ("s", "local", "Accuracy", "50.00 %", "–", "–", "1"),
-        ("s", "not run", "Accuracy", "–", "62.41 %", "–", "0"),
-    )

@@ -23,6 +23,7 @@ from fedkeep.cli.personalize import personalize
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
+from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
 
 
@@ -78,6 +79,7 @@ def options(
     ] = False,
 ) -> None:
     """Personalised federated learning: name the parameters that are private; the rest is federated."""
+    tune_allocator()
 
 
 def _add(function: Any, example: str, name: str | None = None) -> None:

@@ -5,29 +5,38 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.experiments.build import MODELS, READERS
+from fedkeep.experiments.build import MODELS, offered_methods
 from fedkeep.experiments.builtin import builtin_names, builtin_text
 from fedkeep.experiments.engine import ENGINES
-from fedkeep.methods import METHODS
+from fedkeep.experiments.plugins import INSTALL_PAPERS
+from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.reproductions import reproductions
 
 
 def list_all() -> None:
     """Show methods, models, readers, built-in configurations, reproductions, engines and kernels."""
     from fedkeep import kernels
-    from fedkeep.experiments.reproduce import REPRODUCTIONS
 
-    _show("Methods (method.kind)", {name: about(make) for name, make in METHODS.items()})
+    _show(
+        "Methods (method.kind)",
+        {name: about(inspect.getmodule(make)) for name, make in offered_methods().items()},
+    )
     _show("Models (model.kind)", {name: about(make) for name, make in MODELS.items()})
-    _show("Readers and generators (data.reader)", {name: about(make) for name, make in READERS.items()})
+    _show(
+        "Readers and generators (data.reader)",
+        {name: about(reader.read) for name, reader in offered_readers().items()},
+    )
     _show(
         "Configurations (fedkeep run NAME)", {name: _comment(builtin_text(name)) for name in builtin_names()}
     )
-    _show("Reproductions (fedkeep reproduce NAME)", REPRODUCTIONS)
+    known = reproductions()
+    _show("Reproductions (fedkeep reproduce NAME)", {name: one.about for name, one in known.items()})
+    if not known:
+        say(f"{INSTALL_PAPERS}\n")
     _show(
         "Engines (run.engine)",
         {"auto": "Picks the fastest that fits."} | {n: about(make) for n, make in ENGINES.items()},
@@ -35,9 +44,9 @@ def list_all() -> None:
     say(f"Kernels: {kernels.status()}")
 
 
-def about(thing: Callable[..., Any]) -> str:
-    """Return what a function's result, or a class, is for: for a method its module's first line, else its own."""
-    text = inspect.getdoc(inspect.getmodule(thing)) if thing in METHODS.values() else inspect.getdoc(thing)
+def about(thing: object) -> str:
+    """Return what a function's result, a class or a module is for: the first paragraph of its docstring."""
+    text = inspect.getdoc(thing)
     first = (text or "").split("\n\n")[0].replace("``", "").replace("\n", " ")
     return re.sub(r":\w+:`([^`]*)`", r"\1", first)
 

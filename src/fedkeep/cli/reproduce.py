@@ -10,7 +10,8 @@ import typer
 
 from fedkeep.cli.output import complain, say
 from fedkeep.cli.settings import DataOption, data_folder
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError
+from fedkeep.experiments import reproductions
 
 
 class Scale(StrEnum):
@@ -48,19 +49,11 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run a paper's table and figures, beside the published numbers. Stopped, it goes on when called again."""
-    from fedkeep.experiments.reproduce import REPRODUCTIONS, Request
-    from fedkeep.experiments.reproduce import reproduce as run_reproduction
-
-    if name not in REPRODUCTIONS:
-        names = ", ".join(REPRODUCTIONS)
-        raise ConfigError(
-            f"There is no reproduction {name!r}; there are {names}.{did_you_mean(name, REPRODUCTIONS)}"
-        )
-    request = Request(
+    request = reproductions.Request(
         data_folder(data), out, scale.value, parse_seeds(seeds), workers, only=tuple(only or ())
     )
     try:
-        path = run_reproduction(name, request)
+        path = reproductions.reproduce(name, request)
     except KeyboardInterrupt as stop:
         complain("Stopped. Call the same command again to go on; finished runs and rounds are kept.")
         raise typer.Exit(130) from stop

@@ -14,6 +14,7 @@ from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.builtin import builtin_names, builtin_text
 from fedkeep.experiments.config import Config, parse_config, parse_overrides, read_config
 from fedkeep.experiments.load import run_folder_config
+from fedkeep.experiments.plugins import papers_hint
 
 DataOption = Annotated[
     Path | None,
@@ -86,6 +87,7 @@ def _missing(named: str, key: str) -> ConfigError:
     )
     return ConfigError(
         f"There is no configuration {named!r}: no such file, and no built-in one (they are {', '.join(names)}).{hint}"
+        f"{papers_hint()}"
     )
 
 

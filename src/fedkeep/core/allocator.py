@@ -1,7 +1,9 @@
-"""Freed memory is kept by the process: giving it back to the system after every step costs page faults.
+"""Lets the process keep the memory that it frees: giving it back to the system after every step costs page faults.
 
 glibc returns a large tensor's memory as soon as it is freed, and the next step has to ask for it again, page by page;
-for a convolutional network that is a quarter of a step. Other allocators and systems are left as they are.
+for a convolutional network that is a quarter of a step. Other allocators and systems are left as they are. This holds
+for the whole process and cannot be undone, so importing fedkeep and ``fedkeep.simulate`` don't do it: the command line
+does, and a program of one's own may call ``tune_allocator`` first.
 """
 
 from __future__ import annotations
@@ -49,3 +51,8 @@ def tune_allocator() -> bool:
     if not done[0]:
         done[0] = bool(mallopt(MMAP_THRESHOLD, LARGEST_MMAP))
     return all(done)
+
+
+def is_tuned() -> bool:
+    """Tell whether ``tune_allocator`` was called in this process, and did something: so its own processes follow it."""
+    return tune_allocator.cache_info().currsize > 0 and tune_allocator()

@@ -9,13 +9,10 @@ from fedkeep.data.readers import (
     cifar10,
     cifar100,
     fashion_mnist,
-    fdu_mtl,
     huggingface,
     movielens,
     read_table,
     review_files,
-    tang,
-    zulip_channels,
 )
 from fedkeep.data.splits import hold_out
 from fedkeep.data.statistics import TextStatistics, text_statistics
@@ -43,7 +40,6 @@ __all__ = [
     "class_counts",
     "dirichlet",
     "fashion_mnist",
-    "fdu_mtl",
     "hold_out",
     "huggingface",
     "majority",
@@ -54,10 +50,8 @@ __all__ = [
     "read_word_vectors",
     "review_files",
     "shards",
-    "tang",
     "text_statistics",
     "toy",
     "user_bias_regression",
     "vocabulary_from",
-    "zulip_channels",
 ]

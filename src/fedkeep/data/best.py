@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedkeep.core.auc import auc
 from fedkeep.data.columns import Column, Ragged, Rows
 
 
@@ -23,20 +22,6 @@ def best_possible(columns: Mapping[str, Column], rows: Rows, task: str) -> dict[
         truth = columns.get(f"_{name}")
         if truth is None or isinstance(truth, Ragged) or isinstance(label, Ragged) or not len(rows):
             continue
-        found[name] = auc(truth[rows], label[rows]) if task == "binary" else float(truth[rows].mean())
+        best = auc(truth[rows], label[rows]) if task == "binary" else float(truth[rows].mean())
+        found[name] = None if math.isnan(best) else best
     return found
-
-
-def auc(score: NDArray[np.float64], label: NDArray[np.int64]) -> float | None:
-    """Return the area under the ROC curve: the chance that a positive scores above a negative, ties half.
-
-    None where one of the two classes is absent.
-    """
-    positive = int((label == 1).sum())
-    negative = len(label) - positive
-    if not positive or not negative:
-        return None
-    _, rank, size = np.unique(score, return_inverse=True, return_counts=True)
-    middle = np.cumsum(size) - (size - 1) / 2  # mean rank of each group of ties, from 1
-    above = middle[rank][label == 1].sum() - positive * (positive + 1) / 2
-    return float(above / (positive * negative))

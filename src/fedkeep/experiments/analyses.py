@@ -14,16 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
-from fedkeep.core.params import Params, weighted_mean
+from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.engines import judge, tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
 from fedkeep.experiments.run import Run
-from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne
+from fedkeep.methods.aggregate import RunningMean
+from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
+from fedkeep.split import Split
 
 LABELS_SHOWN = 5
 AT_ONCE = 10
@@ -84,14 +87,14 @@ def user_vectors(run: Run, clients: Sequence[int]) -> np.ndarray:
 
 
 def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: int = 0) -> dict[str, Any]:
-    """Return t-SNE maps of the runs' user vectors side by side, with numbers that say what an eye would.
+    """Return maps of the runs' user vectors side by side, with numbers that say what an eye would.
 
     Categorical traits: as in FURL's Figure 5, the map shows users whose most-used label is one of the five most
     frequent such labels; the numbers are taken over these users too. Continuous traits (Figure 4): all users.
 
     Args:
         runs: by name, e.g. ``{"Personalized Server": ..., "Personalized FL": ...}``, over the same data.
-        perplexity, seed: of t-SNE.
+        perplexity, seed: of t-SNE; without scikit-learn the maps are principal components.
 
     Returns:
         The analysis ``embedding_map`` in the form that reports read.
@@ -104,7 +107,7 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
     panels = []
     note = ""
     for name, run in runs.items():
-        placed = tsne(tables[name], perplexity=perplexity, seed=seed)
+        placed = user_map(tables[name], perplexity=perplexity, seed=seed)
         note = placed.note
         own = _own_metric(run, chosen)
         panels.append(
@@ -212,7 +215,7 @@ def adapted_form(found: AdaptedClients) -> dict[str, Any]:
 def aggregation_time(
     server: Params, cohorts: Sequence[int] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000), repeats: int = 5
 ) -> dict[str, Any]:
-    """Measure the server's time to average m uploads, for several m; linear in m (FURL, §3.5).
+    """Measure the server's time to average m uploads as rounds do, for several m; linear in m (FURL, §3.5).
 
     Args:
         server: federated parameters; uploads have the same names and shapes.
@@ -221,16 +224,18 @@ def aggregation_time(
     """
     generator = torch.Generator().manual_seed(0)
     uploads = [
-        {n: torch.randn(v.shape, generator=generator) for n, v in server.items() if v.is_floating_point()}
-        for _ in range(AT_ONCE)
+        Split().upload(server, {n: _drawn(v, generator) for n, v in server.items()}, weight=1.0 + k)
+        for k in range(AT_ONCE)
     ]
     seconds = []
     for m in cohorts:
-        trees = [uploads[k % AT_ONCE] for k in range(m)]
-        taken = []
+        taken, ids = [], [f"{k:09}" for k in range(m)]
         for _ in range(repeats):
             began = time.perf_counter()
-            weighted_mean(trees, [1.0 + k for k in range(m)])
+            mean = RunningMean(server, ids)
+            for k, client in enumerate(ids):
+                mean.add(client, uploads[k % AT_ONCE])
+            mean.value()
             taken.append(time.perf_counter() - began)
         seconds.append(float(np.median(taken)))
     return {
@@ -239,6 +244,12 @@ def aggregation_time(
         "cohort": list(cohorts),
         "seconds": seconds,
     }
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    if not like.is_floating_point():
+        return torch.zeros_like(like)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:

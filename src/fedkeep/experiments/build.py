@@ -16,10 +16,12 @@ from fedkeep import data as data_room
 from fedkeep import models
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.core.seeds import stream
-from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out, readers
+from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
 from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
 from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
+from fedkeep.experiments.plugins import Offered, papers_hint
+from fedkeep.experiments.readers import offered_readers
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
@@ -32,34 +34,6 @@ LOCAL: dict[str, Any] = {"epochs": int, "batch_size": int, "clip_norm": float | 
 SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}
 """Likewise of its server, beside ``server_optimizer``."""
 
-READERS: dict[str, Callable[..., FederatedData | ImageSet]] = {
-    "zulip_channels": readers.zulip_channels,
-    "fdu_mtl": readers.fdu_mtl,
-    "tang": readers.tang,
-    "reviews": readers.review_files,
-    "table": readers.read_table,
-    "movielens": readers.movielens,
-    "huggingface": readers.huggingface,
-    "fashion_mnist": readers.fashion_mnist,
-    "cifar10": readers.cifar10,
-    "cifar100": readers.cifar100,
-    "saved": FederatedData.load,
-    "many_user_text": data_room.many_user_text,
-    "toy": data_room.toy,
-}
-# The argument that holds a reader's place in the folder of data, and the place by default.
-PLACES: dict[str, tuple[str, str | None]] = {
-    "zulip_channels": ("folder", "zulip_channels"),
-    "fdu_mtl": ("folder", "fdu_mtl"),
-    "tang": ("folder", "tang"),
-    "reviews": ("folder", None),
-    "movielens": ("path", "movielens"),
-    "fashion_mnist": ("folder", "fashion_mnist"),
-    "cifar10": ("folder", "cifar10"),
-    "cifar100": ("folder", "cifar100"),
-    "table": ("path", None),
-    "saved": ("folder", None),
-}
 MODELS: dict[str, type[nn.Module]] = {
     "document": models.DocumentModel,
     "bag_of_words": models.BagOfWords,
@@ -115,18 +89,19 @@ def read_source(config: Config, folder: Path | None = None) -> FederatedData | I
         ConfigError, DataError: as for ``build_data``.
     """
     settings = config.data
-    reader = _named("data.reader", "reader", settings.reader, READERS)
+    reader = _named("data.reader", "reader", settings.reader, offered_readers(), papers_hint)
     options = settings.options
-    if settings.reader in PLACES:
-        argument, usual = PLACES[settings.reader]
-        place = options.get(argument, usual)
+    if reader.argument is not None:
+        place = options.get(reader.argument, reader.place)
         if not isinstance(place, str):
             wanted = "missing" if place is None else f"wanted a path as text; got {place!r}"
-            raise ConfigError(f"data.{argument}: {wanted}. It says where in the folder of data to read.")
-        options[argument] = _located(f"The reader {settings.reader!r}", place, folder)
-    if "seed" in inspect.signature(reader).parameters:
+            raise ConfigError(
+                f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
+            )
+        options[reader.argument] = _located(f"The reader {settings.reader!r}", place, folder)
+    if "seed" in inspect.signature(reader.read).parameters:
         options.setdefault("seed", config.seed)
-    return reader(**check_options("data", reader, options))
+    return reader.read(**check_options("data", reader.read, options))
 
 
 def _partitioned(settings: DataConfig, seed: int, made: FederatedData | ImageSet) -> FederatedData:
@@ -149,11 +124,10 @@ def _partitioned(settings: DataConfig, seed: int, made: FederatedData | ImageSet
     )
 
 
-def _named(place: str, what: str, name: str, table: Mapping[str, T]) -> T:
+def _named(place: str, what: str, name: str, table: Mapping[str, T], hint: Callable[[], str] = str) -> T:
     if name not in table:
-        raise ConfigError(
-            f"{place}: there is no {what} {name!r}; there are {', '.join(table)}.{did_you_mean(name, table)}"
-        )
+        known = f"{', '.join(table)}.{did_you_mean(name, table)}"
+        raise ConfigError(f"{place}: there is no {what} {name!r}; there are {known}{hint()}")
     return table[name]
 
 
@@ -275,13 +249,22 @@ def sizes_of(data: FederatedData) -> dict[str, int]:
     return sizes
 
 
+def offered_methods() -> Offered[Callable[..., Method]]:
+    """Return fedkeep's methods and those of installed packages (entry points ``fedkeep.methods``), by name.
+
+    Raises:
+        ConfigError: two have the same name.
+    """
+    return Offered("fedkeep.methods", Callable, METHODS)  # type: ignore[arg-type]
+
+
 def build_method(config: MethodConfig) -> Method:
     """Make the method that a configuration names.
 
     Raises:
         ConfigError: an unknown kind or option.
     """
-    make = _named("method.kind", "method", config.kind, METHODS)
+    make = _named("method.kind", "method", config.kind, offered_methods())
     has_server = "server" in accepted(make)
     if config.server_optimizer is not None and not has_server:
         raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")

@@ -1,30 +1,60 @@
-"""The configurations that come with fedkeep, by name."""
+"""The configurations that come with fedkeep and with installed packages, by name.
+
+A package adds a folder of TOML files as an entry point of the group ``fedkeep.configurations``: the module that it
+names is the folder, and a file's path in it the configuration's name, e.g. ``furl/personalized-fl``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.plugins import described, papers_hint, points
 
-FOLDER = resources.files("fedkeep") / "configs"
+GROUP = "fedkeep.configurations"
 
 
 def builtin_names() -> list[str]:
-    """Return the names of the built-in configurations, e.g. ``furl/personalized-fl``."""
-    return sorted(_names(FOLDER, ""))
+    """Return the names of the built-in configurations, e.g. ``furl/personalized-fl``.
+
+    Raises:
+        ConfigError: two packages have configurations of one name, or a package's folder cannot be found.
+    """
+    return sorted(_files())
 
 
-def _names(folder: Traversable, prefix: str) -> list[str]:
-    names = []
+def _files() -> dict[str, Traversable]:
+    """Return the configurations' files by name."""
+    folders = {"fedkeep itself": resources.files("fedkeep") / "configs"}
+    for point in points(GROUP, {}).values():
+        try:
+            folders[described(point)] = resources.files(point.value)
+        except (ImportError, TypeError) as error:
+            raise ConfigError(
+                f"The configurations {point.name!r} of {described(point)} cannot be found: {error}."
+            ) from error
+    found: dict[str, Traversable] = {}
+    owner: dict[str, str] = {}
+    for whose, folder in folders.items():
+        for name, file in _named(folder, ""):
+            if name in found:
+                raise ConfigError(
+                    f"Two configurations are named {name!r}: one of {owner[name]} and one of {whose}. Uninstall one "
+                    f"of the packages, or rename its file."
+                )
+            found[name], owner[name] = file, whose
+    return found
+
+
+def _named(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
     for entry in folder.iterdir():
         if entry.is_dir():
-            names += _names(entry, f"{prefix}{entry.name}/")
+            yield from _named(entry, f"{prefix}{entry.name}/")
         elif entry.name.endswith(".toml"):
-            names.append(prefix + entry.name.removesuffix(".toml"))
-    return names
+            yield prefix + entry.name.removesuffix(".toml"), entry
 
 
 def builtin_text(name: str) -> str:
@@ -33,13 +63,16 @@ def builtin_text(name: str) -> str:
     Raises:
         ConfigError: there is none of this name.
     """
-    names = builtin_names()
+    files = _files()
     wanted = name.replace("\\", "/").removesuffix(".toml")
-    if wanted not in names:
-        group = [n for n in names if n.startswith(f"{wanted}/")]
+    if wanted not in files:
+        names = sorted(files)
+        group = [n for n in names if n.startswith(f"{wanted.rstrip('/')}/")]
         hint = f" Did you mean one of {', '.join(group)}?" if group else did_you_mean(wanted, names)
-        raise ConfigError(f"There is no built-in configuration {name!r}; there are {', '.join(names)}.{hint}")
-    return (FOLDER / f"{wanted}.toml").read_text(encoding="utf-8")
+        raise ConfigError(
+            f"There is no built-in configuration {name!r}; there are {', '.join(names)}.{hint}{papers_hint()}"
+        )
+    return files[wanted].read_text(encoding="utf-8")
 
 
 def builtin_config(name: str, overrides: Mapping[str, str] | None = None) -> Config:

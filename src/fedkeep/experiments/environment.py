@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedkeep
 from fedkeep import kernels
 from fedkeep.core.errors import ConfigError
+from fedkeep.version import __version__
 
 
 def check_device(device: str) -> None:
@@ -28,7 +28,7 @@ def check_device(device: str) -> None:
 def environment() -> dict[str, Any]:
     """Return what the results may depend on: versions, machine, cores, and the commit where there is one."""
     return {
-        "fedkeep": fedkeep.__version__,
+        "fedkeep": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
 
 def commit() -> str | None:
     """Return the short hash of the source's commit; None for an installed package, which has no history."""
-    root = Path(fedkeep.__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / "src" / "fedkeep").is_dir():
         return None
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fedkeep.core.allocator import is_tuned, tune_allocator
 from fedkeep.core.errors import RunError
 
 
@@ -64,7 +65,7 @@ def processes(
     ended, hold = context.Pipe(duplex=False)  # who waits for `ended` sees that this process let go of `hold`
     limit = 1 if fresh else None
     pool = ProcessPoolExecutor(
-        count, context, _begin, (ended, threads, begin, given), max_tasks_per_child=limit
+        count, context, _begin, (ended, threads, is_tuned(), begin, given), max_tasks_per_child=limit
     )
     try:
         yield pool
@@ -85,12 +86,14 @@ def processes(
 
 
 def _begin(
-    ended: Connection, threads: int, begin: Callable[..., object] | None, given: tuple[Any, ...]
+    ended: Connection, threads: int, tuned: bool, begin: Callable[..., object] | None, given: tuple[Any, ...]
 ) -> None:
     # Else a task goes on without its parent for as long as it takes, and keeps its run's folder locked.
     threading.Thread(target=_end_with_parent, args=(ended,), name="end with parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     torch.set_num_threads(threads)
+    if tuned:
+        tune_allocator()
     if begin is not None:
         begin(*given)
 

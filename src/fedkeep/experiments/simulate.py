@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.describe import check_kind, describe, digest
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
@@ -162,7 +161,6 @@ class _Simulation:
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
-        tune_allocator()
         server = first_global(self.method, self.net, self.data, self.device)
         directory, store = None, self.given_store or MemoryStore(self.default)
         history: list[Record] = []

@@ -4,23 +4,26 @@ Everything is a pure function of tensors or arrays. A number that is not defined
 silhouette with one trait) comes back as NaN; its function says when.
 """
 
+from fedkeep.core.auc import auc
 from fedkeep.metrics.clients import ClientSummary, per_client
 from fedkeep.metrics.embedding import (
-    Tsne,
+    UserMap,
     chance_agreement,
     knn_agreement,
     knn_r2,
     linear_cka,
+    principal_components,
     silhouette,
     tsne,
+    user_map,
 )
 from fedkeep.metrics.personalization import Personalized, ag, ap
-from fedkeep.metrics.scores import accuracy, auc, traffic
+from fedkeep.metrics.scores import accuracy, traffic
 
 __all__ = [
     "ClientSummary",
     "Personalized",
-    "Tsne",
+    "UserMap",
     "accuracy",
     "ag",
     "ap",
@@ -30,7 +33,9 @@ __all__ = [
     "knn_r2",
     "linear_cka",
     "per_client",
+    "principal_components",
     "silhouette",
     "traffic",
     "tsne",
+    "user_map",
 ]

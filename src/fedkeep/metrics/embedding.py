@@ -1,21 +1,23 @@
 """Numbers and a map that describe a table of user vectors: does it hold what users have in common?
 
-FURL shows t-SNE maps only (FURL §5.3, Fig. 4 and 5); the numbers here say the same without an eye to judge.
+FURL shows t-SNE maps only (FURL §5.3, Fig. 4 and 5); the numbers here say the same without an eye to judge. They are
+computed here, not by scikit-learn, so that they do not depend on what is installed; t-SNE alone needs it.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import ConfigError, DataError
 
 Vectors = Tensor | np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -137,25 +139,48 @@ def linear_cka(a: Vectors, b: Vectors) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Tsne:
+class UserMap:
     """A two-dimensional map of user vectors.
 
     Attributes:
         points: (n, 2) coordinates; they have no unit, only nearness means something.
-        perplexity: the one used.
-        note: how the map was made, in words; says so where the perplexity was lowered or t-SNE was not possible.
+        note: how the map was made, in words; says so where it is not what was asked for, and why.
     """
 
     points: Floats
-    perplexity: float
     note: str
 
 
-def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> Tsne:
+def user_map(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserMap:
+    """Map user vectors to the plane: by t-SNE where scikit-learn is installed, else by principal components.
+
+    Raises:
+        DataError: as for ``tsne``.
+    """
+    if importlib.util.find_spec("sklearn") is not None:
+        return tsne(vectors, perplexity, seed)
+    found = principal_components(vectors)
+    return replace(found, note=f"{found.note} (for t-SNE: pip install 'fedkeep[maps]')")
+
+
+def principal_components(vectors: Vectors) -> UserMap:
+    """Map user vectors to the plane of their two principal components.
+
+    Args:
+        vectors: (n, p), one row a user.
+
+    Raises:
+        DataError: a vector is not finite.
+    """
+    table = _table(vectors, None)
+    return UserMap(_principal(table - table.mean(0) if len(table) else table), "principal components")
+
+
+def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserMap:
     """Map user vectors to the plane with t-SNE, started from their principal components.
 
     The perplexity is lowered to (n − 1) / 3 where users are few. Fewer than 4 users, or users that are all
-    equal, are shown by their principal components. Needs scikit-learn.
+    equal, are shown by their principal components.
 
     Args:
         vectors: (n, p), one row a user.
@@ -164,25 +189,29 @@ def tsne(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> Tsne:
 
     Raises:
         DataError: perplexity is not positive or a vector is not finite.
+        ConfigError: scikit-learn is not installed.
     """
     table = _table(vectors, None)
     if not perplexity > 0:
         raise DataError(f"tsne wants a perplexity above 0; got {perplexity}.")
+    try:
+        manifold = importlib.import_module("sklearn.manifold")
+    except ImportError as error:
+        raise ConfigError("t-SNE needs scikit-learn: pip install 'fedkeep[maps]'.") from error
     n = len(table)
     centred = table - table.mean(0) if n else table
     if n < 4 or not np.any(centred):
-        return Tsne(_principal(centred), 0.0, "principal components: too few different users for t-SNE")
+        return UserMap(_principal(centred), "principal components: too few different users for t-SNE")
     used = min(float(perplexity), (n - 1) / 3)
     if table.shape[1] < 2:
         centred = np.pad(centred, ((0, 0), (0, 1)))
-    manifold = importlib.import_module("sklearn.manifold")
     points = manifold.TSNE(
         n_components=2, perplexity=used, init="pca", learning_rate="auto", random_state=seed, n_jobs=1
     ).fit_transform(centred.astype(np.float32))
     note = f"t-SNE, perplexity {used:g}, PCA initialisation, seed {seed}"
     if used < perplexity:
         note += f" (perplexity lowered from {perplexity:g}: only {n} users)"
-    return Tsne(np.asarray(points, dtype=np.float64), used, note)
+    return UserMap(np.asarray(points, dtype=np.float64), note)
 
 
 def _principal(centred: Floats) -> Floats:

@@ -2,11 +2,11 @@
 
     wording.py    how numbers are written              tables.py     aligned text and Markdown
     runs.py       reads a run directory                results.py    results/NAME.json and .md
-    analyses.py   reads and checks analyses.json       plots.py      figures as PNG or SVG (matplotlib)
-    groups.py     runs that differ in their seed only  svg.py        axes and marks of the page's charts
-    measured.py   results, curves, users               charts/       lines, spread, map, bars: inline SVG
-    analysed.py   maps, cold start, times              page.py       report.html, .md and .json
-    facts.py      traffic, split, data, configuration  page.html.j2  the page's frame and its CSS
+    analyses.py   reads and checks analyses.json       svg.py        axes and marks of the page's charts
+    groups.py     runs that differ in their seed only  charts/       lines, spread, map, bars: inline SVG
+    measured.py   results, curves, users               page.py       report.html, .md and .json
+    analysed.py   maps, cold start, times              page.html.j2  the page's frame and its CSS
+    facts.py      traffic, split, data, configuration
 
 Of a run directory these are read: ``run.json``, ``records.jsonl``, ``timings.jsonl`` and ``personalization.jsonl``
 (see `fedkeep.core.records`) and, where it exists, ``analyses.json``: an object of any of the following, each optional.

@@ -14,8 +14,8 @@ from fedkeep.report.charts.bars import Bar, bar_chart
 from fedkeep.report.charts.lines import MOST, Axes, Series, line_chart
 from fedkeep.report.charts.spread import Strip, spread_chart
 from fedkeep.report.groups import Configuration, Scene, user_metric
-from fedkeep.report.results import Row
-from fedkeep.report.tables import Table, mean_std, published_table
+from fedkeep.report.results import Row, published_table
+from fedkeep.report.tables import Table, mean_std
 
 
 def cards(groups: Sequence[Configuration], metric: str) -> Iterator[Card]:

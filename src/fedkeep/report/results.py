@@ -165,7 +165,7 @@ def results_markdown(
         parts.append(preamble.strip() + "\n")
     for scene in dict.fromkeys(row.scene for row in rows):
         own = [row for row in rows if row.scene == scene]
-        parts.append(tables.to_markdown(_without_scene(tables.published_table(own, title=scene)), level=2))
+        parts.append(tables.to_markdown(_without_scene(published_table(own, title=scene)), level=2))
     parts += [f"![{tables.markdown_escape(caption)}]({link})\n" for caption, link in figures]
     ran = [row for row in rows if row.seeds]
     seeds = sorted({seed for row in ran for seed in row.seeds})
@@ -178,6 +178,29 @@ def results_markdown(
         "± is the sample standard deviation over seeds. Differences are in percentage points.\n"
     )
     return "\n".join(parts)
+
+
+def published_table(rows: Sequence[Row], title: str = "", note: str = "", digits: int = 2) -> tables.Table:
+    """Return results beside the published numbers, with the difference; a line a row, in their order."""
+    lines = []
+    scales = len({row.scale for row in rows}) > 1
+    for row in rows:
+        known = row.value is not None and row.published is not None
+        gap = row.value - row.published if row.value is not None and row.published is not None else None
+        line = [
+            row.scene,
+            row.method,
+            wording.metric_name(row.metric),
+            *([row.scale] if scales else []),
+            wording.spread(row.value, row.std, row.metric, digits),
+            wording.number(row.published, row.metric, digits),
+            wording.difference(gap, row.metric, digits) if known else wording.MISSING,
+            str(len(row.seeds)),
+        ]
+        lines.append(tuple(line))
+    scale = ("scale",) if scales else ()
+    columns = ("scene", "method", "metric", *scale, "ours", "published", "ours − published", "seeds")
+    return tables.Table(columns, tuple(lines), title, note, left=3 + len(scale))
 
 
 def _row(entry: Any) -> Row:

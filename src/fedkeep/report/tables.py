@@ -1,18 +1,14 @@
-"""Tables: rows of cells as aligned text, as Markdown, and ours beside the published."""
+"""Tables: rows of cells as aligned text and as Markdown."""
 
 from __future__ import annotations
 
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fedkeep.report import wording
-
-if TYPE_CHECKING:
-    from fedkeep.report.results import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +80,6 @@ def mean_std(values: Iterable[float]) -> tuple[float, float | None]:
     if len(numbers) == 1:
         return mean, None
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / (len(numbers) - 1))
-
-
-def published_table(rows: Sequence[Row], title: str = "", note: str = "", digits: int = 2) -> Table:
-    """Return results beside the published numbers, with the difference; a line a row, in their order."""
-    lines = []
-    scales = len({row.scale for row in rows}) > 1
-    for row in rows:
-        known = row.value is not None and row.published is not None
-        gap = row.value - row.published if row.value is not None and row.published is not None else None
-        line = [
-            row.scene,
-            row.method,
-            wording.metric_name(row.metric),
-            *([row.scale] if scales else []),
-            wording.spread(row.value, row.std, row.metric, digits),
-            wording.number(row.published, row.metric, digits),
-            wording.difference(gap, row.metric, digits) if known else wording.MISSING,
-            str(len(row.seeds)),
-        ]
-        lines.append(tuple(line))
-    scale = ("scale",) if scales else ()
-    columns = ("scene", "method", "metric", *scale, "ours", "published", "ours − published", "seeds")
-    return Table(columns, tuple(lines), title, note, left=3 + len(scale))
 
 
 def _width(text: str) -> int:

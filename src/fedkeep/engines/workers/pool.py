@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 
+from fedkeep.core.allocator import is_tuned
 from fedkeep.core.errors import ConfigError, WorkerError
 from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.base import Job
@@ -76,7 +77,7 @@ class Pool:
         forked = self.start == "fork"
         self.task = Task(
             job.method, job.net if forked else copy.deepcopy(job.net), job.data if forked else SentData(job.data),
-            job.seed, Arena(), self.parent, forked,
+            job.seed, Arena(), self.parent, forked, is_tuned(),
         )  # fmt: skip
         self.workers: list[Worker] = []
 

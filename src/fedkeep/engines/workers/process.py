@@ -53,6 +53,7 @@ class Task:
         sent: where the parent puts what all clients of a round are sent.
         parent: the parent's process number.
         forked: the process is a copy of the parent, and has all that the parent has open.
+        tuned: the parent keeps the memory that it frees, so the worker does.
     """
 
     method: Method
@@ -62,6 +63,7 @@ class Task:
     sent: Arena
     parent: int
     forked: bool
+    tuned: bool
 
     def job(self) -> Job:
         """Return the job as a client's training sees it; private values come with every order, not from a store."""
@@ -84,7 +86,8 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     else:
         # Else torch's backward pass would take some of the GPU's memory for each worker.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    tune_allocator()
+    if task.tuned:
+        tune_allocator()
     job = task.job()
     going_on = told(connection, READY)
     while going_on:

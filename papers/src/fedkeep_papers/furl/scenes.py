@@ -1,0 +1,170 @@
+"""FURL's Table 3: its scenes, their configurations, the published numbers, and what the scales change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedkeep.core.errors import DataError
+from fedkeep.experiments.reproductions import Request
+from fedkeep_papers.furl import jobs
+from fedkeep_papers.furl.jobs import JobSpec
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A row of the table: its name, its built-in configuration, and the published number (a fraction) or None."""
+
+    name: str
+    config: str
+    published: float | None = None
+
+    def overrides(self, scene: Scene, scale: str) -> dict[str, str] | None:
+        """Return the settings that a scale changes; None: the scale leaves this row out."""
+        if scale == "full":
+            return {}
+        if scale == "quick":
+            return dict(scene.quick)
+        return None if self.name in scene.left_out else {**scene.medium, **scene.shorter.get(self.name, {})}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A data set of the table and its configurations.
+
+    Attributes:
+        name: for the results.
+        stands_for: the paper's data set in whose place it is used.
+        needs_data: reads real data.
+        metric: the headline's name.
+        rows: the configurations, in the paper's order.
+        quick, medium: overrides of every configuration at these scales; the full scale has none.
+        seeds: the seeds of the full scale; the others have one.
+        shorter: further overrides by row at the medium scale.
+        left_out: rows that the medium scale leaves out.
+        cold_start: measure new users at the medium scale, which takes another run.
+    """
+
+    name: str
+    stands_for: str
+    needs_data: bool
+    metric: str
+    rows: tuple[Configuration, ...]
+    quick: Mapping[str, str]
+    medium: Mapping[str, str]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    shorter: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    cold_start: bool = True
+
+
+def _rows(folder: str, published: Sequence[float | None] = (None,) * 4) -> tuple[Configuration, ...]:
+    gs, ps, gf, pf = published
+    return (
+        Configuration("Global Server", f"{folder}/global-server", gs),
+        Configuration("Personalized Server", f"{folder}/personalized-server", ps),
+        Configuration("Global FL, paper's recipe", f"{folder}/global-fl-paper", gf),
+        Configuration("Personalized FL, paper's recipe", f"{folder}/personalized-fl-paper", pf),
+        Configuration("Global FL, best recipe", f"{folder}/global-fl", gf),
+        Configuration("Personalized FL, best recipe", f"{folder}/personalized-fl", pf),
+    )
+
+
+SCENES = (
+    Scene(
+        "zulip_channels",
+        "Subreddit",
+        True,
+        "accuracy",
+        _rows("furl", (0.2893, 0.6613, 0.1190, 0.6241)),
+        {"run.epochs": "3", "data.limit_users": "80", "data.max_length": "64"},
+        {"run.epochs": "12", "data.max_length": "80"},
+        shorter={
+            name: {"run.epochs": "6"}
+            for name in ("Global Server", "Global FL, paper's recipe", "Personalized FL, paper's recipe")
+        },
+        left_out=("Global FL, best recipe",),
+        cold_start=False,
+    ),
+    Scene(
+        "zulip_channels, bag of words",
+        "Subreddit-words",
+        True,
+        "accuracy",
+        _rows("furl-words"),
+        {"run.epochs": "4", "data.limit_users": "80"},
+        {"run.epochs": "15"},
+        shorter={
+            name: {"run.epochs": "8"}
+            for name in ("Global FL, paper's recipe", "Personalized FL, paper's recipe")
+        },
+    ),
+    Scene(
+        "sticker-like (generated)",
+        "Sticker",
+        False,
+        "auc",
+        _rows("furl-sticker", (0.5775, 0.6560, 0.5724, 0.6563)),
+        {"run.epochs": "6", "data.users": "150"},
+        {"run.epochs": "20"},
+    ),
+)
+
+
+def specs_of(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], JobSpec]:
+    """Return the scene's runs by row and seed.
+
+    Raises:
+        DataError: the folder of data is not named.
+    """
+    if scene.needs_data and request.data is None:
+        raise DataError(
+            f"The scene {scene.name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+        )
+    seeds = (
+        tuple(request.seeds)
+        if request.seeds is not None
+        else scene.seeds
+        if request.scale == "full"
+        else (0,)
+    )
+    return {
+        (row.name, seed): JobSpec(
+            row.config,
+            (*changed.items(), ("seed", str(seed)), ("name", f'"{row.name}"')),
+            runs / jobs.folder_name(scene.stands_for.lower(), row.config.split("/")[1], str(seed)),
+            request.data,
+        )
+        for seed in seeds
+        for row in scene.rows
+        if (changed := row.overrides(scene, request.scale)) is not None
+    }
+
+
+def held_out_of(spec: JobSpec) -> JobSpec:
+    """Return the run of a configuration in which a tenth of the users is held out of federation."""
+    return JobSpec(
+        spec.config,
+        (*spec.overrides, ("run.hold_out", "0.1"), ("name", '"Personalized FL, a tenth of users held out"')),
+        spec.folder.with_name(spec.folder.name + "-held-out"),
+        spec.data,
+    )
+
+
+def result_name(name: str, scale: str) -> str:
+    """Return the results' name: a shorter run doesn't replace a longer one's."""
+    return name if scale == "full" else f"{name}-{scale}"
+
+
+def changes_of(scene: Scene, scale: str) -> str:
+    """Say in words what a scale changes in a scene's configurations."""
+    if scale == "full":
+        return "nothing."
+    common = scene.quick if scale == "quick" else scene.medium
+    said = ", ".join(f"`{key} = {value}`" for key, value in common.items())
+    if scale == "medium":
+        for name, own in scene.shorter.items():
+            said += f"; {name} " + ", ".join(f"`{key} = {value}`" for key, value in own.items())
+        said += "".join(f"; {name} was not run" for name in scene.left_out)
+    return f"{said}."

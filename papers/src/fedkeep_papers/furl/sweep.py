@@ -1,0 +1,99 @@
+"""The learning rates of FURL's Table 3, swept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.run_directory import read_info
+from fedkeep.report.results import Row, over_seeds, write_results
+from fedkeep_papers.furl import jobs
+from fedkeep_papers.furl.jobs import JobSpec
+from fedkeep_papers.furl.scenes import SCENES, changes_of, result_name, specs_of
+
+FACTORS = (0.25, 0.5, 1.0, 2.0)
+
+
+def sweep(request: Request) -> Path:
+    """Multiply all learning rates of every configuration; the value is the best epoch's metric on ``valid``.
+
+    Raises:
+        DataError: the folder of data is not named.
+        ConfigError: runs are chosen that it does not have.
+    """
+    runs = request.out / "runs" / f"furl-sweep-{request.scale}"
+    lines: dict[tuple[str, str], dict[float, dict[int, JobSpec]]] = {}
+    for scene in SCENES:
+        for (name, seed), spec in specs_of(scene, request, runs).items():
+            line = lines.setdefault((scene.name, name), {factor: {} for factor in FACTORS})
+            for factor in FACTORS:
+                line[factor][seed] = _multiplied(spec, factor)
+    specs = [spec for line in lines.values() for of_seeds in line.values() for spec in of_seeds.values()]
+    request.check([spec.name for spec in specs])
+
+    def write() -> Path:
+        metrics = {scene.name: scene.metric for scene in SCENES}
+        rows, best = [], []
+        for (scene, name), line in lines.items():
+            own = [
+                _row(scene, f"{name}, rates × {factor:g}", metrics[scene], of_seeds, request.scale)
+                for factor, of_seeds in line.items()
+            ]
+            rows += own
+            values = [row.value for row in own if row.value is not None]
+            first = [row for row in own if values and row.value == max(values)]
+            best += first if len(first) == 1 else []
+        _, markdown = write_results(
+            request.out, result_name("furl-sweep", request.scale), rows, title="FURL: learning rates swept",
+            preamble=_preamble(request.scale, best),
+        )  # fmt: skip
+        return markdown
+
+    jobs.run_jobs([s for s in specs if request.wants(s.name)], request.workers, request.progress, write)
+    return write()
+
+
+def _multiplied(spec: JobSpec, factor: float) -> JobSpec:
+    """Return a run with all learning rates of its clients multiplied, those by name too."""
+    optimizer = spec.resolved().method.optimizer
+    rates = ", ".join(f"{json.dumps(name)} = {rate * factor!r}" for name, rate in optimizer.rates.items())
+    return JobSpec(
+        spec.config,
+        (
+            *spec.overrides,
+            ("method.optimizer.learning_rate", repr(optimizer.learning_rate * factor)),
+            ("method.optimizer.rates", f"{{ {rates} }}"),
+        ),
+        spec.folder.with_name(jobs.folder_name(spec.folder.name, "rates", f"{factor:g}")),
+        spec.data,
+    )
+
+
+def _row(scene: str, method: str, metric: str, specs: Mapping[int, JobSpec], scale: str) -> Row:
+    """Return the row of the runs that are finished; one that broke down has no value."""
+    folders = {seed: spec.folder for seed, spec in specs.items() if jobs.is_finished(spec.folder)}
+    values = {seed: jobs.outcome(folder).valid for seed, folder in folders.items()}
+    commits = {
+        (read_info(folder).get("environment") or {}).get("commit") or "" for folder in folders.values()
+    }
+    return over_seeds(
+        scene, method, metric, {seed: value for seed, value in values.items() if not math.isnan(value)}, scale=scale,
+        commit=", ".join(sorted(commits - {""})),
+    )  # fmt: skip
+
+
+def _preamble(scale: str, best: Sequence[Row]) -> str:
+    text = """
+The learning rates of every packaged configuration, those by name too, times 1/4, 1/2, 1 and 2. The value is the best
+epoch's metric on the validation examples. A run that broke down (its loss became NaN) has no value. Rates that are
+best in a short run need not be best in a long one.
+
+What the scale changes in the configurations:
+"""
+    text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SCENES)
+    return (
+        text + "\n\nBest here, where one was:\n" + "".join(f"\n- {row.scene}: {row.method}" for row in best)
+    )

@@ -1,0 +1,140 @@
+"""Finished cells: what one run of a table leaves, kept as JSON and found again by what its numbers depend on.
+
+A table asks for cells; several tables may ask for the same. A finished cell is never computed again, on this machine or
+on another that has its file. What a cell does not depend on is the source code: its result names the commit, and a file
+that is too old has to be deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from fedkeep.core.errors import RunError
+from fedkeep.core.files import write_whole
+from fedkeep.experiments.config import Config
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
+Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that is null in a file where it is NaN."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot(Generic[R]):
+    """The place of one cell's result.
+
+    Attributes:
+        kind: the dataclass of the result.
+        file: JSON: an object, or with ``shared`` a list of objects.
+        settings: everything that the result depends on, but for data and source code, as plain data.
+        shared: the file holds the results of several cells, which differ in their settings.
+        rounded: numbers are written with seven digits, and NaN as null.
+    """
+
+    kind: type[R]
+    file: Path
+    settings: Mapping[str, Any]
+    shared: bool = False
+    rounded: bool = False
+
+    def read(self) -> R | None:
+        """Return the result; None if there is none for these settings.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        wanted = _plain(self.settings)
+        for entry in self._entries():
+            if _plain(entry["settings"]) == wanted:
+                return self._decoded(entry)
+        return None
+
+    def write(self, result: R, **about: str) -> None:
+        """Keep a result, in place of an earlier one for the same settings; a crash on the way leaves the older file.
+
+        Args:
+            result: what was computed.
+            about: further fields for whoever reads the file, before the result's own.
+
+        Raises:
+            RunError: the file, which others share, is damaged.
+            ValueError: a number is NaN or infinite, and the slot is not ``rounded``.
+        """
+        entry = {**about, **asdict(result), "settings": dict(self.settings)}
+        entry = rounded(entry) if self.rounded else entry
+        wanted = _plain(self.settings)
+        others = [e for e in self._entries() if _plain(e["settings"]) != wanted] if self.shared else []
+        lines = [json.dumps(each, ensure_ascii=False, allow_nan=False) for each in (*others, entry)]
+        text = "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]" if self.shared else lines[0]
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.file, f"{text}\n".encode())
+
+    def _entries(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+        entries = content if self.shared else [content]
+        if not isinstance(entries, list):
+            raise self._damaged(f"wanted a list of results; got {type(content).__name__}")
+        for entry in entries:
+            if not isinstance(entry, dict) or "settings" not in entry:
+                raise self._damaged(f"wanted an object with settings; got {json.dumps(entry)[:40]}")
+        return entries
+
+    def _decoded(self, entry: Mapping[str, Any]) -> R:
+        missing = [f.name for f in fields(self.kind) if f.name not in entry]
+        if missing:
+            raise self._damaged(f"it lacks {', '.join(missing)}")
+        try:
+            return TypeAdapter(self.kind).validate_python(entry)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise self._damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    def _damaged(self, fault: str) -> RunError:
+        return RunError(f"{self.file} holds no finished cell: {fault}. Delete it, and it is computed again.")
+
+
+def digest(settings: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+    """Return ten hexadecimal digits that stand for settings and data, these by the sha256 of their files."""
+    text = json.dumps({"settings": settings, "source": dict(source)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return what a run's numbers depend on, but for data and code; what has its default value is left out."""
+    settings = config.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+    run = settings["run"]
+    run.pop("workers", None)
+    if run.get("engine") != "pooled":
+        run.pop("engine", None)  # the others give the same numbers
+    return settings
+
+
+def rounded(value: Any) -> Any:
+    """Return the value with floats of seven digits, which is more than any of them means; NaN becomes None."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if value == value else None
+    return value
+
+
+def _plain(settings: Any) -> Any:
+    """Return settings as they come back from a file."""
+    return json.loads(json.dumps(rounded(settings)))

@@ -1,0 +1,270 @@
+"""Cells of the mixture of experts' tables: one run of FedAvg, and every client's models from it.
+
+A cell leaves small JSON files with each client's accuracies; what is there for the same settings is not computed
+again, so tables go on where they stopped and share their cells. A federated run is resumable itself; the experts that
+several ways start from are kept beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeep.core.files import read_tensors, write_tensors
+from fedkeep.core.params import Params
+from fedkeep.core.seeds import numpy_generator
+from fedkeep.data import FederatedData, ImageSet
+from fedkeep.experiments.adapt import AdaptedClients, adapt_clients, rooted
+from fedkeep.experiments.build import (
+    build_data,
+    build_method,
+    build_model,
+    read_source,
+    run_config,
+)
+from fedkeep.experiments.environment import commit
+from fedkeep.experiments.personalize import own_store
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
+from fedkeep.experiments.tasks import run_tasks
+from fedkeep.methods import Method
+from fedkeep_papers.moe.results import Cell, Result
+from fedkeep_papers.moe.variants import (
+    Variant,
+    adapting_method,
+    from_given_experts,
+    mixture_model,
+)
+
+SHOWN = 200  # images a class of the balanced test set, at most
+
+
+@dataclass
+class Work:
+    """What one process needs to compute a cell.
+
+    Attributes:
+        cell: the cell.
+        data_folder: the folder of real data.
+        results: the folder of JSON files.
+        runs: the folder of federated runs and experts.
+        workers: processes that one cell may use; None: as ``simulate`` sees fit.
+        progress: as for ``simulate``.
+    """
+
+    cell: Cell
+    data_folder: Path | None
+    results: Path
+    runs: Path
+    workers: int | None = None
+    progress: bool | None = None
+    _known: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, variants: Iterable[Variant]) -> None:
+        """Compute the variants that are not there yet."""
+        for variant in variants:
+            slot = self.cell.slot(self.results, variant)
+            if slot.read() is None:
+                slot.write(self.compute(variant), name=variant.name)
+
+    def compute(self, variant: Variant) -> Result:
+        """Compute a variant."""
+        began = time.perf_counter()
+        found = self.adapted(variant)
+        seconds = time.perf_counter() - began
+        return Result(
+            tuple(found.accuracies("valid")), tuple(found.accuracies("test")), self.balanced(found),
+            tuple(found.stopped.get(c, ()) for c in found.clients), round(seconds, 1), commit() or "",
+        )  # fmt: skip
+
+    def adapted(self, variant: Variant) -> AdaptedClients:
+        """Return the clients with the models that a variant gives them."""
+        if variant.kind == "fedavg":
+            run = self.federated()
+            return AdaptedClients(run, tuple(range(len(run.data))), run.private)
+        method = adapting_method(variant, self.cell.adapting)
+        if variant.kind != "mixture":
+            return self.experts(variant, method)
+        mixed = mixture_model(self.cell.scene, variant, self.data())
+        whole = rooted(self.federated(), mixed, from_given_experts(method), "global_expert.")
+        first = self.experts(variant.first, adapting_method(variant.first, self.cell.adapting))
+        start = {c: {f"local_expert.{n}": v for n, v in first.own(c).items()} for c in first.clients}
+        found = adapt_clients(whole, start=start, progress=self.progress)
+        stopped = {c: (*first.stopped[c], *found.stopped[c][1:]) for c in found.clients}
+        return replace(found, stopped=stopped)
+
+    def experts(self, variant: Variant, method: Method) -> AdaptedClients:
+        """Return clients after local training or fine-tuning; their models are kept for all that start from them."""
+        name = (
+            f"{variant.kind}{'-augmented' if variant.augment else ''}-wd{variant.weight_decay:g}.safetensors"
+        )
+        file = self.cell.file(self.runs, variant).with_suffix("") / name
+        if variant.kind == "local":
+            mixed = mixture_model(self.cell.scene, variant, self.data())
+            own = mixed.get_submodule("local_expert")
+            run = simulate(own, method, self.data(), rounds=0, seed=self.cell.scene.seed)
+        else:
+            federated = self.federated()
+            run = rooted(federated, federated.net.module, method)
+        if file.exists():
+            return _loaded(run, file)
+        found = adapt_clients(run, progress=self.progress)
+        _keep(found, file)
+        return found
+
+    def data(self) -> FederatedData:
+        """Return the clients' data."""
+        if "data" not in self._known:
+            config = self.cell.federation.config(self.cell.scene)
+            self._known["data"] = build_data(config, self.data_folder)
+        data: FederatedData = self._known["data"]
+        return data
+
+    def federated(self) -> Run:
+        """Return the run of FedAvg, finished; an interrupted one goes on.
+
+        Its federated values are kept beside it: they serve further ways of adapting, also by a later version whose
+        settings no longer fit the run's folder.
+        """
+        if "run" not in self._known:
+            cell = self.cell
+            config = cell.federation.config(cell.scene)
+            out = self.runs / f"{cell.scene.slug}-{cell.federation.slug}"
+            final = out / "final.safetensors"
+            if final.exists():
+                model, method = build_model(config, self.data()), build_method(config.method)
+                start = simulate(model, method, self.data(), rounds=0, seed=cell.scene.seed)
+                run = replace(start, server=read_tensors(final), round=cell.federation.rounds)
+            else:
+                run = run_config(
+                    config, data=self.data(), out=out, resume=(out / "run.json").exists(),
+                    progress=self.progress, workers=self.workers,
+                )  # fmt: skip
+                write_tensors(final, run.server)
+            self._known["run"] = run
+        found: Run = self._known["run"]
+        return found
+
+    def balanced(self, found: AdaptedClients) -> tuple[float, ...]:
+        """Return each client's accuracy on official test images of all classes alike that nobody drew."""
+        rows, images = self.unused()
+        if not len(rows):
+            return ()
+        run = found.run
+        run.net.train(False)
+        label = torch.from_numpy(images.labels[rows])
+        out = []
+        for client in found.clients:
+            params = {**run.server, **found.own(client)}
+            right = 0
+            with torch.no_grad():
+                for start in range(0, len(rows), 500):
+                    part = rows[start : start + 500]
+                    logits = run.method.predict(
+                        run.net, params, {"image": torch.from_numpy(images.images[part])}
+                    )
+                    right += int((logits.argmax(1) == label[start : start + 500]).sum())
+            out.append(right / len(rows))
+        return tuple(out)
+
+    def unused(self) -> tuple[np.ndarray, ImageSet]:
+        """Return the numbers of these images, ``SHOWN`` of a class or as many as the scarcest class has left."""
+        if "unused" not in self._known:
+            images = read_source(self.cell.federation.config(self.cell.scene), self.data_folder)
+            assert isinstance(images, ImageSet)
+            free = np.ones(len(images), bool)
+            free[: images.train] = False
+            free[np.asarray(self.data().columns["_image"])] = False
+            order = numpy_generator(self.cell.scene.seed, "balanced").permutation(np.flatnonzero(free))
+            own = [order[images.labels[order] == c] for c in range(images.classes)]
+            size = min(SHOWN, *(len(rows) for rows in own))
+            self._known["unused"] = (np.concatenate([rows[:size] for rows in own]), images)
+        rows, images = self._known["unused"]
+        return rows, images
+
+
+def _keep(found: AdaptedClients, file: Path) -> None:
+    tensors = {f"{c}/{n}": v for c in found.clients for n, v in found.own(c).items()}
+    stopped = {f"{c}//stopped": torch.tensor(found.stopped[c]) for c in found.clients}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.{os.getpid()}")  # cells side by side may share the file
+    write_tensors(part, {**tensors, **stopped})
+    os.replace(part, file)
+
+
+def _loaded(run: Run, file: Path) -> AdaptedClients:
+    experts: dict[int, Params] = {}
+    for key, value in read_tensors(file).items():
+        client, _, name = key.partition("/")
+        experts.setdefault(int(client), {})[name] = value
+    stopped = {c: tuple(own.pop("/stopped").tolist()) for c, own in sorted(experts.items())}
+    store = own_store(run)
+    for number in stopped:
+        store.write([number], {n: v.unsqueeze(0) for n, v in experts[number].items()})
+    return AdaptedClients(run, tuple(stopped), store, stopped)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Computes some variants of a cell.
+
+    Attributes:
+        cell: the cell.
+        variants: of it.
+        data, results, runs: folders, as ``Work``'s.
+    """
+
+    cell: Cell
+    variants: Sequence[Variant]
+    data: Path | None
+    results: Path
+    runs: Path
+
+    @property
+    def name(self) -> str:
+        """The cell, and its variants."""
+        return f"{self.cell.scene.slug}: {', '.join(v.name for v in self.variants)}"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Compute what is missing; see ``tasks.Task``."""
+        Work(self.cell, self.data, self.results, self.runs, None if alone else 1, progress).run(self.variants)
+
+
+def run_cells(
+    cells: Sequence[tuple[Cell, Sequence[Variant]]],
+    data: Path | None,
+    results: Path,
+    runs: Path,
+    workers: int = 1,
+    progress: bool | None = None,
+) -> None:
+    """Compute what is missing of all cells, as ``run_tasks`` does.
+
+    Local training comes first, as cells share it.
+
+    Raises:
+        FedkeepError: of the first cell that failed; those that finished are kept.
+    """
+    alone: dict[Path, tuple[Cell, list[Variant]]] = {}
+    for cell, variants in cells:
+        for variant in variants:
+            if not variant.needs_federation:
+                key = cell.file(results, variant)
+                alone.setdefault(key, (replace(cell, scene=replace(cell.scene, q=0.0)), []))[1].append(
+                    variant
+                )
+    rest = [(cell, [v for v in variants if v.needs_federation]) for cell, variants in cells]
+    for wave in (list(alone.values()), rest):
+        missing = [
+            Task(cell, todo, data, results, runs)
+            for cell, variants in wave
+            if (todo := [v for v in dict.fromkeys(variants) if cell.slot(results, v).read() is None])
+        ]
+        run_tasks(missing, workers, progress)

@@ -1,0 +1,281 @@
+"""The table that the mixture of experts' paper lacks: the library's personalised methods on the same scenes.
+
+Every method trains its own federation with FedAvg's local settings (Adam, 3 epochs, batch 10) and is judged at the
+round that is best on the validation images, the counterpart of early stopping; its settings beyond these are the
+method's defaults or its paper's. The ways from one run of FedAvg come from the cells of ``moe-table2``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.optim import adam
+from fedkeep.core.records import Record
+from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.build import build_data, build_model
+from fedkeep.experiments.environment import commit
+from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import simulate
+from fedkeep.experiments.tasks import run_tasks
+from fedkeep.methods import (
+    Method,
+    apfl,
+    ditto,
+    fedmmd,
+    fedper,
+    fedprox,
+    fedrecon,
+    fedrep,
+    lg_fedavg,
+    per_fedavg,
+    pfedme,
+    pfl_da,
+)
+from fedkeep.methods.pfl_da import AddGate
+from fedkeep.report.results import Row, over_seeds, write_results
+from fedkeep.report.tables import Table, to_markdown
+from fedkeep.report.wording import MISSING
+from fedkeep_papers.kit.cells import Slot
+from fedkeep_papers.moe.published import TABLE2
+from fedkeep_papers.moe.results import VERSION
+from fedkeep_papers.moe.scene import Federation, Scene
+from fedkeep_papers.moe.sheet import (
+    METRIC,
+    PROTOCOLS,
+    Way,
+    preamble,
+    result_name,
+    row,
+    scene_name,
+    sheet,
+)
+from fedkeep_papers.moe.variants import PAPER
+
+HEAD, ENCODER = "out.*", ("conv1.*", "conv2.*", "fc1.*")
+ROUNDS = {"quick": 10, "medium": 150, "full": 500}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the table.
+
+    Attributes:
+        about: its settings in words.
+        make: makes it, given optimizer, epochs and batch_size.
+        adapts: clients have models of their own only after the method's adaptation, at the end.
+    """
+
+    about: str
+    make: Callable[..., Method]
+    adapts: bool = False
+
+
+METHODS: dict[str, Entry] = {
+    "FedProx": Entry("μ = 0.01", lambda **o: fedprox(0.01, **o)),
+    "FedMMD": Entry("λ = 0.01", lambda **o: fedmmd(**o)),
+    "FedPer": Entry("a private last layer", lambda **o: fedper(HEAD, **o)),
+    "FedRep": Entry(
+        "a private last layer, 3 epochs of it, then 3 of the rest", lambda **o: fedrep(HEAD, head_epochs=3, **o)
+    ),
+    "LG-FedAvg": Entry(
+        "both convolutions and the first linear layer are private", lambda **o: lg_fedavg(ENCODER, **o)
+    ),
+    "FedRecon": Entry(
+        "the last layer is made anew in each round, by 50 steps of SGD 0.1", lambda **o: fedrecon(HEAD, **o)
+    ),
+    "Ditto": Entry("λ = 0.1", lambda **o: ditto(0.1, **o)),
+    "APFL": Entry("α is learned, from 0.5", lambda **o: apfl(0.5, **o)),
+    "pFedMe": Entry(
+        "λ = 15, 5 steps of Adam 1e-3 on each mini-batch; w by SGD 0.01",
+        lambda optimizer, **o: pfedme(15.0, own_optimizer=adam(10 * optimizer.learning_rate), **o),
+    ),
+    "Per-FedAvg": Entry(
+        "first order, α = 0.01; judged after one step of each client", lambda **o: per_fedavg(**o), adapts=True
+    ),
+    "PFL-DA": Entry(
+        "a private copy and a linear gate on features", lambda **o: pfl_da(**o).but(extend=AddGate("out"))
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cell's result: mean accuracies over clients.
+
+    Attributes:
+        name: of the method.
+        valid, test: at the round that is best on the validation images.
+        round: that round.
+        last_valid, last_test: at the last round.
+        curve: round, valid and test of every evaluation.
+        commit: of the code that computed it; empty where unknown.
+    """
+
+    name: str
+    valid: float
+    test: float
+    round: int
+    last_valid: float
+    last_test: float
+    curve: tuple[tuple[int, float, float], ...]
+    commit: str
+
+
+@dataclass(frozen=True)
+class MethodCell:
+    """One federation of a method.
+
+    Attributes:
+        name: of ``METHODS``.
+        scene: the data.
+        rounds: of federation.
+        epochs, batch_size, learning_rate: local training, as FedAvg's.
+    """
+
+    name: str
+    scene: Scene
+    rounds: int
+    epochs: int = Federation.epochs
+    batch_size: int = Federation.batch_size
+    learning_rate: float = Federation.learning_rate
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the result depends on, as plain data."""
+        return {"version": VERSION, **asdict(self), "about": METHODS[self.name].about}
+
+    def slot(self, folder: Path) -> Slot[Found]:
+        """Return where the result is kept."""
+        return Slot(kind=Found, file=self.file(folder), settings=self.settings())
+
+    def file(self, folder: Path) -> Path:
+        """Return the file of the result."""
+        name = self.name.lower()
+        return (
+            folder
+            / f"{self.scene.slug}-{name}-r{self.rounds}{'' if self.epochs == 3 else f'-e{self.epochs}'}.json"
+        )
+
+    def method(self) -> Method:
+        """Return the method."""
+        options = {
+            "optimizer": adam(self.learning_rate),
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+        }
+        return METHODS[self.name].make(**options)
+
+
+@dataclass(frozen=True)
+class MethodTask:
+    """Computes a cell.
+
+    Attributes:
+        cell: the cell.
+        data: the folder of real data.
+        results, runs: folders.
+    """
+
+    cell: MethodCell
+    data: Path | None
+    results: Path
+    runs: Path
+
+    @property
+    def name(self) -> str:
+        """The scene and the method."""
+        return f"{self.cell.scene.slug}: {self.cell.name}"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Compute the cell and leave its file; see ``tasks.Task``."""
+        run = self.run(None if alone else 1, progress)
+        valid, test = (_curve(run.history, split) for split in ("valid", "test"))
+        if METHODS[self.cell.name].adapts:
+            found = adapt_clients(run, progress=progress)
+            valid, test = ({run.round: found.evaluate(split)[METRIC]} for split in ("valid", "test"))
+        best = max(valid, key=lambda number: (valid[number], -number))
+        curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
+        self.cell.slot(self.results).write(
+            Found(
+                self.cell.name, valid[best], test[best], best, valid[run.round], test[run.round], curve,
+                commit() or "",
+            )
+        )  # fmt: skip
+
+    def run(self, workers: int | None = None, progress: bool | None = None) -> Run:
+        """Train, or go on with a run that was stopped; the arguments are ``simulate``'s."""
+        cell = self.cell
+        config = Federation(cell.rounds).config(cell.scene)
+        data = build_data(config, self.data)
+        out = self.runs / cell.file(self.results).stem
+        return simulate(
+            build_model(config, data), cell.method(), data, rounds=cell.rounds, cohort=cell.scene.clients,
+            seed=cell.scene.seed, out=out, resume=(out / "run.json").exists(), name=cell.name, progress=progress,
+            evaluate_every=max(1, cell.rounds // 50), workers=workers,
+        )  # fmt: skip
+
+
+def _curve(history: Sequence[Record], split: str) -> dict[int, float]:
+    own = (r for r in history if r.split == split and r.metric == METRIC and r.client is None)
+    return {r.round: r.value for r in own if math.isfinite(r.value)}
+
+
+def table(request: Request) -> Path:
+    """All methods on the scenes of Table 2, both protocols."""
+    scenes = [Scene(p=p) for p in TABLE2]
+    ways = [Way(v) for v in PAPER]
+    own = sheet(request, scenes, ways)
+    own.run()
+    rounds = ROUNDS[request.scale]
+    cells = {
+        (name, scene, seed): MethodCell(name, replace(scene, seed=seed), rounds, own.size.federation.epochs)
+        for name in METHODS
+        for scene in scenes
+        for seed in own.seeds
+    }
+    runs = request.out / "runs" / "moe"
+    missing = [c for c in cells.values() if c.slot(own.folder).read() is None]
+    todo = [MethodTask(c, request.data, own.folder, runs) for c in missing]
+    run_tasks(todo, request.workers, request.progress)
+    rows = []
+    for split in PROTOCOLS:
+        for scene in scenes:
+            published = TABLE2[scene.p] if split == "valid" else {}
+            rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
+            for name in METHODS:
+                found = {n: cells[name, scene, n].slot(own.folder).read() for n in own.seeds}
+                known = {seed: f for seed, f in found.items() if f is not None}
+                values = {seed: f.valid if split == "valid" else f.test for seed, f in known.items()}
+                commits = ", ".join(dict.fromkeys(f.commit for f in known.values() if f.commit))
+                rows.append(
+                    over_seeds(
+                        scene_name(scene, split), name, METRIC, values, scale=request.scale, commit=commits
+                    )
+                )  # fmt: skip
+    settings = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
+    extra = (
+        f"FedProx to PFL-DA train {rounds:,} rounds of their own, all clients in each, and are judged at the round "
+        f"that is best on the validation images; FedProx and FedMMD have one global model. No method's settings were "
+        f"searched:\n\n{settings}"
+    )
+    name = result_name("moe-methods", request.scale)
+    title = "Personalised methods on the mixture of experts' scenes"
+    text = f"{preamble(own)}\n\n{extra}\n\n{_together(rows, scenes)}"
+    return write_results(request.out, name, rows, title=title, preamble=text)[1]
+
+
+def _together(rows: Sequence[Row], scenes: Sequence[Scene]) -> str:
+    """Return Markdown: the clean protocol in one table, a method a row."""
+    known = {(r.method, r.scene): r.value for r in rows}
+    lines = []
+    for name in dict.fromkeys(r.method for r in rows):
+        values = [known[name, scene_name(scene, "test")] for scene in scenes]
+        whole = [v for v in values if v is not None]
+        mean = sum(whole) / len(values) if len(whole) == len(values) else None
+        lines.append((name, *(MISSING if v is None else f"{100 * v:.1f}" for v in (*values, mean))))
+    columns = ("accuracy (%), clean protocol", *(f"p = {s.p:g}" for s in scenes), "mean")
+    return to_markdown(Table(columns, tuple(lines)))

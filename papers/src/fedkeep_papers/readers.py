@@ -1,0 +1,10 @@
+"""The readers of the papers' data, as configurations name them; `fedkeep.experiments.readers` finds them here."""
+
+from fedkeep.experiments.readers import Reader
+from fedkeep_papers.furl import zulip
+from fedkeep_papers.kteps import fdu_mtl as fdu
+from fedkeep_papers.kteps import tang as ss
+
+zulip_channels = Reader(zulip.zulip_channels, "folder", "zulip_channels")
+fdu_mtl = Reader(fdu.fdu_mtl, "folder", "fdu_mtl")
+tang = Reader(ss.tang, "folder", "tang")

@@ -1,0 +1,105 @@
+"""What installed packages add to fedkeep by entry points: readers, methods, configurations, reproductions.
+
+An entry point's name is what configurations and commands say; its value is imported when it is asked for. The papers'
+package declares, for instance::
+
+    [project.entry-points."fedkeep.readers"]
+    zulip_channels = "fedkeep_papers.readers:zulip_channels"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import Any, TypeVar
+
+from fedkeep.core.errors import ConfigError
+
+T = TypeVar("T")
+
+PAPERS = "fedkeep-papers"
+INSTALL_PAPERS = (
+    "What reproduces the papers is a package of its own: pip install 'fedkeep[papers]', or pip install ./papers in a "
+    "clone of fedkeep."
+)
+
+
+def points(group: str, own: Mapping[str, Any]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name, e.g. of ``fedkeep.readers``.
+
+    Args:
+        group: the group.
+        own: what fedkeep itself has of this kind, by name.
+
+    Raises:
+        ConfigError: two have the same name; both are named.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in own or point.name in found:
+            first = described(found[point.name]) if point.name in found else "fedkeep itself"
+            raise ConfigError(
+                f"Two {group.removeprefix('fedkeep.')} are named {point.name!r}: one of {first} and one of "
+                f"{described(point)}. Uninstall one of the packages, or rename its entry point."
+            )
+        found[point.name] = point
+    return found
+
+
+def described(point: EntryPoint) -> str:
+    """Return the package that an entry point is of, and what it names there."""
+    package = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
+    return f"{package} ({point.value})"
+
+
+def papers_hint() -> str:
+    """Return how to install the papers' package, to end a message with; empty where it is installed."""
+    try:
+        distribution(PAPERS)
+    except PackageNotFoundError:
+        return f" {INSTALL_PAPERS}"
+    return ""
+
+
+class Offered(Mapping[str, T]):
+    """What fedkeep has of a kind, and then what installed packages add; theirs is imported when it is looked up.
+
+    Args:
+        group: of entry points, e.g. ``fedkeep.readers``.
+        kind: the class that an entry point's value must be of.
+        own: fedkeep's own, by name.
+
+    Raises:
+        ConfigError: two have the same name.
+    """
+
+    def __init__(self, group: str, kind: type[T], own: Mapping[str, T]) -> None:
+        self._kind, self._own, self._points = kind, own, points(group, own)
+
+    def __getitem__(self, name: str) -> T:
+        """Return one of them.
+
+        Raises:
+            KeyError: there is none of this name.
+            ConfigError: what the entry point names cannot be imported, or is of another kind.
+        """
+        if name in self._own:
+            return self._own[name]
+        point = self._points[name]
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{name!r} of {described(point)} cannot be imported: {error}.") from error
+        if not isinstance(found, self._kind):
+            wanted, got = self._kind.__name__, type(found).__name__
+            raise ConfigError(f"{name!r} of {described(point)}: wanted {wanted}; got {got}.")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names, fedkeep's own first."""
+        yield from self._own
+        yield from sorted(self._points)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._own) + len(self._points)

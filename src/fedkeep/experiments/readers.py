@@ -1,0 +1,53 @@
+"""The readers and generators that configurations name (``data.reader``), and where they look for their files.
+
+An installed package adds its own as entry points of the group ``fedkeep.readers``, each a `Reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedkeep import data as room
+from fedkeep.data import FederatedData, ImageSet, readers
+from fedkeep.experiments.plugins import Offered
+
+GROUP = "fedkeep.readers"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of files, or a generator.
+
+    Attributes:
+        read: makes the data; its arguments are the further keys of a configuration's table ``data``.
+        argument: which of them holds the place in the folder of data; None: it reads no files from there.
+        place: that place by default; None: a configuration must name it.
+    """
+
+    read: Callable[..., FederatedData | ImageSet]
+    argument: str | None = None
+    place: str | None = None
+
+
+READERS: Mapping[str, Reader] = {
+    "reviews": Reader(readers.review_files, "folder"),
+    "table": Reader(readers.read_table, "path"),
+    "movielens": Reader(readers.movielens, "path", "movielens"),
+    "huggingface": Reader(readers.huggingface),
+    "fashion_mnist": Reader(readers.fashion_mnist, "folder", "fashion_mnist"),
+    "cifar10": Reader(readers.cifar10, "folder", "cifar10"),
+    "cifar100": Reader(readers.cifar100, "folder", "cifar100"),
+    "saved": Reader(FederatedData.load, "folder"),
+    "many_user_text": Reader(room.many_user_text),
+    "toy": Reader(room.toy),
+}
+
+
+def offered_readers() -> Offered[Reader]:
+    """Return fedkeep's own readers and those of installed packages, by name.
+
+    Raises:
+        ConfigError: two have the same name.
+    """
+    return Offered(GROUP, Reader, READERS)

@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedkeep.core.errors import ConfigError
+from fedkeep_papers.kit import plots
+from tests.report.run_folders import all_analyses, curve, map_of
+
+PNG = b"\x89PNG"
+
+
+def test_every_figure_is_drawn_and_repeats(tmp_path: Path) -> None:
+    analyses = all_analyses()
+    made = {}
+    for turn in ("a", "b"):
+        folder = tmp_path / turn
+        curves = {name: list(enumerate(curve(end, 10))) for name, end in (("_hidden $x$", 0.3), ("FL", 0.6))}
+        bars = [
+            ("Global FL", 0.158, 0.119),
+            ("Personalized FL, best recipe", 0.62, None),
+            ("not run", None, 0.5),
+        ]
+        made[turn] = [
+            plots.learning_curves(curves, folder / "curves.svg", metric="accuracy", title="$t", best=0.7,
+                                  dashed=["FL"]),
+            plots.comparison_bars(bars, folder / "bars.svg", metric="accuracy", std={"Global FL": 0.01}),
+            plots.client_distribution({"FL": {"u": 0.5, "v": float("nan")}, "S": [0.1, 0.9]}, folder / "users.svg",
+                                      metric="accuracy"),
+            plots.embedding_map(analyses["embedding_map"], folder / "map.svg"),
+            plots.embedding_map(map_of(20, 1, ["A", "B"], continuous=True), folder / "ramp.svg"),
+            plots.cold_start(analyses["cold_start"], folder / "cold.svg"),
+            plots.aggregation_time(analyses["aggregation_time"], folder / "time.svg"),
+        ]  # fmt: skip
+    for first, second in zip(made["a"], made["b"], strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.name
+        assert len(first.read_bytes()) > 5000
+
+
+def test_a_bar_is_labelled_by_its_decimal_number() -> None:
+    axes = Figure().subplots()
+    plots._bars(axes, 0.0, [0.8405, None, 0.1234], [0.0, 0.0, 0.0], 100, "published")
+    assert [text.get_text() for text in axes.texts] == ["84.1", "12.3"]
+
+
+def test_a_single_seed_has_no_whisker() -> None:
+    axes = Figure().subplots()
+    plots._bars(axes, 0.0, [0.5, 0.6], [0.0, 2.0], 100, "ours")
+    (whiskers,) = (c for c in axes.collections if c.get_segments())
+    ends = [[y for _, y in segment] for segment in whiskers.get_segments() if len(segment)]
+    assert [e for e in ends if e[0] == e[0]] == [[58.0, 62.0]]
+
+
+def test_png_by_the_ending(tmp_path: Path) -> None:
+    path = plots.aggregation_time({"cohort": [1, 10], "seconds": [0.1, 1.0]}, tmp_path / "new" / "t.png")
+    assert path.read_bytes().startswith(PNG)
+    with pytest.raises(ConfigError, match=r"^Figures are saved as \.png or \.svg; got 't\.gif'\.$"):
+        plots.aggregation_time({"cohort": [1], "seconds": [0.1]}, tmp_path / "t.gif")
+
+
+def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one row"):
+        plots.comparison_bars([], tmp_path / "b.png", metric="accuracy")
+    with pytest.raises(ConfigError, match="at least one value"):
+        plots.client_distribution({"a": []}, tmp_path / "b.png", metric="accuracy")
+
+
+def test_cold_start_says_what_its_bars_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: titles.append(figure.axes[0].get_title()))
+    analysis = {"k": [0, 5], "mean": [0.5, 0.7], "std": [0.1, 0.2], "metric": "accuracy", "users": 12}
+    plots.cold_start(analysis, tmp_path / "c.png")
+    plots.cold_start({"k": [0], "mean": [0.5]}, tmp_path / "c.png")
+    assert titles == ["mean ± standard deviation over 12 users", ""]
+
+
+def test_several_ways_of_cold_start(tmp_path: Path) -> None:
+    analysis = {
+        "k": [0, "all"],
+        "series": [{"name": "a", "mean": [0.1, None]}, {"name": "b", "mean": [0.2, 0.3]}],
+    }
+    assert plots.cold_start(analysis, tmp_path / "c.png").read_bytes().startswith(PNG)
+
+
+def test_a_partition(tmp_path: Path) -> None:
+    counts, options = [[3, 0], [1, 9]], {"clients": ["_a", "$b"], "classes": ["x", "y"], "opted_out": [1]}
+    first = plots.partition_plot(counts, tmp_path / "a.svg", title="t", **options)  # type: ignore[arg-type]
+    second = plots.partition_plot(counts, tmp_path / "b.svg", title="t", **options)  # type: ignore[arg-type]
+    assert first.read_bytes() == second.read_bytes()
+    plain = plots.partition_plot(counts, tmp_path / "c.svg", title="t")
+    assert plain.read_bytes() != first.read_bytes()
+    many = [[i % 3] * 60 for i in range(70)]  # too many cells for numbers, more names than fit
+    assert plots.partition_plot(many, tmp_path / "d.png").read_bytes().startswith(PNG)
+    for wrong in ([], [[]], [[1, 2], [3]]):
+        with pytest.raises(ConfigError, match="A plot of a partition needs a number per client and class"):
+            plots.partition_plot(wrong, tmp_path / "e.png")
+    with pytest.raises(ConfigError) as error:
+        plots.partition_plot(counts, tmp_path / "e.png", clients=["a"])
+    assert str(error.value) == (
+        "A plot of a partition needs a number per client and class; got 2 × 2 numbers, 1 client names and 2 class names."
+    )

@@ -1,0 +1,23 @@
+"""Requests, and what they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedkeep.experiments.reproductions import Request
+from fedkeep.report.results import Row, read_results
+from fedkeep_papers.kteps.cells import Numbers
+
+
+def read_numbers(path: Path) -> Numbers:
+    return Numbers(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def request(data: Path | None, out: Path, **changes: Any) -> Request:
+    return Request(data=data, out=out, progress=False, **{"scale": "full", "seeds": [0], **changes})
+
+
+def rows(out: Path, name: str) -> dict[tuple[str, str], Row]:
+    return {(r.method, r.metric): r for r in read_results(out / f"{name}.json")}
