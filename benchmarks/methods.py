@@ -106,7 +106,7 @@ def rounds(contender: Contender, data: FederatedData, folder: Path | None) -> Ca
     net = Net(method.extend(module) if method.extend else module)
     initial = net.initial()
     server = Server(method.split.federated(initial))
-    store = MemoryStore(Default(method.split.personal(initial), method.private_init))
+    store = MemoryStore(Default(method.split.personal(initial), method.private_init), data.ids)
     job = Job(method, net, data, store, seed=0)
     kind = "pooled" if config.run.engine == "pooled" else "sequential"
     engine, _ = make_engine(kind, None, "cpu", len(data), 1000)

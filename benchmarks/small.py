@@ -120,7 +120,7 @@ def federated(module: nn.Module, federation: FederatedData, engine: Engine) -> C
     """Return what runs a round of some clients with an engine of fedkeep."""
     net, method = Net(module), methods.furl("user", batch_size=BATCH, optimizer=sgd(RATE))
     initial = net.initial()
-    store = MemoryStore(Default(method.split.personal(initial)))
+    store = MemoryStore(Default(method.split.personal(initial)), federation.ids)
     job = Job(method, net, federation, store, seed=0, keep_uploads=False)  # as ``simulate``
     server = Server(method.split.federated(initial))
 

@@ -45,7 +45,9 @@ def federation(users: int, folder: Path) -> Callable[[], None]:
     method = methods.furl("user", optimizer=sgd(0.1), batch_size=16)
     torch.manual_seed(0)
     net = Net(Document())
-    store = TableStore(folder / "private", Default(method.split.personal(net.initial()), 0.0), users)
+    store = TableStore(
+        folder / "private", Default(method.split.personal(net.initial()), 0.0), RangeIds(users)
+    )
     server = Server(method.split.federated(net.initial()))
     job, sampler, engine = (
         Job(method, net, data, store, seed=0),

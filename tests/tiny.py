@@ -150,7 +150,7 @@ def pairs(rows: dict[str, list[tuple[float, float]]], test: int = 0) -> Federate
 def job(model: nn.Module, method: Method, data: FederatedData, seed: int = 0, **options: Any) -> Job:
     """Return a job with a store in memory."""
     net = Net(model)
-    store = MemoryStore(Default(method.split.personal(net.initial()), method.private_init, seed))
+    store = MemoryStore(Default(method.split.personal(net.initial()), method.private_init, seed), data.ids)
     return Job(method, net, data, store, seed, **options)
 
 

@@ -54,10 +54,9 @@ class Ours:
     def __init__(self, of: Workload, module: nn.Module, engine: Engine, device: str = "cpu") -> None:
         method, net = method_of(of), Net(module.to(device))
         initial = net.initial()
-        store = MemoryStore(Default(method.split.personal(initial), method.private_init))
-        self.job = Job(
-            method, net, federated(of.data()), store, SEED, device, keep_uploads=False
-        )  # as ``simulate``
+        data = federated(of.data())
+        store = MemoryStore(Default(method.split.personal(initial), method.private_init), data.ids)
+        self.job = Job(method, net, data, store, SEED, device, keep_uploads=False)  # as ``simulate``
         self.server = Server(method.split.federated(initial))
         self.engine = engine
 

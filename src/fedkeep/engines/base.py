@@ -51,7 +51,7 @@ class Job:
 
 def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
     """Return the values of clients that were never seen, stacked."""
-    rows = [store.default(int(c)) for c in clients]
+    rows = [store.default(store.ids[int(c)]) for c in clients]
     return {name: torch.stack([row[name] for row in rows]) for name in store.default.initial}
 
 

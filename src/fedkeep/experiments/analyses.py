@@ -5,7 +5,6 @@ Source: FURL, §5 (Figures 4 and 5, the cost of aggregation) and §6 (users with
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params, weighted_mean
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.engines import judge, tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
 from fedkeep.experiments.simulate import Run
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, tsne
+from fedkeep.report.analyses import read_sealed_analyses
 
 LABELS_SHOWN = 5
 AT_ONCE = 10
@@ -242,8 +244,21 @@ def aggregation_time(
 
 
 def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
-    """Write or extend a run folder's ``analyses.json``."""
+    """Write or extend a run folder's ``analyses.json``, which says of which run and round they are.
+
+    What was made after another round of the run is not kept.
+
+    Raises:
+        RunError: the folder holds no run, or the file is damaged or of another run.
+    """
+    info = read_info(folder)
+    about = {"run": info["run"], "round": read_commit(folder, info).round}
     path = folder / "analyses.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_whole(path, json.dumps({**before, **analyses}, indent=1).encode())
+    before, of = read_sealed_analyses(path)
+    if of and of.get("run") != about["run"]:
+        raise RunError(
+            f"{path} is of another run than {folder / 'run.json'}. Delete it, or restore the run's own."
+        )
+    kept = before if of == about else {}
+    write_whole(path, sealed_bytes({**kept, **analyses, "about": about, "format": FORMAT}))
     return path

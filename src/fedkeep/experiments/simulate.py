@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.describe import check_kind, describe, digest
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import write_whole
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, to
-from fedkeep.core.records import Record, read_records
+from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
 from fedkeep.engines import (
     Auto,
@@ -42,9 +41,9 @@ from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.progress import make_progress
-from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.experiments.run_directory import RunDirectory, check_tensors, layout
 from fedkeep.methods import Method
-from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
+from fedkeep.store import Default, MemoryStore, PrivateStore
 
 SHARED = "test/shared"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
@@ -249,7 +248,7 @@ class _Simulation:
         tune_allocator()
         split = self.method.split
         server = Server(to(split.federated(self.initial), self.device))
-        directory, store = None, self.given_store or MemoryStore(self.default)
+        directory, store = None, self.given_store or MemoryStore(self.default, self.data.ids)
         history: list[Record] = []
         best: dict[str, Any] = {}
         if out is not None:
@@ -263,13 +262,16 @@ class _Simulation:
             raise ConfigError("resume=True needs the folder of the run: pass out=....")
         try:
             if directory is not None:
-                store = TableStore(directory.folder / "private", self.default, len(self.data))
+                store = directory.store(self.default, self.data.ids)
                 state = directory.recover(store)
                 if state is not None:
                     self._restore(server, state)
+                    check_tensors(
+                        out, layout(split.federated(self.initial)), layout(server.params), server.params
+                    )
                     server.round = directory.round
-                    best = dict(directory.state.get("best", {}))
-                    history = list(read_records(directory.folder / "records.jsonl"))
+                    best = dict(directory.extra.get("best", {}))
+                    history = directory.history()
             run = Run(
                 self.net, self.method, self.data, server.params, store, self._engine()[0],
                 self.sampler.rounds_per_epoch, self.clients, self.held_out, history, server.round, out, self.device,
@@ -406,16 +408,20 @@ class _Simulation:
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
         directory = (
-            RunDirectory.open(out, self.identity) if resume else RunDirectory.create(out, self._info())
+            RunDirectory.open(out, self.identity, length=self._length())
+            if resume
+            else RunDirectory.create(out, self._info())
         )
         try:
-            if self.config_text is not None and not (out / "config.toml").exists():
-                write_whole(out / "config.toml", self.config_text.encode())
             write_partition(out, self.data)
         except RunError:
             directory.close()
             raise
         return directory
+
+    def _length(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of a run's length, beside the number of rounds."""
+        return {"config": describe(self.config or {}), "config_text": self.config_text}
 
     def _info(self) -> dict[str, Any]:
         meta = self.data.meta
@@ -426,9 +432,9 @@ class _Simulation:
             "name": self.name,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "status": "running",
-            "config": describe(self.config or {}),
-            "config_text": self.config_text,
+            **self._length(),
             "seed": self.seed,
+            "initial": self._initial(),
             "method": self.method.name,
             "identity": self.identity,
             "split_table": self.method.split.table(self.module),
@@ -441,7 +447,7 @@ class _Simulation:
                 "counts": {s: int(self.data.counts(s).sum()) for s in ("train", "valid", "test")},
                 "fingerprint": self.identity["data"],
                 "source": meta.get("source"),
-                **{key: meta[key] for key in ("partition", "opt_out") if key in meta},
+                **{key: meta[key] for key in ("partition", "opt_out", "follows_seed") if key in meta},
             },
             "engine": self._engine()[0],
             "engine_reason": self._engine()[1],
@@ -456,6 +462,15 @@ class _Simulation:
             "best": meta.get("best"),
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
+        }
+
+    def _initial(self) -> dict[str, Any]:
+        """Return a hash of each initial value by name, for reports: of what is frozen, and of what is trained."""
+        trained = self.net.trainable()
+        hashes = {n: digest({n: v})[:16] for n, v in self.initial.items()}
+        return {
+            "trained": {n: h for n, h in hashes.items() if n in trained},
+            "frozen": {n: h for n, h in hashes.items() if n not in trained},
         }
 
 
