@@ -308,8 +308,8 @@ def new_run_id() -> str:
 def layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return dtype and shape of tensors by name, e.g. ``float32 3x4``."""
     return {
-        name: f"{str(t.dtype).removeprefix('torch.')} {'x'.join(map(str, t.shape))}"
-        for name, t in tensors.items()
+        name: f"{str(t.dtype).removeprefix('torch.')} {'x'.join(map(str, t.shape)) or 'scalar'}"
+        for name, t in sorted(tensors.items())
     }
 
 

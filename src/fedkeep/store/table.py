@@ -120,9 +120,10 @@ class TableStore:
     def _make_table(self) -> None:
         part = self.folder / f"table.bin.{secrets.token_hex(8)}.part"
         try:
-            with open(part, "xb") as file:
-                file.truncate(self.clients * (_ENTRY + self.row_bytes))
-            os.replace(part, self._table_path)
+            with whole_or_error(self._table_path):
+                with open(part, "xb") as file:
+                    file.truncate(self.clients * (_ENTRY + self.row_bytes))
+                os.replace(part, self._table_path)
         finally:
             part.unlink(missing_ok=True)
 
