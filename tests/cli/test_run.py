@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.core.records import read_records
+from fedkeep.core.records import read_records, read_sealed_records
 from fedkeep.experiments import progress
 from fedkeep.experiments import simulate as simulate_module
 from tests.cli.conftest import Command
@@ -229,7 +229,7 @@ def test_without_valid_the_last_epoch_is_shown_with_the_shared_part_and_fine_tun
     assert lines[0] == "Toy: epoch 2 of 2, the last; there is no valid"
     assert lines[1].split() == ["test", "test,", "shared", "part"]
     records = list(read_records(Path("runs/toy-0/records.jsonl")))
-    curve = list(read_records(Path("runs/toy-0/personalization.jsonl")))
+    curve = read_sealed_records(Path("runs/toy-0/personalization.jsonl"))[0]
     assert {r.split for r in curve} == {"personalization/0", "personalization/2", "personalization/4"}
     assert all(r.split != "test/shared" or r.round in (2, 4) for r in records)
     mean = sum(r.value for r in curve) / len(curve)

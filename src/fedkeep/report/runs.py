@@ -60,6 +60,41 @@ class RunFiles:
         return seed if isinstance(seed, int) else None
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the run's numbers but its seed, and what follows from that, as plain data.
+
+        Which values a model begins with depends on the seed in general, so they are left out, but for frozen ones. So
+        are the data's own hashes where ``run.json`` says that they were made or divided by the run's seed.
+        """
+        config = {k: v for k, v in (self.info.get("config") or {}).items() if k not in ("seed", "out")}
+        identity = {k: v for k, v in (self.info.get("identity") or {}).items() if k not in ("seed", "data")}
+        model = identity.get("model")
+        if isinstance(model, dict):
+            identity["model"] = {k: v for k, v in model.items() if k != "initial_sha256"}
+        data = self.info.get("data") or {}
+        seeded, source = bool(data.get("follows_seed")), data.get("source")
+        if seeded and isinstance(source, dict):
+            source = {k: v for k, v in source.items() if k != "seed"}
+        return {
+            "name": self.name,
+            "method": self.method,
+            "pooled": bool(self.info.get("pooled")),
+            "config": config,
+            "run": identity,
+            "data": {"source": source, "hashes": None if seeded else data.get("fingerprint")},
+            "frozen": self._initial("frozen"),
+        }
+
+    @property
+    def begins_with(self) -> dict[str, str]:
+        """A hash of the initial values of each trained parameter, by name; empty where it is not known."""
+        return self._initial("trained")
+
+    def _initial(self, kind: str) -> dict[str, str]:
+        found = (self.info.get("initial") or {}).get(kind)
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+    @property
     def rounds(self) -> int:
         """Rounds finished at the last record."""
         return max((r.round for r in self.records), default=0)
@@ -145,7 +180,7 @@ def _read_info(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise RunError(f"{path.parent} is no run directory: it has no run.json.")
     info = read_info(path.parent)
-    for key in ("environment", "data", "config"):
+    for key in ("environment", "data", "config", "identity", "initial"):
         if not isinstance(info.get(key, {}), dict | None):
             raise RunError(f"{path} is damaged: {key!r} must be an object, got {type(info[key]).__name__}.")
     for key in ("bytes_down", "bytes_up", "best", "best_global"):
