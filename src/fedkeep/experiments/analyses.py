@@ -260,5 +260,8 @@ def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
             f"{path} is of another run than {folder / 'run.json'}. Delete it, or restore the run's own."
         )
     kept = before if of == about else {}
-    write_whole(path, sealed_bytes({**kept, **analyses, "about": about, "format": FORMAT}))
+    all_of_it = {**kept, **analyses}
+    write_whole(path, sealed_bytes({**all_of_it, "about": about, "format": FORMAT}))
+    if info.get("analyses") != sorted(all_of_it):  # so that a report can say which ones are missing
+        write_whole(folder / "run.json", sealed_bytes({**info, "analyses": sorted(all_of_it)}))
     return path

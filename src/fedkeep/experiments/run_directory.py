@@ -144,8 +144,9 @@ class RunDirectory:
                 f"{' and '.join(places)} follows the run's length, so its rounds so far would have been others. Only "
                 f"a constant schedule can be continued; name another folder."
             )
-        return {**info, **length, "identity": {**info["identity"], "rounds": rounds}, "rounds": rounds,
-                "status": "running"}  # fmt: skip
+        kept = {key: value for key, value in info.items() if key != "analyses"}  # they were of another round
+        now = {"identity": {**info["identity"], "rounds": rounds}, "rounds": rounds, "status": "running"}
+        return {**kept, **length, **now}
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:

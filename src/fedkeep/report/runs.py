@@ -154,9 +154,15 @@ def read_run(folder: Path) -> RunFiles:
         lines, about = read_sealed_records(path)
         if _is_of(path, about, commit, notes):
             records += _checked(path, lines)
+    elif finished and (info.get("config") or {}).get("personalization"):
+        notes.append(
+            f"{path.name} is missing, so the curve of fine-tuning is not shown; resume the run to make it."
+        )
     analyses, about = read_sealed_analyses(path := folder / "analyses.json")
     if analyses and not _is_of(path, about, commit, notes):
         analyses = {}
+    if missing := sorted(set(info.get("analyses") or []) - set(analyses)):
+        notes.append(f"analyses.json lacks {', '.join(missing)}, which run.json lists.")
     if not records:
         notes.append("It has no records.")
     return RunFiles(folder, info, tuple(records), analyses, finished, tuple(notes))
@@ -183,6 +189,10 @@ def _read_info(path: Path) -> dict[str, Any]:
     for key in ("environment", "data", "config", "identity", "initial"):
         if not isinstance(info.get(key, {}), dict | None):
             raise RunError(f"{path} is damaged: {key!r} must be an object, got {type(info[key]).__name__}.")
+    if not isinstance(info.get("analyses"), list | None):
+        raise RunError(
+            f"{path} is damaged: 'analyses' must be a list, got {type(info['analyses']).__name__}."
+        )
     for key in ("bytes_down", "bytes_up", "best", "best_global"):
         if not isinstance(info.get(key), int | float | None):
             raise RunError(
