@@ -104,6 +104,26 @@ def test_the_folder_keeps_the_effective_configuration(fedkeep: Command) -> None:
     assert (info["seed"], info["rounds"], info["name"], info["status"]) == (7, 2, "Toy", "finished")
 
 
+def test_a_finished_run_goes_on_to_more_rounds(fedkeep: Command) -> None:
+    tuned = ("--set", "personalization.steps=2", "--set", "personalization.every=1")
+    assert fedkeep("run", "toy.toml", "--out", "r", *tuned).exit_code == 0
+    result = fedkeep("run", "r", "--resume", "--set", "run.rounds=6")
+    assert result.exit_code == 0, result.output
+    assert fedkeep("run", "toy.toml", "--out", "other", *tuned, "--set", "run.rounds=6").exit_code == 0
+    assert states(Path("r")) == states(Path("other"))
+    curves = [read_sealed_records(Path(n, "personalization.jsonl"))[0] for n in ("r", "other")]
+    assert curves[0] == curves[1]  # made anew: the one of round 4 is not shown as that of round 6
+    assert {r.round for r in curves[0]} == {6}
+    assert fedkeep("evaluate", "r").stdout.splitlines()[0] == "r: after round 6"
+    before = states(Path("r"))
+    result = fedkeep("run", "r", "--resume", "--set", "run.rounds=2")
+    assert result.exit_code == 2
+    assert result.stderr.strip().endswith(
+        "Error: r has finished 6 rounds already, so it cannot end after 2. Name at least 6, or another folder."
+    )
+    assert states(Path("r")) == before
+
+
 def test_without_overrides_the_file_is_kept_as_it_is(fedkeep: Command) -> None:
     text = "# a comment\n" + Path("toy.toml").read_text(encoding="utf-8")
     Path("toy.toml").write_text(text, encoding="utf-8")
