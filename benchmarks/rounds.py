@@ -26,7 +26,7 @@ class Rounds:
         self, method: Method, net: Net, data: FederatedData, engine: Engine, store: PrivateStore | None = None,
         device: str = "cpu", seed: int = 0,
     ) -> None:  # fmt: skip
-        self.store = store or MemoryStore(default(method, net))
+        self.store = store or MemoryStore(default(method, net), data.ids)
         job = Job(method, net, data, self.store, seed, device)
         self.method, self.data, self.device = method, data, LocalDevice(job, engine)
         self.server, self.declared = first_global(method, net, data, device), job.declared()

@@ -46,7 +46,7 @@ def federation(users: int, folder: Path) -> Callable[[], None]:
     method = methods.furl("user", local=Phase(optimizer=sgd(0.1), batch_size=16))
     torch.manual_seed(0)
     net = Net(Document())
-    store = TableStore(folder / "private", default(method, net), users)
+    store = TableStore(folder / "private", default(method, net), RangeIds(users))
     rounds, sampler = Rounds(method, net, data, Sequential(), store), Sampler(users, 10, "shuffled", 0)
 
     def step() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,7 @@ def pairs(rows: dict[str, list[tuple[float, float]]], test: int = 0) -> Federate
 def job(model: nn.Module, method: Method, data: FederatedData, seed: int = 0, **options: Any) -> Job:
     """Return a job with a store in memory."""
     net = Net(model)
-    store = MemoryStore(Default(first_kept(method, net), method.client.keep.value, seed))
+    store = MemoryStore(Default(first_kept(method, net), method.client.keep.value, seed), data.ids)
     return Job(method, net, data, store, seed, **options)
 
 
@@ -250,6 +252,22 @@ def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
         for p in sorted(folder.rglob("*"))
         if p.is_file() and p.name not in but
     }
+
+
+def lasting(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all of a run's folder that the same run of the same id always leaves: all but times."""
+    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json"))
+    commit = json.loads((folder / "commit.json").read_text())
+    kept = {key: value for key, value in commit.items() if key not in ("timings", "seal")}
+    return found | {"commit.json": json.dumps(kept).encode()}
+
+
+@contextmanager
+def one_run_id() -> Iterator[None]:
+    """Let every run that is begun have the same id, so that its files can be compared byte by byte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32)
+        yield
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, call: str = "fsync") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedkeep as package
-from fedkeep.core.records import read_records
+from fedkeep.core.records import read_records, read_sealed_records
 from fedkeep.experiments import drive, progress
 from tests.cli.conftest import Command
 
@@ -102,6 +102,26 @@ def test_the_folder_keeps_the_effective_configuration(fedkeep: Command) -> None:
     assert kept["method"]["optimizer"]["rates"] == {"user": 0.5, "us*": 0.3}
     info = json.loads(Path("runs/toy-7/run.json").read_text(encoding="utf-8"))
     assert (info["seed"], info["rounds"], info["name"], info["status"]) == (7, 2, "Toy", "finished")
+
+
+def test_a_finished_run_goes_on_to_more_rounds(fedkeep: Command) -> None:
+    tuned = ("--set", "personalization.steps=2", "--set", "personalization.every=1")
+    assert fedkeep("run", "toy.toml", "--out", "r", *tuned).exit_code == 0
+    result = fedkeep("run", "r", "--resume", "--set", "run.rounds=6")
+    assert result.exit_code == 0, result.output
+    assert fedkeep("run", "toy.toml", "--out", "other", *tuned, "--set", "run.rounds=6").exit_code == 0
+    assert states(Path("r")) == states(Path("other"))
+    curves = [read_sealed_records(Path(n, "personalization.jsonl"))[0] for n in ("r", "other")]
+    assert curves[0] == curves[1]  # made anew: the one of round 4 is not shown as that of round 6
+    assert {r.round for r in curves[0]} == {6}
+    assert fedkeep("evaluate", "r").stdout.splitlines()[0] == "r: after round 6"
+    before = states(Path("r"))
+    result = fedkeep("run", "r", "--resume", "--set", "run.rounds=2")
+    assert result.exit_code == 2
+    assert result.stderr.strip().endswith(
+        "Error: r has finished 6 rounds already, so it cannot end after 2. Name at least 6, or another folder."
+    )
+    assert states(Path("r")) == before
 
 
 def test_without_overrides_the_file_is_kept_as_it_is(fedkeep: Command) -> None:
@@ -229,7 +249,7 @@ def test_without_valid_the_last_epoch_is_shown_with_the_shared_part_and_fine_tun
     assert lines[0] == "Toy: epoch 2 of 2, the last; there is no valid"
     assert lines[1].split() == ["test", "test,", "shared", "part"]
     records = list(read_records(Path("runs/toy-0/records.jsonl")))
-    curve = list(read_records(Path("runs/toy-0/personalization.jsonl")))
+    curve = read_sealed_records(Path("runs/toy-0/personalization.jsonl"))[0]
     assert {r.split for r in curve} == {"personalization/0", "personalization/2", "personalization/4"}
     assert all(r.split != "test/shared" or r.round in (2, 4) for r in records)
     mean = sum(r.value for r in curve) / len(curve)

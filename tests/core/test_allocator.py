@@ -102,7 +102,7 @@ def test_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         fedkeep.methods.fedavg(),
         Net(fedkeep.models.Linear(4, 3)),
         fedkeep.data.toy(users=2),
-        MemoryStore(Default({})),
+        MemoryStore(Default({}), ()),
         0,
     )
     for tuned in (False, True):

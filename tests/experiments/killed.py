@@ -13,7 +13,7 @@ import torch
 from fedkeep import Method, Phase, Run, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.run_directory import RunDirectory
-from tests.tiny import Noisy, classes
+from tests.tiny import Noisy, classes, one_run_id
 
 ENGINES: dict[str, Method] = {
     "sequential": methods.furl(
@@ -30,10 +30,11 @@ ENGINES["workers"] = ENGINES["sequential"]
 def run(engine: str, out: Path | None, rounds: int, resume: bool = False) -> Run:
     """Run a simulation that uses all that may carry over: dropout, batch statistics, server and pooled moments."""
     data = classes(counts=(5, 9, 3, 8, 4, 6), kind="f4")
-    return simulate(
-        Noisy(dropout=0.3), ENGINES[engine], data, rounds=rounds, cohort=2, seed=4, engine=engine, out=out, resume=resume,
-        evaluate_every=2, on_nonfinite="stop", progress=False,
-    )  # fmt: skip
+    with one_run_id():
+        return simulate(
+            Noisy(dropout=0.3), ENGINES[engine], data, rounds=rounds, cohort=2, seed=4, engine=engine, out=out,
+            resume=resume, evaluate_every=2, on_nonfinite="stop", progress=False,
+        )  # fmt: skip
 
 
 def go_on(engine: str, out: Path, rounds: int) -> Run:

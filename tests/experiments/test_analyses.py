@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.run_files import Commit
+from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import (
     adapted_form,
@@ -94,6 +96,7 @@ def test_a_map_of_a_regression_shows_errors_of_the_right_name(tmp_path: Path) ->
         assert (point["trait"], point["n"]) == (1.0 + k, 1)
         assert point["value"] == pytest.approx(k / math.sqrt(2))
     assert found["linear_cka"] is None
+    kept_run(tmp_path)
     write_analyses(tmp_path, {"embedding_map": found})
     assert read_analyses(tmp_path / "analyses.json")["embedding_map"]["value_name"] == "rmse"
 
@@ -154,7 +157,9 @@ def test_aggregation_is_timed_for_every_cohort() -> None:
 def test_aggregation_is_timed_as_rounds_aggregate(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[Upload] = []
     add = RunningMean.add
-    monkeypatch.setattr(RunningMean, "add", lambda mean, upload: (added.append(upload), add(mean, upload))[1])
+    monkeypatch.setattr(
+        RunningMean, "add", lambda mean, client, upload: (added.append(upload), add(mean, client, upload))[1]
+    )
     aggregation_time({"w": torch.zeros(7, 3, dtype=torch.float64), "seen": torch.zeros(2).long()}, (3, 12), 2)
     assert len(added) == (3 + 12) * 2
     assert {n: (v.shape, v.dtype) for n, v in added[0].deltas.items()} == {
@@ -162,8 +167,35 @@ def test_aggregation_is_timed_as_rounds_aggregate(monkeypatch: pytest.MonkeyPatc
     }  # fmt: skip
 
 
+def kept_run(folder: Path, round: int = 1) -> None:
+    """Write what a run's folder says of a finished run."""
+    info = {"format": FORMAT, "run": "mine", "rounds": 9}
+    (folder / "run.json").write_bytes(sealed_bytes(info))
+    commit = Commit(run="mine", round=round, server=f"server-{round}.safetensors")
+    (folder / "commit.json").write_bytes(commit.to_bytes())
+
+
+def test_analyses_of_another_run_or_round(tmp_path: Path) -> None:
+    kept_run(tmp_path, 1)
+    path = write_analyses(tmp_path, {"a": {"columns": ["x"], "rows": [[1]]}})
+    kept_run(tmp_path, 2)
+    write_analyses(tmp_path, {"b": {"columns": ["x"], "rows": [[1]]}})
+    assert set(read_analyses(path)) == {"b"}
+    other = json.loads(path.read_text(encoding="utf-8"))
+    path.write_bytes(sealed_bytes({**other, "about": {"run": "yours", "round": 2}}))
+    with pytest.raises(RunError) as error:
+        write_analyses(tmp_path, {"c": {"columns": ["x"], "rows": [[1]]}})
+    assert str(error.value) == (
+        f"{path} is of another run than {tmp_path / 'run.json'}. Delete it, or restore the run's own."
+    )
+    path.write_text("{")
+    with pytest.raises(RunError, match="is damaged"):
+        write_analyses(tmp_path, {})
+
+
 def test_analyses_are_added_to_those_that_are_there(tmp_path: Path) -> None:
+    kept_run(tmp_path)
     write_analyses(tmp_path, {"a": {"columns": ["x"], "rows": [[1]]}, "b": {"columns": ["x"], "rows": []}})
     path = write_analyses(tmp_path, {"b": {"columns": ["y"], "rows": []}})
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_analyses(path)
     assert {name: form["columns"] for name, form in found.items()} == {"a": ["x"], "b": ["y"]}

@@ -20,7 +20,7 @@ import pytest
 
 from fedkeep.core.errors import RunError
 from tests.experiments import killed
-from tests.tiny import files
+from tests.tiny import files, lasting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a fork server and SIGKILL")
 ROUNDS = 5
@@ -53,14 +53,6 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
-
-
-def lasting(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of all that must not depend on how often a run was killed."""
-    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json"))
-    commit = json.loads((folder / "commit.json").read_text())
-    del commit["timings_bytes"]
-    return found | {"commit.json": json.dumps(commit).encode()}
 
 
 @pytest.fixture(scope="module")

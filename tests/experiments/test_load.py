@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 from fedkeep import methods, models
-from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RunError
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RunError, StoreError
+from fedkeep.core.sealed import seal
 from fedkeep.data import toy
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.load import load_run, run_folder_config
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
+from tests.tiny import files, same_bits
 
 
 def config(**tables: Any) -> Config:
@@ -87,6 +90,66 @@ def test_loading_changes_nothing_and_leaves_the_folder_free(tmp_path: Path) -> N
     assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
 
 
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    """A copy on a read-only disk; and reading never makes a missing file anew."""
+    run = run_config(config(), out=tmp_path / "r")
+    (tmp_path / "r" / "lock").unlink()
+    held = [tmp_path / "r" / "private", tmp_path / "r"]
+    for folder in held:
+        folder.chmod(0o555)
+    try:
+        same(run, load_run(tmp_path / "r"))
+    finally:
+        for folder in held:
+            folder.chmod(0o755)
+    assert not (tmp_path / "r" / "lock").exists()
+
+
+@pytest.mark.parametrize("gone", ["schema.json", "table.bin", "journal", "."])
+def test_reading_makes_nothing_anew(tmp_path: Path, gone: str) -> None:
+    """Without its schema, a table of private states was once erased by a command that only reads."""
+    run_config(config(), out=tmp_path / "r")
+    path = tmp_path / "r" / "private" / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = files(tmp_path / "r")
+    message = fault(StoreError, tmp_path / "r")
+    assert str(tmp_path / "r" / "private") in message
+    assert files(tmp_path / "r") == before
+    with pytest.raises(StoreError):
+        run_config(config(), out=tmp_path / "r", resume=True)
+    assert files(tmp_path / "r") == before
+
+
+def test_what_a_killed_round_left_is_read_past_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the private journal and the commit: reading gives the last commit, and touches nothing."""
+    from fedkeep.experiments.run_directory import Commit
+
+    whole = tmp_path / "whole"
+    run = run_config(config(run={"rounds": 2, "cohort": 2}), out=whole)
+    write, count = Commit.to_bytes, 0
+
+    def to_bytes(self: Commit) -> bytes:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return write(self)
+
+    monkeypatch.setattr(Commit, "to_bytes", to_bytes)
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config(run={"rounds": 3, "cohort": 2}), out=tmp_path / "r")
+    before = files(tmp_path / "r")
+    loaded = load_run(tmp_path / "r")
+    assert loaded.round == 2
+    everybody = list(range(7))
+    assert same_bits(loaded.server, run.server)
+    assert same_bits(loaded.private.read(everybody), run.private.read(everybody))
+    assert loaded.history[-1].round == 2
+    assert files(tmp_path / "r") == before
+
+
 def test_a_run_killed_before_its_first_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -152,9 +215,15 @@ def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
     commit = json.loads((tmp_path / "r" / "commit.json").read_text(encoding="utf-8"))
     (tmp_path / "r" / commit["server"]).write_bytes(content)
     commit["server_sha256"] = hashlib.sha256(content).hexdigest()
-    (tmp_path / "r" / "commit.json").write_text(json.dumps(commit), encoding="utf-8")
+    (tmp_path / "r" / "commit.json").write_text(json.dumps(seal(commit)), encoding="utf-8")
     assert fault(RunError, tmp_path / "r") == (
-        f"{tmp_path / 'r'} is damaged: its server state does not fit its configuration: missing ['linear.bias']."
+        f"{tmp_path / 'r' / commit['server']} does not hold what the run needs: missing ['optimizer/step', "
+        f"'params/linear.bias']. Restore the run from a copy."
+    )
+    commit["tensors"] = {"params/linear.weight": "float32 3x4"}
+    (tmp_path / "r" / "commit.json").write_text(json.dumps(seal(commit)), encoding="utf-8")
+    assert fault(RunError, tmp_path / "r") == (
+        f"{tmp_path / 'r'} does not hold what the run needs: missing ['linear.bias']. Restore the run from a copy."
     )
 
 

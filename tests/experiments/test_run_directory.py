@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep import Optimize, Phase, Run, WeightedMean, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import FedkeepError, RunError, StoreError
 from fedkeep.core.files import read_tensors
 from fedkeep.core.records import Record, read_records
-from tests.tiny import Logits, classes, everyone, files, same_bits
+from fedkeep.core.sealed import seal
+from tests.tiny import Logits, classes, everyone, files, lasting, one_run_id, same_bits
 
 METHOD = methods.furl("user", local=Phase(batch_size=4), server=averaging(sgd(1.0, momentum=0.9)))
 DATA = classes(counts=(5, 9, 3, 7), kind="f4")
@@ -35,17 +40,26 @@ def run(out: Path | None, *, resume: bool = False, rounds: int = 4, model: Any =
     return simulate(model or Logits(), rounds=rounds, out=out, resume=resume, **options)
 
 
-def lasting(folder: Path) -> dict[str, bytes]:
-    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json"))
-    commit = json.loads((folder / "commit.json").read_text())
-    return found | {"commit.json": json.dumps({**commit, "timings_bytes": 0}).encode()}
+@pytest.fixture(scope="module", autouse=True)
+def same_id() -> Iterator[None]:
+    """Let all runs have one id, so that folders can be compared; tests of several runs give each its own."""
+    with one_run_id():
+        yield
+
+
+@contextmanager
+def with_id(name: str) -> Iterator[None]:
+    """Let runs that are begun have the id of this name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedkeep.experiments.run_directory.new_run_id", lambda: name)
+        yield
 
 
 class Stop(Exception):
     """Stops a run between two rounds."""
 
 
-def stopped(out: Path, after: int) -> None:
+def stopped(out: Path, after: int, **changes: Any) -> None:
     """Leave a run at its commit of round ``after``."""
     from fedkeep.experiments.run_directory import RunDirectory
 
@@ -59,7 +73,7 @@ def stopped(out: Path, after: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunDirectory, "commit", stopping)
         with pytest.raises(Stop):
-            run(out)
+            run(out, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +184,7 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 6}, "seed: 5 in the run, 6 now"),
-    "rounds": ({"rounds": 9}, "rounds: 4 in the run, 9 now"),
+    "rounds": ({"rounds": 9, "cohort": 3}, "rounds: 4 in the run, 9 now"),
     "cohort": ({"cohort": 3}, "cohort: 2 in the run, 3 now"),
     "sampling": ({"sampling": "independent"}, "sampling: 'shuffled' in the run, 'independent' now"),
     "method": (
@@ -276,25 +290,265 @@ def test_a_damaged_folder_is_named_and_not_made_worse(tmp_path: Path, name: str,
     assert files(out) == before
 
 
-def test_damaged_records_are_named_by_their_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["records.jsonl", "timings.jsonl"])
+def test_a_changed_line_of_what_was_measured_is_refused(tmp_path: Path, name: str) -> None:
     out = tmp_path / "run"
     stopped(out, 2)
-    path = out / "records.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[1] = b"#" * (len(lines[1]) - 1) + b"\n"
-    path.write_bytes(b"".join(lines))
-    with pytest.raises(RunError, match=r"records\.jsonl, line 2: not a record"):
+    path = out / name
+    content = path.read_text()
+    at = content.index('"value": ') + 9
+    path.write_text(content[:at] + ("1" if content[at] != "1" else "2") + content[at + 1 :])
+    before = files(out)
+    with pytest.raises(RunError) as error:
         run(out, resume=True)
+    assert str(error.value) == (
+        f"{path} is damaged or was edited: its checksum is not the committed one. Restore the run from a copy."
+    )
+    assert files(out) == before
 
 
-def test_a_folder_of_a_later_fedkeep(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "rest"),
+    [
+        (99, "Update fedkeep."),
+        (1, "It is of an older fedkeep: run it again, or read it with that one."),
+    ],
+)
+def test_a_folder_of_another_fedkeep(tmp_path: Path, found: int, rest: str) -> None:
     out = tmp_path / "run"
     run(out, rounds=1)
     info = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({**info, "format": 99}))
+    (out / "run.json").write_text(json.dumps({**info, "format": found}))
     with pytest.raises(RunError) as error:
         run(out, rounds=1, resume=True)
-    assert str(error.value) == f"{out} has the format 99; this fedkeep reads format 1. Update fedkeep."
+    assert (
+        str(error.value) == f"{out / 'run.json'} has the format {found}; this fedkeep reads format 2. {rest}"
+    )
+
+
+@pytest.mark.parametrize("name", ["run.json", "commit.json"])
+def test_an_edited_number_is_refused(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run"
+    stopped(out, 2)
+    content = json.loads((out / name).read_text())
+    (out / name).write_text(json.dumps({**content, "cohort": 3, "round": 1}))
+    before = files(out)
+    with pytest.raises(RunError) as error:
+        run(out, resume=True)
+    assert str(error.value) == (
+        f"{out / name} is damaged or was edited: its checksum is not that of its content. Restore the run from a copy."
+    )
+    assert files(out) == before
+
+
+def test_the_store_of_another_run_is_refused_by_name(tmp_path: Path) -> None:
+    """Private states of one seed in the folder of another were evaluated as if they were its own."""
+    for name, seed in (("one", 5), ("two", 6)):
+        with with_id(name):
+            run(tmp_path / name, seed=seed)
+    shutil.rmtree(tmp_path / "one" / "private")
+    shutil.copytree(tmp_path / "two" / "private", tmp_path / "one" / "private")
+    before = files(tmp_path / "one")
+    with pytest.raises(StoreError) as error:
+        run(tmp_path / "one", resume=True)
+    assert str(error.value) == (
+        f"The private store {tmp_path / 'one' / 'private'} belongs to the run 'two', not to 'one'. Restore this run's "
+        f"own store from a copy."
+    )
+    assert files(tmp_path / "one") == before
+
+
+def test_a_commit_of_another_run_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with with_id(name):
+            run(tmp_path / name)
+    shutil.copy(tmp_path / "two" / "commit.json", tmp_path / "one" / "commit.json")
+    with pytest.raises(RunError) as error:
+        run(tmp_path / "one", resume=True)
+    assert str(error.value) == (
+        f"{tmp_path / 'one' / 'commit.json'} is of the run two, but run.json of the run one. Restore both from the same "
+        f"copy."
+    )
+
+
+@pytest.mark.parametrize("parts", [["journal"], ["table.bin", "journal"]])
+def test_a_store_of_another_round_of_the_same_run_is_refused(tmp_path: Path, parts: list[str]) -> None:
+    """Server, commit and records of round 2 beside a part of the store of round 4, and the other way round."""
+    early, late = tmp_path / "early", tmp_path / "late"
+    stopped(early, 2)
+    run(late)
+    for folder, other in ((early, late), (late, early)):
+        mixed = tmp_path / f"mixed-{folder.name}"
+        shutil.copytree(folder, mixed)
+        for part in parts:
+            shutil.copy(other / "private" / part, mixed / "private" / part)
+        before = files(mixed)
+        with pytest.raises(StoreError) as error:
+            run(mixed, resume=True)
+        assert str(error.value) == (
+            f"The private store {mixed / 'private'} stands at round {4 if folder == early else 2}, the run at round "
+            f"{2 if folder == early else 4}; restore both from the same copy."
+        )
+        assert files(mixed) == before
+
+
+def test_a_table_of_another_time_beside_a_journal_that_reaches_back_is_brought_up_to_date(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """The journal holds rounds 1 and 2, which changed all four users: what the table held does not matter."""
+    early, late = tmp_path / "early", tmp_path / "late"
+    stopped(early, 2)
+    run(late)
+    for folder, other in ((early, late), (late, early)):
+        mixed = tmp_path / f"mixed-{folder.name}"
+        shutil.copytree(folder, mixed)
+        shutil.copy(other / "private" / "table.bin", mixed / "private" / "table.bin")
+        run(mixed, resume=True)
+        assert lasting(mixed) == whole
+
+
+def test_an_older_copy_of_the_whole_folder_is_no_damage(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    out = tmp_path / "run"
+    stopped(out, 2)
+    shutil.copytree(out, tmp_path / "copy")
+    run(tmp_path / "copy", resume=True)
+    assert lasting(tmp_path / "copy") == whole
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "longer"])
+def test_records_that_change_during_a_run_are_noticed(tmp_path: Path, how: str) -> None:
+    from fedkeep.experiments.run_directory import RunDirectory
+
+    out, commit = tmp_path / "run", RunDirectory.commit
+    path = out / "records.jsonl"
+
+    def meddled(self: RunDirectory, round: int, *arguments: Any) -> None:
+        if round == 3:
+            content = path.read_bytes()
+            path.unlink()
+            if how != "gone":
+                path.write_bytes(content[:-9] if how == "cut" else content + b"{}\n")
+        commit(self, round, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "commit", meddled)
+        with pytest.raises(RunError) as error:
+            run(out)
+    assert f"{path} was changed while the run went on: wanted " in str(error.value)
+    assert str(error.value).endswith("Restore the run from a copy, then resume.")
+    assert json.loads((out / "commit.json").read_text())["round"] == 2
+
+
+class TestLength:
+    """A run may be given another number of rounds, where nothing but its length differs."""
+
+    @pytest.mark.parametrize("after", [None, 3])
+    def test_a_run_goes_on_to_more_rounds(self, tmp_path: Path, after: int | None) -> None:
+        out = tmp_path / "run"
+        run(out, evaluate_every=1) if after is None else stopped(out, after, evaluate_every=1)
+        done = run(
+            out, rounds=7, resume=True, evaluate_every=1, config_text="new = 1\n", config={"rounds": 7}
+        )
+        assert done.round == 7
+        run(tmp_path / "other", rounds=7, evaluate_every=1, config_text="new = 1\n")
+        assert lasting(out) == lasting(tmp_path / "other")
+        info = json.loads((out / "run.json").read_text())
+        assert (info["rounds"], info["identity"]["rounds"], info["status"]) == (7, 7, "finished")
+        assert (info["config"], info["config_text"]) == ({"rounds": 7}, "new = 1\n")
+        assert run(out, rounds=7, resume=True, evaluate_every=1).history == done.history
+
+    def test_or_to_fewer_but_not_to_fewer_than_it_has(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        stopped(out, 2, evaluate_every=1)
+        shutil.copytree(out, tmp_path / "copy")
+        run(tmp_path / "copy", rounds=3, resume=True, evaluate_every=1)
+        run(tmp_path / "other", rounds=3, evaluate_every=1)
+        assert lasting(tmp_path / "copy") == lasting(tmp_path / "other")
+        before = files(out)
+        with pytest.raises(RunError) as error:
+            run(out, rounds=1, resume=True, evaluate_every=1)
+        assert str(error.value) == (
+            f"{out} has finished 2 rounds already, so it cannot end after 1. Name at least 2, or another folder."
+        )
+        assert files(out) == before
+
+    def test_a_schedule_that_follows_the_length_forbids_it(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        method = methods.furl("user", batch_size=4, optimizer=sgd(0.1, schedule="cosine"))
+        run(out, method=method)
+        before = files(out)
+        with pytest.raises(RunError) as error:
+            run(out, rounds=6, resume=True, method=method)
+        message = str(error.value)
+        assert message.startswith(
+            f"{out} is a run of 4 rounds and cannot be continued to 6: the learning rate of "
+        )
+        assert "optimizer (cosine)" in message
+        assert message.endswith(
+            " follows the run's length, so its rounds so far would have been others. Only a constant schedule can be "
+            "continued; name another folder."
+        )
+        assert files(out) == before
+
+    def test_a_damaged_folder_is_not_given_another_length(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        run(out)
+        damage(out / "private" / "journal", "flip")
+        before = files(out)
+        with pytest.raises(StoreError):
+            run(out, rounds=9, resume=True)
+        assert files(out) == before
+
+
+def forged(out: Path, **changes: Any) -> Path:
+    """Rewrite the server's state with other tensors, and let every hash fit."""
+    commit = json.loads((out / "commit.json").read_text())
+    path = out / commit["server"]
+    tensors = read_tensors(path)
+    for name, value in changes.items():
+        name = name.replace("__", "/").replace("_DOT_", ".")
+        tensors = {n: v for n, v in tensors.items() if n != name} | ({} if value is None else {name: value})
+    path.write_bytes(save(tensors))
+    commit["server_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (out / "commit.json").write_text(json.dumps(seal(commit)))
+    return path
+
+
+FORGED: dict[str, tuple[Any, str]] = {
+    "missing": (None, "missing ['params/linear.bias']"),
+    "shape": (torch.zeros(4), "'params/linear.bias' should be float32 3, is float32 4"),
+    "dtype": (torch.zeros(3).double(), "'params/linear.bias' should be float32 3, is float64 3"),
+    "nan": (torch.tensor([0.0, torch.nan, 0.0]), "'params/linear.bias' holds a NaN or an infinity"),
+    "infinity": (torch.tensor([0.0, torch.inf, 0.0]), "'params/linear.bias' holds a NaN or an infinity"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_state_whose_hash_fits_is_looked_at_all_the_same(tmp_path: Path, name: str) -> None:
+    value, fault = FORGED[name]
+    out = tmp_path / "run"
+    run(out)
+    path = forged(out, params__linear_DOT_bias=value)
+    with pytest.raises(RunError) as error:
+        run(out, resume=True)
+    assert (
+        str(error.value) == f"{path} does not hold what the run needs: {fault}. Restore the run from a copy."
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 40, (2**40).to_bytes(8, "little") + b"{}", b"\2\0\0\0\0\0\0\0[]"]
+)
+def test_a_header_that_says_nothing_is_our_error(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "run"
+    run(out)
+    path = forged(out)
+    commit = json.loads((out / "commit.json").read_text())
+    path.write_bytes(content)
+    commit["server_sha256"] = hashlib.sha256(content).hexdigest()
+    (out / "commit.json").write_text(json.dumps(seal(commit)))
+    with pytest.raises(RunError, match=r"server-4\.safetensors is damaged: .*Restore the run from a copy\.$"):
+        run(out, resume=True)
 
 
 def test_what_was_written_after_the_last_commit_is_dropped(tmp_path: Path, whole: dict[str, bytes]) -> None:

@@ -323,7 +323,7 @@ def test_nothing_is_written_before_the_call_is_checked(tmp_path: Any) -> None:
     for options in (
         {"rounds": -1},
         {"rounds": 1, "engine": "x"},
-        {"rounds": 1, "private": MemoryStore(Default({}))},
+        {"rounds": 1, "private": MemoryStore(Default({}), ())},
     ):
         with pytest.raises(ConfigError):
             simulate(Logits(), FURL, DATA, out=tmp_path / "run", **options)  # type: ignore[arg-type]

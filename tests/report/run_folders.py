@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.records import Record, to_line
+from fedkeep.core.records import Extent, Record, to_line
+from fedkeep.core.run_files import Commit
+from fedkeep.core.sealed import FORMAT, sealed_bytes
 
 LABELS = ["AskReddit", "CFB", "The_Donald", "nba", "politics"]
 HOSTILE = "<script>alert('x')</script>"
@@ -75,14 +78,15 @@ def write_run_folder(
     config: dict[str, Any] | None = None,
     **info: Any,
 ) -> Path:
-    """Write run.json, records.jsonl and, where given, analyses.json."""
+    """Write run.json, records.jsonl, commit.json and, where given, analyses.json."""
     path.mkdir(parents=True)
     random = np.random.default_rng(seed + int(1000 * end))
     run = {
         "name": name,
         "created": "2026-01-05T10:20:30",
-        "config": config
-        or {"model": {"kind": "document", "user": 32}, "optimizer": {"rate": 0.1}, "seed": seed},
+        "config": {k: v for k, v in config.items() if k}
+        if config
+        else {"model": {"kind": "document", "user": 32}, "optimizer": {"rate": 0.1}, "seed": seed},
         "seed": seed,
         "method": "furl",
         "split_table": SPLIT,
@@ -102,7 +106,8 @@ def write_run_folder(
         "status": status,
         **info,
     }
-    (path / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    run |= {"format": FORMAT, "run": path.name, "rounds": 4 * (epochs - 1)}
+    write_info(path, run)
     records = []
     for i, value in enumerate(curve(end, epochs)):
         rounds, value = 4 * i, value + float(random.normal()) * 0.004
@@ -125,10 +130,41 @@ def write_run_folder(
             records.append(
                 Record(last, float(epochs - 1), "test", client, metric, 0.0 if i == 0 else float(value), 30)
             )
-    (path / "records.jsonl").write_text("".join(map(to_line, records)), encoding="utf-8")
+    write_records(path, "".join(map(to_line, records)))
     if analyses is not None:
-        (path / "analyses.json").write_text(json.dumps(analyses), encoding="utf-8")
+        write_analyses(path, analyses)
     return path
+
+
+def write_info(path: Path, info: dict[str, Any]) -> None:
+    """Write a sealed run.json."""
+    (path / "run.json").write_bytes(sealed_bytes(info))
+
+
+def write_records(path: Path, records: str, timings: str = "") -> None:
+    """Write records.jsonl and timings.jsonl, and a commit that knows them."""
+    extents = {}
+    for name, text in (("records", records), ("timings", timings)):
+        content = text.encode()
+        (path / f"{name}.jsonl").write_bytes(content)
+        extents[name] = Extent(len(content), hashlib.sha256(content).hexdigest())
+    info = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    last = Commit(
+        run=info["run"], round=info["rounds"], server=f"server-{info['rounds']}.safetensors", **extents
+    )
+    (path / "commit.json").write_bytes(last.to_bytes())
+
+
+def add_records(path: Path, records: str) -> None:
+    """Add lines to what was committed."""
+    write_records(path, (path / "records.jsonl").read_text(encoding="utf-8") + records)
+
+
+def write_analyses(path: Path, analyses: Any, **about: Any) -> None:
+    """Write a sealed analyses.json of the run's last round, unless told otherwise."""
+    info = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    of = {"run": info["run"], "round": info["rounds"], **about}
+    (path / "analyses.json").write_bytes(sealed_bytes({**analyses, "about": of, "format": FORMAT}))
 
 
 def all_analyses(users: int = 40) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from fedkeep.report import analysed, facts
 from fedkeep.report.blocks import Figure
 from fedkeep.report.groups import configurations
@@ -49,6 +51,39 @@ def test_seeds_of_a_group_are_listed(write_run: Write) -> None:
     (table,) = facts.configuration(groups)
     assert isinstance(table, Table)
     assert ("seed", "3, 5") in table.rows
+
+
+def test_what_differs_between_runs_that_were_called_is_shown(write_run: Write) -> None:
+    """They have no configuration; the page said nothing of them."""
+    rates = [{"seed": 3, "cohort": 5, "method": {"rate": rate}} for rate in (0.1, 0.5)]
+    folders = [
+        write_run(name, seed=3, config={"": {}}, identity=identity)
+        for name, identity in zip("ab", rates, strict=True)
+    ]
+    differ, same = facts.configuration(configurations([read_run(f) for f in folders]))
+    assert isinstance(differ, Table)
+    assert isinstance(same, Table)
+    assert (differ.title, differ.rows) == ("What differs", (("method.rate", "0.1", "0.5"),))
+    assert same.rows == (("seed", "3"), ("cohort", "5"))
+
+
+@pytest.mark.parametrize("of", ["data", "frozen", "trained"])
+def test_what_differs_beyond_the_configuration_is_shown(write_run: Write, of: str) -> None:
+    folders = [
+        write_run(
+            name, seed=3,
+            data={"name": "x", "fingerprint": {"columns": {"image": value if of == "data" else "0"}}},
+            initial={"frozen": {"t": value if of == "frozen" else "0"}, "trained": {"w": value if of == "trained" else "0"}},
+        )
+        for name, value in (("a", "12"), ("b", "34"))
+    ]  # fmt: skip
+    differ = next(iter(facts.configuration(configurations([read_run(f) for f in folders]))))
+    assert isinstance(differ, Table)
+    ((name, one, two),) = differ.rows
+    assert (
+        name == {"data": "data.hashes.columns.image", "frozen": "frozen.t", "trained": "initial values"}[of]
+    )
+    assert one != two
 
 
 def test_cold_start_that_measured_nothing_is_a_table(write_run: Write) -> None:

@@ -11,7 +11,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import Record, to_line
 from fedkeep.report.page import write_report
 from fedkeep.report.results import Row, write_results
-from tests.report.run_folders import HOSTILE, all_analyses, map_of
+from tests.report.run_folders import HOSTILE, add_records, all_analyses, map_of, write_info, write_records
 
 Write = Callable[..., Path]
 
@@ -130,10 +130,8 @@ def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
         name=evil, analyses=analyses, config={evil: evil}, status=evil, environment={evil: evil}, data={"name": evil},
         split_table=[{"name": evil, "half": evil, "shape": [evil], "bytes": 1}], method=evil, created=evil,
     )  # fmt: skip
-    with (folder / "records.jsonl").open("a") as file:
-        file.writelines(
-            to_line(Record(1, 1.0, "test", client, "accuracy", 0.5, 3)) for client in (HOSTILE, evil)
-        )
+    lines = [to_line(Record(1, 1.0, "test", client, "accuracy", 0.5, 3)) for client in (HOSTILE, evil)]
+    add_records(folder, "".join(lines))
     page = write_report([folder], tmp_path / "out", title=evil)
     parsed = read(page)
     assert parsed.tags.count("script") == 1
@@ -188,17 +186,14 @@ def test_an_unfinished_run_says_so(write_run: Write, tmp_path: Path) -> None:
     texts = read(page).texts
     start = "Personalized FL: "
     assert f"{start}This run is not finished (status: running); its numbers may still change." in texts
-    assert (
-        f"{start}The last line of records.jsonl (line 37) was not written to its end and is left out."
-        in texts
-    )
+    assert f"{start}What records.jsonl holds after round 20 is of no finished round and is left out." in texts
     assert "valid accuracy so far" in texts
     assert "not finished" in texts
 
 
 def test_a_run_without_any_record_still_gives_a_page(write_run: Write, tmp_path: Path) -> None:
     folder = write_run(status="running")
-    (folder / "records.jsonl").write_text("")
+    write_records(folder, "")
     texts = read(write_report([folder], tmp_path)).texts
     assert "nothing measured yet" in texts
 
@@ -206,8 +201,8 @@ def test_a_run_without_any_record_still_gives_a_page(write_run: Write, tmp_path:
 def test_a_minimal_run_json_is_enough(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
-    (folder / "run.json").write_text('{"status": "finished"}')
-    (folder / "records.jsonl").write_text(to_line(Record(1, 0.0, "test", None, "rmse", 1.5, 3)))
+    write_info(folder, {"status": "finished", "format": 2, "run": "x", "rounds": 1})
+    write_records(folder, to_line(Record(1, 0.0, "test", None, "rmse", 1.5, 3)))
     texts = read(write_report([folder], tmp_path / "out")).texts
     assert "bare" in texts
     assert "1.5" in texts
@@ -215,9 +210,11 @@ def test_a_minimal_run_json_is_enough(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_left_out(write_run: Write, tmp_path: Path) -> None:
     folder = write_run()
-    with (folder / "records.jsonl").open("a") as file:
-        file.write(to_line(Record(24, 6.0, "valid", None, "accuracy", math.nan, 3)))
-        file.write(to_line(Record(20, 5.0, "test", "user-1", "accuracy", math.nan, 0)))
+    lines = [
+        to_line(Record(24, 6.0, "valid", None, "accuracy", math.nan, 3)),
+        to_line(Record(20, 5.0, "test", "user-1", "accuracy", math.nan, 0)),
+    ]
+    add_records(folder, "".join(lines))
     page = write_report([folder], tmp_path / "out")
     text = page.read_text()
     assert "nan" not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL).lower()
@@ -229,7 +226,7 @@ def test_numbers_that_are_not_finite_are_left_out(write_run: Write, tmp_path: Pa
 def test_a_damaged_line_stops_the_report(write_run: Write, tmp_path: Path) -> None:
     folder = write_run()
     path = folder / "records.jsonl"
-    path.write_text("oops\n" + path.read_text())
+    write_records(folder, "oops\n" + path.read_text())
     with pytest.raises(RunError, match=re.escape(f"{path}, line 1: not a record")):
         write_report([folder], tmp_path / "out")
     assert not (tmp_path / "out").exists()

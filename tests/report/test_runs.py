@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,9 +5,10 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.records import Record, to_line
+from fedkeep.core.records import Record, sealed_records, to_line
 from fedkeep.report.groups import configurations, main_metrics, scenes, user_metric
-from fedkeep.report.runs import read_run
+from fedkeep.report.runs import RunFiles, read_run
+from tests.report.run_folders import add_records, write_analyses, write_info, write_records
 
 Write = Callable[..., Path]
 
@@ -36,11 +36,11 @@ def test_the_test_number_is_taken_at_the_best_valid_round(write_run: Write) -> N
         line(1, "valid", "accuracy", 0.5), line(1, "test", "accuracy", 0.48), line(2, "valid", "accuracy", 0.6),
         line(2, "test", "accuracy", 0.55), line(3, "valid", "accuracy", 0.4), line(3, "test", "accuracy", 0.9),
     ]  # fmt: skip
-    (folder / "records.jsonl").write_text("".join(lines))
+    write_records(folder, "".join(lines))
     chosen = read_run(folder).selected("accuracy", "accuracy")
     assert chosen is not None
     assert chosen.value == 0.55
-    (folder / "records.jsonl").write_text("".join(lines[:3] + lines[4:]))  # not measured on test at round 2
+    write_records(folder, "".join(lines[:3] + lines[4:]))  # not measured on test at round 2
     chosen = read_run(folder).selected("accuracy", "accuracy")
     assert chosen is not None
     assert chosen.round == 3
@@ -48,7 +48,7 @@ def test_the_test_number_is_taken_at_the_best_valid_round(write_run: Write) -> N
 
 def test_of_a_loss_the_lowest_is_best(write_run: Write) -> None:
     folder = write_run()
-    (folder / "records.jsonl").write_text(line(1, "valid", "rmse", 2.0) + line(2, "valid", "rmse", 1.0))
+    write_records(folder, line(1, "valid", "rmse", 2.0) + line(2, "valid", "rmse", 1.0))
     best = read_run(folder).best_valid("rmse")
     assert best is not None
     assert best.round == 2
@@ -56,26 +56,107 @@ def test_of_a_loss_the_lowest_is_best(write_run: Write) -> None:
 
 def test_timings_are_read_too(write_run: Write) -> None:
     folder = write_run()
-    (folder / "timings.jsonl").write_text(line(1, "time", "extra_seconds", 3.0))
+    write_records(folder, "", line(1, "time", "extra_seconds", 3.0))
     assert [r.value for r in read_run(folder).series("extra_seconds", "time")] == [3.0]
 
 
-def test_a_torn_last_line_is_tolerated_only_while_running(write_run: Write) -> None:
-    running, finished = write_run("a", status="running"), write_run("b")
-    for folder in (running, finished):
-        with (folder / "records.jsonl").open("a") as file:
-            file.write('{"round": 9, "ep')
-    assert read_run(running).notes == (
-        "This run is not finished (status: running); its numbers may still change.",
-        "The last line of records.jsonl (line 37) was not written to its end and is left out.",
+@pytest.mark.parametrize("status", ["running", "finished"])
+def test_what_follows_the_last_commit_is_left_out_and_said(write_run: Write, status: str) -> None:
+    folder = write_run(status=status)
+    before = read_run(folder).records
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(line(9, "valid", "accuracy", 0.99) + '{"round": 9, "ep')
+    run = read_run(folder)
+    assert run.records == before
+    assert run.notes[-1] == "What records.jsonl holds after round 20 is of no finished round and is left out."
+
+
+@pytest.mark.parametrize(
+    "name", ["records.jsonl", "timings.jsonl", "run.json", "commit.json", "analyses.json"]
+)
+def test_a_number_that_was_changed_is_refused(write_run: Write, name: str) -> None:
+    """Each of these files was read as it stood, so a flipped digit became a number on the page."""
+    folder = write_run(analyses={"a": {"columns": ["x"], "rows": [[0.25]]}})
+    write_records(folder, line(1, "test", "accuracy", 0.25), line(1, "time", "seconds", 0.25))
+    read_run(folder)
+    path = folder / name
+    text = path.read_text()
+    old, new = ("21504", "21505") if name == "run.json" else ('"round": 20', '"round": 19')
+    old, new = ("0.25", "0.35") if name in ("records.jsonl", "timings.jsonl", "analyses.json") else (old, new)
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(RunError) as error:
+        read_run(folder)
+    assert str(error.value).startswith(f"{path} is damaged or was edited: its checksum is not ")
+
+
+@pytest.mark.parametrize("name", ["commit.json", "analyses.json", "personalization.jsonl"])
+def test_a_file_of_another_run_is_refused(write_run: Write, name: str) -> None:
+    analyses = {"a": {"columns": ["x"], "rows": [[1]]}}
+    one, two = write_run("one", analyses=analyses), write_run("two", analyses=analyses)
+    for folder in (one, two):
+        lines = [Record(20, 5.0, "personalization/0", "user-1", "accuracy", 0.5, 3)]
+        about = {"run": folder.name, "round": 20}
+        (folder / "personalization.jsonl").write_bytes(sealed_records(lines, about))
+    read_run(one)
+    (one / name).write_bytes((two / name).read_bytes())
+    with pytest.raises(RunError) as error:
+        read_run(one)
+    assert str(error.value).startswith(
+        f"{one / name} is of the run two, but run.json of the run one."
+        if name == "commit.json"
+        else f"{one / name} is of another run than run.json beside it."
     )
-    with pytest.raises(RunError, match=r"b/records\.jsonl, line 79: .* torn"):
-        read_run(finished)
+
+
+def test_a_curve_that_was_changed_is_refused(write_run: Write) -> None:
+    folder = write_run()
+    path = folder / "personalization.jsonl"
+    lines = [Record(20, 5.0, "personalization/0", "user-1", "accuracy", 0.5, 3)]
+    content = sealed_records(lines, {"run": "run", "round": 20})
+    path.write_bytes(content)
+    assert read_run(folder).records[-1] == lines[0]
+    for harmed in (
+        content.replace(b"0.5", b"0.6"),
+        content[:-1],
+        content[:40],
+        b"",
+        content + b"\n{}",
+        b"\xff",
+    ):
+        path.write_bytes(harmed)
+        if harmed == content[:-1]:
+            assert read_run(folder).records[-1] == lines[0]  # nothing but the newline at the end is gone
+            continue
+        with pytest.raises(RunError) as error:
+            read_run(folder)
+        assert str(error.value) == (
+            f"{path} is damaged or was edited: its last line does not vouch for the rest. Delete it, and it is made "
+            f"again where it is wanted."
+        )
+
+
+def test_what_was_made_after_an_earlier_round_is_left_out_and_said(write_run: Write) -> None:
+    """A run that was continued does not show the maps and curves of its younger self as its own."""
+    folder = write_run()
+    write_analyses(folder, {"a": {"columns": ["x"], "rows": [[1]]}}, round=12)
+    about = {"run": "run", "round": 12}
+    (folder / "personalization.jsonl").write_bytes(
+        sealed_records([Record(12, 3.0, "p/0", "u", "accuracy", 0.5, 3)], about)
+    )
+    run = read_run(folder)
+    assert run.analyses == {}
+    assert not [r for r in run.records if r.split == "p/0"]
+    assert run.notes == (
+        "personalization.jsonl was made after round 12, the run stands at 20: it is left out.",
+        "analyses.json was made after round 12, the run stands at 20: it is left out.",
+    )
 
 
 def test_an_unfinished_run_may_have_no_records(write_run: Write) -> None:
     folder = write_run(status="running")
-    (folder / "records.jsonl").unlink()
+    for name in ("records.jsonl", "timings.jsonl", "commit.json"):
+        (folder / name).unlink()
     assert read_run(folder).notes[1] == "It has no records."
 
 
@@ -85,7 +166,7 @@ def test_an_unfinished_run_may_have_no_records(write_run: Write) -> None:
 def test_a_damaged_line_is_named(write_run: Write, damage: str) -> None:
     folder = write_run()
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (folder / "records.jsonl").write_text("".join([*lines[:4], damage, *lines[5:]]))
+    write_records(folder, "".join([*lines[:4], damage, *lines[5:]]))
     with pytest.raises(RunError, match=r"records\.jsonl, line 5: not a record"):
         read_run(folder)
 
@@ -93,27 +174,48 @@ def test_a_damaged_line_is_named(write_run: Write, damage: str) -> None:
 def test_a_finished_run_without_records_is_an_error(write_run: Write) -> None:
     folder = write_run()
     (folder / "records.jsonl").unlink()
-    with pytest.raises(RunError, match=r"Cannot read the records .*records\.jsonl"):
+    with pytest.raises(RunError, match=r"Cannot read .*records\.jsonl: No such file"):
         read_run(folder)
+    (folder / "commit.json").unlink()
+    with pytest.raises(RunError) as error:
+        read_run(folder)
+    assert str(error.value) == (
+        f"{folder / 'commit.json'} is missing, but the run has finished rounds. Restore the run from a copy."
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "is no run directory: it has no run.json."),
-        ("{", "run.json is damaged: Expecting"),
-        ("[]", "run.json is damaged: wanted an object, got list."),
-        ('{"data": 3}', "run.json is damaged: 'data' must be an object, got int."),
-        ('{"best": "high"}', "run.json is damaged: 'best' must be a number or null, got str."),
+        (b"{", "run.json is damaged: Expecting"),
+        (b"[" * 100_000, "run.json is damaged: maximum recursion depth exceeded"),
+        (b"\xff", "run.json is damaged: 'utf-8' codec"),
+        (b"[]", "run.json is damaged: wanted an object, got list."),
+        (b"{}", "run.json has no format; this fedkeep reads format 2. It is of an older fedkeep"),
         (
-            '{"split_table": [{"name": "x"}]}',
+            b'{"format": 1}',
+            "run.json has the format 1; this fedkeep reads format 2. It is of an older fedkeep",
+        ),
+        (b'{"format": 3}', "run.json has the format 3; this fedkeep reads format 2. Update fedkeep."),
+        (b'{"format": 2}', "run.json is damaged: it has no checksum."),
+        (b'{"format": 2, "seal": "x"}', "run.json is damaged or was edited: its checksum is not that of its"),
+        ({}, "run.json is damaged: it lacks the run's id."),
+        ({"run": "x", "data": 3}, "run.json is damaged: 'data' must be an object, got int."),
+        ({"run": "x", "best": "high"}, "run.json is damaged: 'best' must be a number or null, got str."),
+        (
+            {"run": "x", "split_table": [{"name": "x"}]},
             "run.json is damaged: 'split_table' must be a list of {name, shape, half",
         ),
     ],
 )
-def test_a_damaged_run_json_is_named(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "run.json").write_text(content)
+def test_a_damaged_run_json_is_named(
+    tmp_path: Path, content: bytes | dict[str, Any] | None, message: str
+) -> None:
+    if isinstance(content, dict):
+        write_info(tmp_path, {"format": 2, **content})
+    elif content is not None:
+        (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(RunError) as error:
         read_run(tmp_path)
     assert message in str(error.value)
@@ -122,7 +224,6 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: str | None, messag
 @pytest.mark.parametrize(
     ("analyses", "message"),
     [
-        ([], "wanted an object of analyses, got list"),
         ({"x": 1}, "x: wanted an object, got int"),
         (
             {"x": {}},
@@ -174,7 +275,7 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: str | None, messag
 )
 def test_a_damaged_analysis_is_named(write_run: Write, analyses: Any, message: str) -> None:
     folder = write_run()
-    (folder / "analyses.json").write_text(json.dumps(analyses))
+    write_analyses(folder, analyses)
     with pytest.raises(RunError) as error:
         read_run(folder)
     assert str(error.value).startswith(f"{folder / 'analyses.json'}: {message}")
@@ -198,6 +299,77 @@ def test_seeds_are_grouped_and_equal_names_told_apart(write_run: Write) -> None:
     ]  # fmt: skip
 
 
+IDENTITY = {
+    "seed": 0,
+    "rounds": 20,
+    "cohort": 5,
+    "method": {"kind": "Method", "phases": [{"optimizer": {"learning_rate": 0.1}}]},
+    "model": {"layers": "Linear(4, 3)", "initial_sha256": "aa"},
+}
+
+
+def called(write_run: Write, folder: str, seed: int, **info: Any) -> RunFiles:
+    """A run of ``simulate(out=...)``: without a configuration."""
+    identity = {**IDENTITY, "seed": seed, "model": {**IDENTITY["model"], "initial_sha256": f"{seed:02}"}}
+    return read_run(write_run(folder, seed=seed, config={"": {}}, **{"identity": identity, **info}))
+
+
+def test_runs_that_were_called_with_other_settings_never_pool(write_run: Write) -> None:
+    """Two learning rates were once "24.5 ± 2.1 %, deviation over seeds"."""
+    faster = {
+        **IDENTITY,
+        "seed": 1,
+        "method": {"kind": "Method", "phases": [{"optimizer": {"learning_rate": 0.5}}]},
+    }
+    runs = [
+        called(write_run, "a", 0), called(write_run, "b", 1), called(write_run, "c", 1, identity=faster),
+        called(write_run, "d", 2, identity={**IDENTITY, "seed": 2, "cohort": 9}),
+    ]  # fmt: skip
+    groups = configurations(runs)
+    assert [[r.folder.name for r in g.runs] for g in groups] == [["a", "b"], ["c"], ["d"]]
+    assert [g.label for g in groups] == [f"Personalized FL ({name})" for name in ("a", "c", "d")]
+
+
+def test_runs_on_data_of_other_content_never_pool(write_run: Write) -> None:
+    """White noise of the same name and shape is not the data."""
+    data = {"name": "images", "fingerprint": {"columns": {"image": "ab"}}, "source": {"train.bin": "12"}}
+    noise = {**data, "fingerprint": {"columns": {"image": "cd"}}}
+    other = {**data, "source": {"train.bin": "34"}, "follows_seed": True}
+    runs = [
+        called(write_run, "a", 0, data=data), called(write_run, "b", 1, data=data), called(write_run, "c", 1, data=noise),
+        called(write_run, "d", 0, data={**data, "follows_seed": True}),
+        called(write_run, "e", 1, data={**noise, "follows_seed": True}), called(write_run, "f", 1, data=other),
+    ]  # fmt: skip
+    assert [[r.folder.name for r in g.runs] for g in configurations(runs)] == [
+        ["a", "b"], ["c"], ["d", "e"], ["f"],
+    ]  # fmt: skip
+
+
+def test_a_generator_that_follows_the_seed_pools(write_run: Write) -> None:
+    runs = [
+        called(
+            write_run, str(seed), seed, data={"name": "toy", "fingerprint": {"columns": {"x": f"{seed}"}},
+            "source": {"generator": "toy", "seed": seed}, "follows_seed": True},
+        )
+        for seed in range(3)
+    ]  # fmt: skip
+    assert [len(g.runs) for g in configurations(runs)] == [3]
+
+
+def test_initial_values_that_the_seed_does_not_explain_tell_runs_apart(write_run: Write) -> None:
+    def begins(seed: int, vectors: str, frozen: str = "f") -> dict[str, Any]:
+        return {
+            "trained": {"weight": f"w{seed}", "bias": "0", "vectors": vectors},
+            "frozen": {"table": frozen},
+        }
+
+    runs = [
+        called(write_run, "a", 0, initial=begins(0, "glove")), called(write_run, "b", 1, initial=begins(1, "glove")),
+        called(write_run, "c", 2, initial=begins(2, "other")), called(write_run, "d", 3, initial=begins(3, "glove", "g")),
+    ]  # fmt: skip
+    assert [[r.folder.name for r in g.runs] for g in configurations(runs)] == [["a", "b"], ["c"], ["d"]]
+
+
 def test_runs_on_other_data_are_another_scene(write_run: Write) -> None:
     first = read_run(write_run("a"))
     second = read_run(write_run("b", metric="auc", data={"name": "sticker"}))
@@ -209,9 +381,8 @@ def test_runs_on_other_data_are_another_scene(write_run: Write) -> None:
 
 def test_the_metric_is_the_one_named_else_auc(write_run: Write) -> None:
     folder = write_run(metric="auc")
-    with (folder / "records.jsonl").open("a") as file:
-        file.write(line(1, "valid", "accuracy", 0.5) + line(1, "valid", "loss", 0.5))
-        file.write(line(1, "test", "accuracy", 0.5, client="only"))
+    lines = [line(1, "valid", "accuracy", 0.5), line(1, "valid", "loss", 0.5)]
+    add_records(folder, "".join([*lines, line(1, "test", "accuracy", 0.5, client="only")]))
     run = read_run(folder)
     assert main_metrics([run]) == ["auc"]
     run.info["metric"] = "accuracy"
@@ -223,5 +394,5 @@ def test_the_metric_is_the_one_named_else_auc(write_run: Write) -> None:
 def test_each_task_has_its_metric(write_run: Write) -> None:
     folder = write_run()
     names = ("accuracy/topic", "accuracy/mood", "loss/topic")
-    (folder / "records.jsonl").write_text("".join(line(1, "valid", m, 0.5) for m in names))
+    write_records(folder, "".join(line(1, "valid", m, 0.5) for m in names))
     assert main_metrics([read_run(folder)]) == ["accuracy/mood", "accuracy/topic"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import ConfigError, FedkeepError, StoreError
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import generator
-from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
-from tests.tiny import fill_disk, same_bits
+from fedkeep.data import RangeIds
+from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore, journal
+from tests.tiny import files, fill_disk, same_bits
 
 CLIENTS = 7
 INITIAL = {
@@ -33,8 +33,14 @@ INITIAL = {
 }
 
 
-def table(folder: Path, rule: Any = "model", clients: int = CLIENTS, initial: Params = INITIAL) -> TableStore:
-    return TableStore(folder, Default(initial, rule, seed=3), clients)
+IDS = [f"user-{k}" for k in range(CLIENTS)]
+RUN = "a run"
+
+
+def table(
+    folder: Path, rule: Any = "model", ids: list[str] = IDS, initial: Params = INITIAL, **options: Any
+) -> TableStore:
+    return TableStore(folder, Default(initial, rule, seed=3), ids, **{"run": RUN, **options})
 
 
 def values(number: int, clients: int) -> Params:
@@ -69,7 +75,7 @@ step = st.one_of(
 @given(steps=st.lists(step, max_size=12), rule=st.sampled_from([0.0, -2.5, ("normal", 0.5), "model"]))
 def test_table_and_memory_agree_over_any_sequence(steps: list[tuple[str, list[int], int]], rule: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        kept, memory = table(Path(folder), rule), MemoryStore(Default(INITIAL, rule, seed=3))
+        kept, memory = table(Path(folder), rule), MemoryStore(Default(INITIAL, rule, seed=3), IDS)
         round = 0
         for what, clients, number in steps:
             if what == "write":
@@ -91,7 +97,7 @@ def test_table_and_memory_agree_over_any_sequence(steps: list[tuple[str, list[in
 
 
 STORES: list[Callable[[Path, Any], PrivateStore]] = [
-    lambda folder, rule: MemoryStore(Default(INITIAL, rule, seed=3)),
+    lambda folder, rule: MemoryStore(Default(INITIAL, rule, seed=3), IDS),
     lambda folder, rule: table(folder, rule),
 ]
 
@@ -125,7 +131,7 @@ class TestBoth:
         together, alone = store.read([0, 4, 5]), store.read([4])
         assert torch.equal(together["user"][1], alone["user"][0])
         assert torch.equal(
-            alone["user"][0], torch.randn(3, generator=generator(3, "private_init", "4")) * 0.01
+            alone["user"][0], torch.randn(3, generator=generator(3, "private_init", "user-4")) * 0.01
         )
         assert len({tuple(row) for row in together["user"].tolist()}) == 3
         assert alone["count"].tolist() == [4]
@@ -177,7 +183,7 @@ def test_a_rule_of_private_parameters_leaves_a_methods_state_as_it_begins(rule: 
 
 
 def test_a_model_without_private_parameters(tmp_path: Path) -> None:
-    for store in (MemoryStore(Default({})), table(tmp_path, initial={})):
+    for store in (MemoryStore(Default({}), IDS), table(tmp_path, initial={})):
         assert store.read([0, 1]) == {}
         store.write([0, 1], {})
         store.prepare(1)
@@ -186,7 +192,7 @@ def test_a_model_without_private_parameters(tmp_path: Path) -> None:
 
 def test_an_empty_private_tensor(tmp_path: Path) -> None:
     initial = {"none": torch.zeros(0), "user": torch.zeros(2)}
-    for store in (MemoryStore(Default(initial)), table(tmp_path, initial=initial)):
+    for store in (MemoryStore(Default(initial), IDS), table(tmp_path, initial=initial)):
         store.write([1, 0], {"none": torch.zeros(2, 0), "user": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
         assert store.read([0])["none"].shape == (1, 0)
         assert store.read([0])["user"].tolist() == [[3.0, 4.0]]
@@ -231,15 +237,27 @@ def test_killed_between_prepare_and_the_runs_commit_the_round_is_dropped(tmp_pat
     assert state(tmp_path / "b", 2) == expected(tmp_path, 2)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_killed_inside_apply_the_round_is_repeated(tmp_path: Path, rows: int) -> None:
-    """The run has committed round 3; the table got some of its rows."""
+@pytest.mark.parametrize("writes", [0, 1, 2, 3, 4])
+def test_killed_inside_apply_the_round_is_repeated(
+    tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has committed round 3; the table got some of its rows, or a row without its entry."""
     store = committed(tmp_path / "a", 2)
     store.write([3, 6], values(3, 2))
     store.prepare(3)
-    whole = dict(store._staged)
-    store._staged = dict(list(whole.items())[:rows])
-    store.apply()
+    write, left = os.pwrite, writes
+
+    def killed(*arguments: Any) -> int:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        return write(*arguments)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(os, "pwrite", killed)
+        store.apply()
+    assert left == 0
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert state(tmp_path / "b", 3) == expected(tmp_path, 3)
     assert state(tmp_path / "b", 3) == expected(tmp_path / "again", 3)  # and may be repeated again
@@ -256,10 +274,15 @@ def test_killed_before_the_first_commit(tmp_path: Path) -> None:
 
 
 def test_killed_while_the_table_is_made(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "table.bin").write_bytes(b"\0" * 11)
-    (tmp_path / "a" / "schema.json.part").write_bytes(b"{")
-    assert state(tmp_path / "a", 0)["seen"] == [False] * CLIENTS
+    """The schema comes first, then the table, both whole: only what was begun may be lying about."""
+    store = table(tmp_path / "a")
+    (tmp_path / "a" / "table.bin").unlink()
+    (tmp_path / "a" / "table.bin.0123456789abcdef.part").write_bytes(b"\0" * 11)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "schema.json.part").write_bytes(b"{")
+    for name in ("a", "b"):
+        assert state(tmp_path / name, 0)["seen"] == [False] * CLIENTS
+    del store
 
 
 def test_a_round_after_recovery_is_like_any_other(tmp_path: Path) -> None:
@@ -276,7 +299,7 @@ def test_a_round_after_recovery_is_like_any_other(tmp_path: Path) -> None:
 
 def record_bytes(folder: Path) -> int:
     """Return the size of a round's record in ``committed``: a head and two rows, each behind its index."""
-    return 64 + 2 * (8 + table(folder).row_bytes)
+    return journal.HEAD.size + 2 * (16 + table(folder).row_bytes)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
@@ -347,21 +370,6 @@ def test_a_round_that_was_written_in_half_is_dropped(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "journal").read_bytes() == before
 
 
-def test_a_journal_of_the_first_format_is_read(tmp_path: Path) -> None:
-    """It held one round, with a sha256 in the place of the crc32."""
-    committed(tmp_path / "a", 2)
-    journal, size = tmp_path / "a" / "journal", record_bytes(tmp_path / "size")
-    body = journal.read_bytes()[size + 64 :]
-    head = struct.pack(
-        "<8sqqq32s", b"fedkeep1", 2, 2, table(tmp_path / "a").row_bytes, hashlib.sha256(body).digest()
-    )
-    journal.write_bytes(head + body)
-    assert state(tmp_path / "a", 2) == expected(tmp_path, 2)
-    journal.write_bytes(head + body[:-1] + b"!")
-    with pytest.raises(StoreError, match="is damaged"):
-        state(tmp_path / "a", 2)
-
-
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "magic"])
 def test_a_damaged_journal_is_an_error(tmp_path: Path, harm: str) -> None:
     committed(tmp_path / "a", 2)
@@ -395,19 +403,223 @@ def test_a_store_of_another_round_is_an_error(tmp_path: Path) -> None:
 
 def test_a_store_for_another_model_is_an_error(tmp_path: Path) -> None:
     committed(tmp_path / "a", 1)
-    for initial, clients in (
-        (INITIAL, CLIENTS + 1),
-        ({**INITIAL, "user": torch.zeros(4)}, CLIENTS),
-        ({**INITIAL, "user": torch.zeros(3).double()}, CLIENTS),
-        ({("vser" if n == "user" else n): v for n, v in INITIAL.items()}, CLIENTS),
+    for initial, ids in (
+        (INITIAL, [*IDS, "user-7"]),
+        (INITIAL, [*IDS[:-1], "somebody else"]),
+        (INITIAL, [IDS[1], IDS[0], *IDS[2:]]),
+        ({**INITIAL, "user": torch.zeros(4)}, IDS),
+        ({**INITIAL, "user": torch.zeros(3).double()}, IDS),
+        ({("vser" if n == "user" else n): v for n, v in INITIAL.items()}, IDS),
     ):
         with pytest.raises(StoreError) as error:
-            table(tmp_path / "a", initial=initial, clients=clients)
+            table(tmp_path / "a", initial=initial, ids=ids)
         message = str(error.value)
         assert message.startswith(
             f"The private store {tmp_path / 'a'} was made for other private parameters or clients: wanted {{"
         )
         assert message.endswith("Use the model and data that it was made with.")
+
+
+def test_a_store_of_another_run_is_an_error(tmp_path: Path) -> None:
+    committed(tmp_path / "a", 1)
+    with pytest.raises(StoreError) as error:
+        table(tmp_path / "a", run="another")
+    assert str(error.value) == (
+        f"The private store {tmp_path / 'a'} belongs to the run 'a run', not to 'another'. Restore this run's own store "
+        f"from a copy."
+    )
+    store = table(tmp_path / "b", run="another")
+    store.write([0], values(1, 1))
+    store.prepare(1)
+    shutil.copy(tmp_path / "b" / "journal", tmp_path / "a" / "journal")
+    with pytest.raises(StoreError) as error:
+        state(tmp_path / "a", 1)
+    assert str(error.value) == (
+        f"The private store's journal {tmp_path / 'a' / 'journal'} is of another run than 'a run'; restore it from a copy."
+    )
+
+
+def test_a_store_of_an_older_fedkeep_is_named(tmp_path: Path) -> None:
+    committed(tmp_path / "a", 1)
+    (tmp_path / "a" / "schema.json").write_text('{"version": 1, "clients": 7}')
+    with pytest.raises(StoreError) as error:
+        table(tmp_path / "a")
+    assert str(error.value) == (
+        f"The private store {tmp_path / 'a'} is of another fedkeep: wanted the format 2, found 1. Run it again, or read "
+        f"it with that fedkeep."
+    )
+
+
+def test_a_store_that_was_there_is_recovered_before_it_is_used(tmp_path: Path) -> None:
+    committed(tmp_path / "a", 1)
+    store = table(tmp_path / "a")
+    calls: list[Callable[[], object]] = [
+        lambda: store.read([0]), lambda: store.write([0], values(0, 1)), lambda: store.prepare(2),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreError) as error:
+            call()
+        assert str(error.value) == (
+            f"The private store {tmp_path / 'a'} was there before: call recover(round) before it is used."
+        )
+
+
+class TestTheTable:
+    """Every byte of it that decides a result is looked at. The journal here reaches back for one round only."""
+
+    @pytest.fixture(autouse=True)
+    def short(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedkeep.store.table.JOURNAL_BYTES", record_bytes(tmp_path / "size"))
+
+    def expect(self, folder: Path, round: int, digest: str | None = None) -> None:
+        before = files(folder)
+        store = table(folder)
+        with pytest.raises(StoreError) as error:
+            store.recover(round, digest)
+        assert str(error.value) == (
+            f"The private store's {folder / 'table.bin'} does not hold the states after round {round}: a row was lost, "
+            f"damaged or is of another time. Restore the whole run from one copy."
+        )
+        assert files(folder) == before
+        with pytest.raises(StoreError, match="call recover"):
+            store.read([0])
+
+    def test_of_an_earlier_round(self, tmp_path: Path) -> None:
+        committed(tmp_path / "early", 2)
+        committed(tmp_path / "late", 4)
+        shutil.copy(tmp_path / "early" / "table.bin", tmp_path / "late" / "table.bin")
+        self.expect(tmp_path / "late", 4)
+
+    def test_of_a_later_round(self, tmp_path: Path) -> None:
+        committed(tmp_path / "early", 2)
+        committed(tmp_path / "late", 4)
+        shutil.copy(tmp_path / "late" / "table.bin", tmp_path / "early" / "table.bin")
+        self.expect(tmp_path / "early", 2)
+
+    def test_of_another_commit(self, tmp_path: Path) -> None:
+        digest = committed(tmp_path / "a", 3).digest
+        store = table(tmp_path / "a")
+        store.recover(3, digest)
+        assert store.digest == digest
+        self.expect(tmp_path / "a", 3, "0" * 16)
+
+    def test_the_round_before_the_last_is_not_had_back_once_it_was_applied(self, tmp_path: Path) -> None:
+        committed(tmp_path / "a", 3)
+        self.expect(tmp_path / "a", 2)
+
+    def test_that_has_lost_a_row(self, tmp_path: Path) -> None:
+        """Zeros would be read as a client that was never seen."""
+        committed(tmp_path / "a", 5)
+        path = tmp_path / "a" / "table.bin"
+        content = bytearray(path.read_bytes())
+        content[8 * 2 : 8 * 3] = bytes(8)  # client 2 took part in round 2 alone
+        path.write_bytes(content)
+        self.expect(tmp_path / "a", 5)
+
+    def test_two_clients_whose_rows_changed_places(self, tmp_path: Path) -> None:
+        store = committed(tmp_path / "a", 5)
+        path = tmp_path / "a" / "table.bin"
+        content = bytearray(path.read_bytes())
+        for size, start in ((8, 0), (store.row_bytes, 8 * CLIENTS)):
+            one, two = (slice(start + k * size, start + (k + 1) * size) for k in (2, 3))
+            content[one], content[two] = content[two], content[one]
+        path.write_bytes(content)
+        self.expect(tmp_path / "a", 5)
+
+    def test_a_row_whose_values_changed_is_named_when_it_is_read(self, tmp_path: Path) -> None:
+        committed(tmp_path / "a", 5)
+        path = tmp_path / "a" / "table.bin"
+        content = bytearray(path.read_bytes())
+        row = table(tmp_path / "size").row_bytes
+        content[8 * CLIENTS + 2 * row + 3] ^= 1
+        path.write_bytes(content)
+        store = table(tmp_path / "a")
+        store.recover(5)
+        store.read([0, 1, 3])
+        with pytest.raises(StoreError) as error:
+            store.read([1, 2])
+        assert str(error.value) == (
+            f"The private values of client 'user-2' in {path} are damaged: their checksum is not the one kept of round "
+            f"2. Restore the store from a copy."
+        )
+
+
+class TestReadOnly:
+    def test_it_reads_what_was_committed_and_touches_nothing(self, tmp_path: Path) -> None:
+        """Killed with round 3 committed and not applied, and round 4 prepared only."""
+        store = committed(tmp_path / "a", 2)
+        store.write([3, 6], values(3, 2))
+        store.prepare(3)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        for round in (2, 3):
+            before = files(tmp_path / "b")
+            read = table(tmp_path / "b", write=False, create=False)
+            read.recover(round)
+            assert numbers(read) == expected(tmp_path / str(round), round)
+            with pytest.raises(StoreError) as error:
+                read.write([0], values(0, 1))
+            assert str(error.value) == (
+                f"The private store {tmp_path / 'b'} was opened to be read; nothing is written to it."
+            )
+            assert files(tmp_path / "b") == before
+
+    def test_where_nothing_was_ever_written(self, tmp_path: Path) -> None:
+        store = table(tmp_path / "a", write=False)
+        store.recover(0)
+        assert numbers(store)["seen"] == [False] * CLIENTS
+        assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    store = table(tmp_path / "a")
+    wrong = values(0, 2)
+    wrong["half"][1, 0, 1] = value
+    with pytest.raises(StoreError) as error:
+        store.write([4, 5], wrong)
+    assert str(error.value) == (
+        f"Private 'half' of client 'user-5' holds a NaN or an infinity; the store {tmp_path / 'a'} keeps finite values "
+        f"only."
+    )
+    assert store.seen([4, 5]) == [False, False]
+
+
+def test_a_forged_row_that_is_not_finite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody wrote it with all the checksums that fit."""
+    store = table(tmp_path / "a")
+    wrong = values(0, 1)
+    wrong["user"][0, 2] = float("nan")
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "_check_finite", lambda *_: None)
+        store.write([5], wrong)
+        store.prepare(1)
+        store.apply()
+    again = table(tmp_path / "a")
+    again.recover(1)
+    with pytest.raises(StoreError, match="Private 'user' of client 'user-5' holds a NaN or an infinity"):
+        again.read([5])
+
+
+@pytest.mark.parametrize("round", [0, -1, 2**32])
+def test_a_round_that_is_none(tmp_path: Path, round: int) -> None:
+    with pytest.raises(StoreError) as error:
+        table(tmp_path / "a").prepare(round)
+    assert str(error.value) == f"A round's number must be in 1 .. 4294967295; got {round}."
+
+
+def test_default_values_follow_the_id_and_not_the_place(tmp_path: Path) -> None:
+    """They followed the position once: another order of the same people gave everybody another vector."""
+    backwards = IDS[::-1]
+    for make in (
+        lambda name, ids: MemoryStore(Default(INITIAL, ("normal", 1.0), seed=3), ids),
+        lambda name, ids: table(tmp_path / name, ("normal", 1.0), ids),
+    ):
+        one, two = make("a", IDS), make("b", backwards)
+        for client in IDS:
+            mine = one.read([IDS.index(client)])["user"], two.read([backwards.index(client)])["user"]
+            assert torch.equal(*mine)
+    with pytest.raises(TypeError, match=r"^A client's default values are drawn by its id, a text; got 4\.$"):
+        Default(INITIAL, ("normal", 1.0))(4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -420,16 +632,36 @@ def test_a_table_of_another_size_is_an_error(tmp_path: Path, change: int) -> Non
     assert str(error.value) == f"The private store's {path} has been truncated; restore it from a copy."
 
 
-@pytest.mark.parametrize("name", ["schema.json", "table.bin"])
-def test_missing_and_garbled_files_are_errors(tmp_path: Path, name: str) -> None:
-    committed(tmp_path / "a", 1)
-    path = tmp_path / "a" / name
-    if name == "schema.json":
-        path.write_bytes(b"\xff{")
-    else:
-        path.unlink()
+def test_missing_files_are_errors_and_nothing_is_made_in_their_place(tmp_path: Path) -> None:
+    for name, message in (
+        (
+            "schema.json",
+            "has table.bin and journal, but no schema.json. Nothing was changed; restore it from a copy.",
+        ),
+        ("table.bin", "table.bin is missing; restore it from a copy."),
+    ):
+        folder = tmp_path / name
+        committed(folder, 1)
+        (folder / name).unlink()
+        before = files(folder)
+        for write in (True, False):
+            with pytest.raises(StoreError) as error:
+                table(folder, write=write)
+            assert str(error.value).endswith(message)
+        assert files(folder) == before
+    with pytest.raises(StoreError) as error:
+        table(tmp_path / "nowhere", create=False)
+    assert str(error.value) == (
+        f"The private store {tmp_path / 'nowhere'} is missing, but the run has finished rounds. Restore it from a copy."
+    )
+
+
+@pytest.mark.parametrize("content", [b"\xff{", b"[]", b"[" * 100_000, b""])
+def test_a_garbled_schema_is_an_error(tmp_path: Path, content: bytes) -> None:
+    committed(tmp_path, 1)
+    (tmp_path / "schema.json").write_bytes(content)
     with pytest.raises(StoreError, match="^Cannot open the private store "):
-        table(tmp_path / "a")
+        table(tmp_path)
 
 
 @pytest.mark.parametrize("clients", [[-1], [CLIENTS], [0, 99]])
@@ -469,7 +701,7 @@ def test_a_full_disk_in_prepare_leaves_the_last_commit(
 
 def test_clients_never_sampled_take_no_space(tmp_path: Path) -> None:
     """A million clients: the file is sparse, and reading a few costs only those."""
-    store = TableStore(tmp_path, Default({"user": torch.zeros(32)}, 0.0), 1_000_000)
+    store = TableStore(tmp_path, Default({"user": torch.zeros(32)}, 0.0), RangeIds(1_000_000))
     store.write([999_999, 17], {"user": torch.ones(2, 32)})
     store.prepare(1)
     store.apply()

@@ -72,7 +72,7 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
 
 def first_values(net: Net, method: Method, seed: int) -> Params:
     """Return the values that a new client's first training starts from."""
-    return {**net.initial(), **Default(first_kept(method, net), method.client.keep.value, seed)(0)}
+    return {**net.initial(), **Default(first_kept(method, net), method.client.keep.value, seed)("")}
 
 
 def stays(net: Net, method: Method, batches: Sequence[Batch], start: Params) -> tuple[str, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fedkeep.core.errors import RunError
+from fedkeep.core.sealed import FORMAT, is_sealed, seal
+
+NOTHING = hashlib.sha256().hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,51 @@ class Record:
     n: int
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a growing file was committed.
+
+    Attributes:
+        bytes: how long the file was.
+        sha256: of these bytes.
+    """
+
+    bytes: int = 0
+    sha256: str = NOTHING
+
+    @classmethod
+    def of(cls, entry: Any) -> Extent | None:
+        """Return the extent that plain data describe, or None if they describe none."""
+        right = isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
+        return cls(entry["bytes"], str(entry.get("sha256"))) if right else None
+
+    def read(self, path: Path) -> bytes:
+        """Return the committed bytes of a file; what follows them is of no finished round.
+
+        Raises:
+            RunError: the file is shorter, cannot be read, or its bytes are others.
+        """
+        try:
+            if not self.bytes and not path.exists():
+                return b""
+            with open(path, "rb") as file:
+                content = file.read(self.bytes)
+        except OSError as error:
+            raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
+        if len(content) < self.bytes:
+            raise RunError(
+                f"{path} is shorter than the {self.bytes} bytes that were committed; restore the run from a copy."
+            )
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise RunError(
+                f"{path} is damaged or was edited: its checksum is not the committed one. Restore the run from a copy."
+            )
+        return content
+
+
+NONE = Extent()
+
+
 def to_line(record: Record) -> str:
     """Return the record as one line of JSON, with its newline."""
     fields = asdict(record)
@@ -56,23 +106,68 @@ def from_line(line: str) -> Record:
     return Record(**fields)
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path, extent: Extent | None = None) -> Iterator[Record]:
     """Yield the records of a file; a last line without a newline (a torn write) is left out.
 
+    Args:
+        path: the file.
+        extent: of it, what was committed; the rest is left out.
+
     Raises:
-        RunError: the file is missing, or a line is damaged; names the file and the line.
+        RunError: the file is missing, a line is damaged, or the file is not what was committed.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        content = path.read_bytes() if extent is None else extent.read(path)
+        lines = content.decode("utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"Cannot read the records {path}: {error}.") from error
+    yield from _parsed(path, lines)
+
+
+def _parsed(path: Path, lines: Iterable[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         if not line.endswith("\n"):
             return
         try:
             yield from_line(line)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{path}, line {number}: not a record ({error}). Was the file edited?") from error
+
+
+def sealed_records(records: Iterable[Record], about: Mapping[str, Any]) -> bytes:
+    """Return a file of records that were made all at once: their lines, then one that vouches for them.
+
+    Args:
+        records: the records.
+        about: plain data that say where the records come from, e.g. the run's id and round.
+    """
+    content = "".join(map(to_line, records)).encode()
+    last = seal({**about, "format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()})
+    return content + (json.dumps(last) + "\n").encode()
+
+
+def read_sealed_records(path: Path) -> tuple[list[Record], dict[str, Any]]:
+    """Return the records of a file that ``sealed_records`` made, and what they are about.
+
+    Raises:
+        RunError: the file cannot be read, or is not as it was written.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"Cannot read the records {path}: {error}.") from error
+    end = content.rstrip(b"\n").rfind(b"\n") + 1
+    try:
+        about = json.loads(content[end:])
+        right = isinstance(about, dict) and is_sealed(about)
+    except (ValueError, RecursionError):
+        right = False
+    if not right or about["sha256"] != hashlib.sha256(content[:end]).hexdigest():
+        raise RunError(
+            f"{path} is damaged or was edited: its last line does not vouch for the rest. Delete it, and it is made "
+            f"again where it is wanted."
+        )
+    return list(_parsed(path, content[:end].decode("utf-8").splitlines(keepends=True))), about
 
 
 def select(

@@ -92,7 +92,7 @@ def declared(method: Method, net: Net) -> Params:
 
 def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:
     """Return the values of clients that were never seen, stacked."""
-    rows = [store.default(int(c)) for c in clients]
+    rows = [store.default(store.ids[int(c)]) for c in clients]
     return {name: torch.stack([row[name] for row in rows]) for name in store.default.initial}
 
 

@@ -95,7 +95,13 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
         )
     default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run))
     return replace(
-        run, net=net, method=method, server=server, private=MemoryStore(default), history=[], folder=None
+        run,
+        net=net,
+        method=method,
+        server=server,
+        private=MemoryStore(default, run.data.ids),
+        history=[],
+        folder=None,
     )
 
 
@@ -154,7 +160,7 @@ def _each(run: Run, starts: Mapping[int, Params], workers: int) -> Iterator[Adap
             yield adapt_client(run, client, first_examples(run, client, None), start=start)
         return
     # The stores' files stay with this process: clients' values travel with the task.
-    bare = replace(run, private=MemoryStore(run.private.default), history=[])
+    bare = replace(run, private=MemoryStore(run.private.default, run.private.ids), history=[])
     threads = max(1, torch.get_num_threads() // workers)
     with processes(workers, threads, begin=_receive, given=(bare,)) as pool:
         for values, stopped in pool.map(_adapt, starts, map(_arrays, starts.values())):

@@ -5,7 +5,6 @@ Source: FURL, §5 (Figures 4 and 5, the cost of aggregation) and §6 (users with
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.engines import judge, tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
@@ -26,6 +27,7 @@ from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
 from fedkeep.experiments.run import Run
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
+from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Split
 
 LABELS_SHOWN = 5
@@ -253,8 +255,24 @@ def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
-    """Write or extend a run folder's ``analyses.json``."""
+    """Write or extend a run folder's ``analyses.json``, which says of which run and round they are.
+
+    What was made after another round of the run is not kept.
+
+    Raises:
+        RunError: the folder holds no run, or the file is damaged or of another run.
+    """
+    info = read_info(folder)
+    about = {"run": info["run"], "round": read_commit(folder, info).round}
     path = folder / "analyses.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_whole(path, json.dumps({**before, **analyses}, indent=1).encode())
+    before, of = read_sealed_analyses(path)
+    if of and of.get("run") != about["run"]:
+        raise RunError(
+            f"{path} is of another run than {folder / 'run.json'}. Delete it, or restore the run's own."
+        )
+    kept = before if of == about else {}
+    all_of_it = {**kept, **analyses}
+    write_whole(path, sealed_bytes({**all_of_it, "about": about, "format": FORMAT}))
+    if info.get("analyses") != sorted(all_of_it):  # so that a report can say which ones are missing
+        write_whole(folder / "run.json", sealed_bytes({**info, "analyses": sorted(all_of_it)}))
     return path

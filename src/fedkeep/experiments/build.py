@@ -73,13 +73,26 @@ def build_data(config: Config, folder: Path | None = None) -> FederatedData:
     """
     settings = config.data
     made = _partitioned(settings, config.seed, read_source(config, folder))
-    if settings.split is not None or made.bounds is None:
+    splits = settings.split is not None or made.bounds is None
+    if splits:
         split = {"seed": config.seed, **(settings.split or {})}
         made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
-    if settings.opt_out is None:
-        return made
-    out = check_options("data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where"))
-    return opt_out(made, **out)
+    if settings.opt_out is not None:
+        out = check_options(
+            "data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where")
+        )
+        made = opt_out(made, **out)
+    made.meta["follows_seed"] = _follows_seed(settings, made, splits)
+    return made
+
+
+def _follows_seed(settings: DataConfig, made: FederatedData, splits: bool) -> bool:
+    """Tell whether another seed of the configuration makes or divides the data in another way; reports ask for it."""
+    drawn = [settings.options] if "seed" in (made.meta.get("source") or {}) else []
+    drawn += [settings.partition.options] if settings.partition is not None else []
+    drawn += [settings.split or {}] if splits else []
+    drawn += [settings.opt_out] if settings.opt_out is not None else []
+    return any("seed" not in options for options in drawn)
 
 
 def read_source(config: Config, folder: Path | None = None) -> FederatedData | ImageSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from fedkeep.engines import (
 from fedkeep.engines.base import OnFault
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.experiments.run_directory import RunDirectory, check_tensors, layout
 from fedkeep.methods import Global
 
 SHARED = "test/shared"
@@ -212,3 +213,10 @@ def restored(tensors: Mapping[str, Tensor], server: Global, engine: Engine, phas
         params=under("params/", tensors), state=under("state/", tensors), links=under("links/", tensors),
         optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
     )  # fmt: skip
+
+
+def check_state(folder: Path, wanted: Global, found: Global) -> None:
+    """Raise RunError unless a restored server has the names, shapes and types of a new one, and finite values."""
+    for part in ("params", "state", "links"):
+        want, have = getattr(wanted, part), getattr(found, part)
+        check_tensors(folder, layout(want), layout(have), have)

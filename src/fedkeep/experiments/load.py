@@ -7,18 +7,17 @@ from pathlib import Path
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
-from fedkeep.core.params import difference_of_names, to
-from fedkeep.core.records import read_records
+from fedkeep.core.params import to
 from fedkeep.data import FederatedData
 from fedkeep.engines import Sequential, first_global, first_kept
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
-from fedkeep.experiments.drive import restored
+from fedkeep.experiments.drive import check_state, restored
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
 from fedkeep.experiments.simulate import take_part
-from fedkeep.store import Default, TableStore
+from fedkeep.store import Default
 
 
 def run_folder_config(folder: Path) -> tuple[Config, str]:
@@ -52,7 +51,7 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
 def load_run(
     folder: Path, *, data_folder: Path | None = None, data: FederatedData | None = None, device: str = "cpu"
 ) -> Run:
-    """Return the run of a folder as it stood after its last committed round.
+    """Return the run of a folder as it stood after its last committed round. Nothing in the folder is touched.
 
     Args:
         folder: the run's folder.
@@ -61,7 +60,7 @@ def load_run(
         device: where to compute.
 
     Raises:
-        RunError: there is no run, it is damaged or in use, or the data differ from those it was made with.
+        RunError, StoreError: there is no run, it is damaged or in use, or the data differ from those it was made with.
         ConfigError, DataError: as for ``build_data``.
     """
     config, _ = run_folder_config(folder)
@@ -79,32 +78,18 @@ def load_run(
     default = Default(first_kept(method, net), method.client.keep.value, config.seed)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
     server, engine = first_global(method, net, data, device), Sequential()
-    directory = _opened(folder)
+    directory = RunDirectory.open(folder, write=False)
     try:
-        store = TableStore(folder / "private", default, len(data))
+        store = directory.store(default, data.ids)
         state = directory.recover(store)
+        history = directory.history()
     finally:
         directory.close()
     if state is not None:
         found = restored(to(state, device), server, engine, 0)
-        for wanted, got in ((server.params, found.params), (server.state, found.state)):
-            if fault := difference_of_names(wanted, got):
-                raise RunError(
-                    f"{folder} is damaged: its server state does not fit its configuration: {fault}."
-                )
+        check_state(folder, server, found)
         server = found
-    records = folder / "records.jsonl"
-    history = list(read_records(records)) if records.exists() else []
     return Run(
         net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
         history, directory.round, folder, device, state=server.state,
     )  # fmt: skip
-
-
-def _opened(folder: Path) -> RunDirectory:
-    try:
-        return RunDirectory.open(folder)
-    except OSError as error:
-        raise RunError(
-            f"Cannot open {folder}: {error.strerror or error}. A run must be writable to be loaded."
-        ) from error

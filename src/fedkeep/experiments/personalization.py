@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import Params
-from fedkeep.core.records import Record, read_records, to_line
+from fedkeep.core.records import Record, read_sealed_records, sealed_records
+from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
 from fedkeep.engines import Stream, Watch, judge, local_run, tasks_of
 from fedkeep.experiments.progress import make_progress
@@ -146,15 +147,23 @@ def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> Non
 
     Raises:
         ConfigError, NonFiniteError: as for ``personalization_curve``.
-        RunError: the file cannot be written or read.
+        RunError: the file cannot be written or read, is damaged, or is of another run. One that was made after another
+            round is made anew.
     """
     path = None if run.folder is None else run.folder / FILE
+    about = {} if run.folder is None else {"run": read_info(run.folder)["run"], "round": run.round}
     if path is not None and path.exists():
-        run.history += read_records(path)
-        return
+        records, of = read_sealed_records(path)
+        if of.get("run") != about["run"]:
+            raise RunError(
+                f"{path} is of another run than run.json beside it. Delete it, or restore the run's own."
+            )
+        if of.get("round") == run.round:
+            run.history += records
+            return
     records = personalization_curve(run, protocol, progress=progress).records()
     if path is not None:
-        write_whole(path, "".join(map(to_line, records)).encode())
+        write_whole(path, sealed_records(records, about))
     run.history += records
 
 
@@ -237,7 +246,7 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
 
 def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
     method = run.method.but(predict=predict)
-    store = MemoryStore(Default(method.split.personal(params)))
+    store = MemoryStore(Default(method.split.personal(params)), run.data.ids)
     server = run.whole.but(params={n: v for n, v in params.items() if n in run.server})
     judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
     ((accuracy, _),) = judged[0].per_client().values()

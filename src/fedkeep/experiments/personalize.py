@@ -107,7 +107,7 @@ def adapt_client(
     method, split, source = run.method, own_split(run), data or run.data
     if not method.adapt.phases:
         raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
-    own = {**own_default(run, client), **(start or {})}
+    own = {**own_default(run, source.ids[client]), **(start or {})}
     if method.adapt.start is not None:
         own |= split.personal(method.adapt.start({**run.server, **own}))
     if not len(rows):
@@ -138,7 +138,7 @@ def own_split(run: Run) -> Split:
     return run.method.adapt.split or run.method.split
 
 
-def own_default(run: Run, client: int) -> Params:
+def own_default(run: Run, client: str) -> Params:
     """Return a new client's own parameters before it adapts: private defaults, and copies of the server's values."""
     copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.server).items()}
     return {**copies, **run.private.default(client)}
@@ -146,7 +146,7 @@ def own_default(run: Run, client: int) -> Params:
 
 def own_store(run: Run) -> MemoryStore:
     """Return an empty store of what is a client's own while it adapts."""
-    return MemoryStore(Default(own_default(run, 0)))
+    return MemoryStore(Default(own_default(run, "")), run.data.ids)
 
 
 def numpy_seed(run: Run) -> int:
@@ -221,7 +221,7 @@ def personalize_client(run: Run, client: str, k: int | None = None) -> tuple[Par
     index = run.data.index(client)
     own = fit_private(run, index, first_examples(run, index, k))
     out: dict[str, float] = {}
-    for prefix, values in (("before_", own_default(run, index)), ("", own)):
+    for prefix, values in (("before_", own_default(run, client)), ("", own)):
         store = own_store(run)
         store.write([index], {n: torch.as_tensor(v).unsqueeze(0) for n, v in values.items()})
         judged = judge(run.method, run.net, run.whole, store, run.data, [index], "test", device=run.device)

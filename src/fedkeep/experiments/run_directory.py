@@ -1,6 +1,6 @@
 """A run's folder, and the commit that makes all of a round durable, or none of it.
 
-    run.json                what ran: configuration, seeds, environment, data, split (reports read this)
+    run.json                what ran: the run's id, configuration, seeds, environment, data, split (reports read this)
     config.toml             the configuration file as given, if there was one
     partition.safetensors   which images each client has, where images were divided among them
     records.jsonl           what was measured; the same bytes for the same run
@@ -11,6 +11,8 @@
 
 Commit of round t: append records, write the private journal and the server state, flush all, then replace
 ``commit.json``; only then change the private table. Killed anywhere, ``open`` returns to the last commit.
+``commit.json`` holds checksums of all that the round consists of and the run's id, which is in the private store too,
+so what was damaged, lost, restored from another time or taken from another run is refused.
 """
 
 from __future__ import annotations
@@ -18,32 +20,51 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
 from fedkeep.core.files import write_whole
-from fedkeep.core.params import Params
-from fedkeep.core.records import Record, to_line
-from fedkeep.store import PrivateStore
+from fedkeep.core.params import Params, check_finite, difference_of_names, nonfinite
+from fedkeep.core.records import Extent, Record, read_records, to_line
+from fedkeep.core.run_files import Commit, read_commit, read_info
+from fedkeep.core.sealed import FORMAT, sealed_bytes
+from fedkeep.store import Default, PrivateStore, TableStore
 
-FORMAT = 1
-COMMITTED = ("round", "server", "server_sha256", "records_bytes", "timings_bytes")
+GROWING = ("records", "timings")
+LEFTOVER = re.compile(
+    r"(\w+\.jsonl?|config\.toml|journal|table\.bin|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part"
+)
+
+__all__ = ["RunDirectory", "check_tensors", "layout", "load_verified", "new_run_id", "read_info"]
 
 
 class RunDirectory:
-    """One run's folder, locked by this process until ``close``."""
+    """One run's folder, locked by this process until ``close``.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._lock = FileLock(str(folder / "lock"))
-        self.state: dict[str, Any] = {}
+    Attributes:
+        folder: the folder.
+        id: the run's id, made once.
+        last: the last finished round.
+        writable: False if it was opened to be read; then nothing in it is touched.
+    """
+
+    def __init__(self, folder: Path, info: Mapping[str, Any], writable: bool = True) -> None:
+        self.folder, self.id, self.writable = folder, str(info["run"]), writable
+        self.last = Commit(run=self.id)
+        self._hashes = {name: hashlib.sha256() for name in GROWING}
+        self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
+        self._lock = _acquired(folder, writable)
 
     @classmethod
     def create(cls, folder: Path, info: Mapping[str, Any]) -> RunDirectory:
@@ -63,74 +84,92 @@ class RunDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
-        run = cls(folder)
-        run._acquire()
-        try:
-            run.write_info({**info, "format": FORMAT})
-        except RunError:
-            run.close()
-            raise
+        content = {**info, "format": FORMAT, "run": new_run_id()}
+        run = cls(folder, content)
+        with run._closed_on_error():
+            run.write_info(content)
         return run
 
     @classmethod
-    def open(cls, folder: Path, identity: Mapping[str, Any] | None = None) -> RunDirectory:
-        """Open a run's folder to go on with it.
+    def open(
+        cls,
+        folder: Path,
+        identity: Mapping[str, Any] | None = None,
+        *,
+        write: bool = True,
+        length: Mapping[str, Any] | None = None,
+    ) -> RunDirectory:
+        """Open a run's folder to go on with it, or to read it.
 
         Args:
             folder: the run's folder.
-            identity: what the caller is about to run; must equal what the folder was made for.
+            identity: what the caller is about to run; must equal what the folder was made for, but for the number of
+                rounds, where nothing that the run did depends on it.
+            write: False to read only: nothing in the folder is touched.
+            length: what ``run.json`` is to say of a run of another length: entries that replace those there.
 
         Raises:
             RunError: no run is there, it is damaged or in use, or it was made for something else.
         """
         info = read_info(folder)
-        if identity is not None:
-            lines = differences(json.loads(json.dumps(identity)), info.get("identity"))
-            if lines:
-                shown = "\n  ".join(lines[:8])
-                raise RunError(
-                    f"{folder} is a run of another configuration, so it cannot be resumed with this one:\n  {shown}\n"
-                    f"Use the settings it was made with, or name another folder."
-                )
-        run = cls(folder)
-        run._acquire()
-        try:
-            run.state = run._committed()
-        except RunError:
-            run.close()
-            raise
+        lines = [] if identity is None else differences(_plain(identity), info.get("identity"))
+        other_length = len(lines) == 1 and lines[0].startswith("rounds: ")
+        if lines and not other_length:
+            shown = "\n  ".join(lines[:8])
+            raise RunError(
+                f"{folder} is a run of another configuration, so it cannot be resumed with this one:\n  {shown}\n"
+                f"Use the settings it was made with, or name another folder."
+            )
+        run = cls(folder, info, write)
+        with run._closed_on_error():
+            run.last = read_commit(folder, info)
+            if identity is not None and other_length:
+                run._next_info = run._of_length(info, identity, length or {})
         return run
 
-    def _committed(self) -> dict[str, Any]:
-        path = self.folder / "commit.json"
-        if path.exists():
-            state = _read_json(path)
-            missing = [key for key in COMMITTED if key not in state]
-            if missing:
-                raise RunError(f"{path} is damaged: it lacks {missing}. Restore the run from a copy.")
-            return state
-        if any(p.name != "server-1.safetensors" for p in self.folder.glob("server-*.safetensors")):
+    def _of_length(
+        self, info: Mapping[str, Any], identity: Mapping[str, Any], length: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what ``run.json`` is to say once the run has another number of rounds."""
+        before, rounds = info["identity"]["rounds"], identity["rounds"]
+        if rounds < self.round:
             raise RunError(
-                f"{path} is missing, but the run has finished rounds. Restore the run from a copy."
+                f"{self.folder} has finished {self.round} rounds already, so it cannot end after {rounds}. Name at "
+                f"least {self.round}, or another folder."
             )
-        return {}
-
-    def _acquire(self) -> None:
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
+        places = list(_scheduled(identity))
+        if places:
             raise RunError(
-                f"{self.folder} is in use by another process. Wait for it, or name another folder."
-            ) from error
+                f"{self.folder} is a run of {before} rounds and cannot be continued to {rounds}: the learning rate of "
+                f"{' and '.join(places)} follows the run's length, so its rounds so far would have been others. Only "
+                f"a constant schedule can be continued; name another folder."
+            )
+        kept = {key: value for key, value in info.items() if key != "analyses"}  # they were of another round
+        now = {"identity": {**info["identity"], "rounds": rounds}, "rounds": rounds, "status": "running"}
+        return {**kept, **length, **now}
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Release the folder."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def round(self) -> int:
         """The last committed round; 0 if none."""
-        return int(self.state.get("round", 0))
+        return self.last.round
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the last commit was told to keep."""
+        return dict(self.last.extra)
 
     def read_info(self) -> dict[str, Any]:
         """Return the content of ``run.json``."""
@@ -138,34 +177,69 @@ class RunDirectory:
 
     def write_info(self, info: Mapping[str, Any]) -> None:
         """Replace ``run.json``."""
-        write_whole(self.folder / "run.json", (json.dumps(info, indent=1) + "\n").encode())
+        write_whole(self.folder / "run.json", sealed_bytes(info))
+
+    def store(self, default: Default, ids: Sequence[str]) -> TableStore:
+        """Return the run's store of private states; ``recover`` makes it ready.
+
+        Raises:
+            StoreError: it is missing, of another run, or was made for other parameters or clients.
+        """
+        return TableStore(
+            self.folder / "private", default, ids, run=self.id, write=self.writable, create=self.round == 0
+        )
+
+    def history(self) -> list[Record]:
+        """Return the committed records."""
+        return list(read_records(self.folder / "records.jsonl", self.last.records))
 
     def recover(self, store: PrivateStore) -> Params | None:
         """Return to the last commit and give the server's state there, or None before the first commit.
 
+        Nothing is changed before all that the commit names was looked at.
+
         Raises:
             RunError, StoreError: a file that the commit names is missing or damaged.
         """
-        store.recover(self.round)
-        for name in ("records", "timings"):
-            self._truncate(self.folder / f"{name}.jsonl", int(self.state.get(f"{name}_bytes", 0)))
-        if not self.state:
-            return None
-        path = self.folder / self.state["server"]
-        for other in self.folder.glob("server-*.safetensors*"):
-            if other != path:
-                other.unlink()
-        return load_verified(path, self.state["server_sha256"])
+        state = None
+        if self.round:
+            path = self.folder / self.last.server
+            state = load_verified(path, self.last.server_sha256)
+            check_tensors(path, self.last.tensors, layout(state), state)
+        for name in GROWING:
+            extent: Extent = getattr(self.last, name)
+            self._hashes[name] = hashlib.sha256(extent.read(self.folder / f"{name}.jsonl"))
+        store.recover(self.round, self.last.private or None)
+        if self.writable:
+            self._clean()
+            self._write_config()
+        return state
 
-    @staticmethod
-    def _truncate(path: Path, size: int) -> None:
-        if not path.exists() and size == 0:
-            return
-        if not path.exists() or path.stat().st_size < size:
+    def _write_config(self) -> None:
+        """Write ``config.toml`` where it is missing; where the run is to have another length, write it anew."""
+        path = self.folder / "config.toml"
+        if self._next_info is not None:
+            path.unlink(missing_ok=True)  # killed here, the text in run.json does for both
+            self.write_info(self._next_info)
+        text = self.read_info().get("config_text")
+        if text and not path.exists():
+            write_whole(path, str(text).encode())
+
+    def _clean(self) -> None:
+        """Drop what a round that was never committed has left."""
+        try:
+            for name in GROWING:
+                path, extent = self.folder / f"{name}.jsonl", getattr(self.last, name)
+                if path.exists() and path.stat().st_size > extent.bytes:
+                    os.truncate(path, extent.bytes)
+            for path in (*self.folder.iterdir(), *(self.folder / "private").iterdir()):
+                server = re.fullmatch(r"server-\d+\.safetensors", path.name) and path.name != self.last.server
+                if server or LEFTOVER.fullmatch(path.name):
+                    path.unlink()
+        except OSError as error:
             raise RunError(
-                f"{path} is shorter than the {size} bytes that were committed; restore the run from a copy."
-            )
-        os.truncate(path, size)
+                f"Cannot write to {self.folder}: {error.strerror or error}. A run must be writable to go on with it."
+            ) from error
 
     def commit(
         self,
@@ -179,61 +253,83 @@ class RunDirectory:
         """Make a finished round durable: all of it, or none.
 
         Raises:
-            RunError: the disk is full or can't be written; the last committed round is kept.
+            RunError: the disk is full or can't be written, or a file was changed meanwhile; the last committed round is
+                kept.
         """
-        sizes = {
-            f"{name}_bytes": self._append(self.folder / f"{name}.jsonl", lines)
-            for name, lines in (("records", records), ("timings", timings))
+        extents = {
+            name: self._append(name, lines) for name, lines in (("records", records), ("timings", timings))
         }
-        store.prepare(round)
-        content = save({n: t.detach().cpu().contiguous().clone() for n, t in server.items()})
+        private = store.prepare(round)
+        state = {n: t.detach().cpu().contiguous().clone() for n, t in server.items()}
+        check_finite(state, f"The server's state after round {round}")
+        content = save(state)
         name = f"server-{round}.safetensors"
         write_whole(self.folder / name, content)
-        previous = self.state.get("server")
-        state = {
-            "round": round,
-            "server": name,
-            "server_sha256": hashlib.sha256(content).hexdigest(),
-            **sizes,
-            **extra,
-        }
-        write_whole(self.folder / "commit.json", json.dumps(state).encode())
-        self.state = state
+        previous = self.last.server
+        last = Commit(
+            run=self.id, round=round, server=name, server_sha256=hashlib.sha256(content).hexdigest(),
+            tensors=layout(state), private=private, extra=extra, **extents,
+        )  # fmt: skip
+        write_whole(self.folder / "commit.json", last.to_bytes())
+        self.last = last
         store.apply()
         if previous and previous != name:
             (self.folder / previous).unlink(missing_ok=True)
 
-    @staticmethod
-    def _append(path: Path, records: Sequence[Record]) -> int:
+    def _append(self, name: str, records: Sequence[Record]) -> Extent:
+        """Add lines to a file that grows; return its whole extent."""
+        path, before = self.folder / f"{name}.jsonl", getattr(self.last, name)
+        content = "".join(map(to_line, records)).encode()
+        found = self._hashes[name].copy()
+        found.update(content)
         try:
             with open(path, "ab") as file:
-                file.write("".join(map(to_line, records)).encode())
+                if file.tell() != before.bytes:
+                    raise RunError(
+                        f"{path} was changed while the run went on: wanted {before.bytes} bytes, found {file.tell()}. "
+                        f"Restore the run from a copy, then resume."
+                    )
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                return file.tell()
         except OSError as error:
             raise RunError(
                 f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the last finished round is kept. "
                 f"Free some space or check the rights, then resume."
             ) from error
+        self._hashes[name] = found
+        return Extent(before.bytes + len(content), found.hexdigest())
 
 
-def read_info(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's ``run.json``.
+def new_run_id() -> str:
+    """Return a random id for a run."""
+    return secrets.token_hex(16)
+
+
+def layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return dtype and shape of tensors by name, e.g. ``float32 3x4``."""
+    return {
+        name: f"{str(t.dtype).removeprefix('torch.')} {'x'.join(map(str, t.shape)) or 'scalar'}"
+        for name, t in sorted(tensors.items())
+    }
+
+
+def check_tensors(
+    path: Path, wanted: Mapping[str, str], found: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Check what was read against the layout that it must have, and that it is finite.
 
     Raises:
-        RunError: there is no run, it is damaged, or it was written by a later fedkeep.
+        RunError: a name, shape or dtype differs, or a value is NaN or infinite.
     """
-    if not (folder / "run.json").exists():
-        raise RunError(
-            f"{folder} holds no run: there is no run.json in it. Name the folder that a run wrote."
-        )
-    info = _read_json(folder / "run.json")
-    if info.get("format") != FORMAT:
-        raise RunError(
-            f"{folder} has the format {info.get('format')!r}; this fedkeep reads format {FORMAT}. Update fedkeep."
-        )
-    return info
+    fault = difference_of_names(wanted, found)
+    fault = fault or next(
+        (f"{n!r} should be {w}, is {found[n]}" for n, w in wanted.items() if found[n] != w), ""
+    )
+    if not fault and (name := nonfinite(tensors)) is not None:
+        fault = f"{name!r} holds a NaN or an infinity"
+    if fault:
+        raise RunError(f"{path} does not hold what the run needs: {fault}. Restore the run from a copy.")
 
 
 def load_verified(path: Path, sha256: str) -> Params:
@@ -248,14 +344,51 @@ def load_verified(path: Path, sha256: str) -> Params:
         raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
     if hashlib.sha256(content).hexdigest() != sha256:
         raise RunError(f"{path} is damaged: its hash is not the committed one. Restore the run from a copy.")
-    return load(content)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return load(content)
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
         raise RunError(f"{path} is damaged: {error}. Restore the run from a copy.") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: it holds no object. Restore the run from a copy.")
-    return content
+
+
+def _acquired(folder: Path, writable: bool) -> FileLock | None:
+    """Lock the folder. One that is only read is locked where it can be: a copy on a read-only disk cannot."""
+    path = folder / "lock"
+    if not writable and not (path.exists() and os.access(path, os.W_OK)):
+        return None
+    lock = FileLock(str(path))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RunError(
+            f"{folder} is in use by another process. Wait for it, or name another folder."
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"Cannot lock {folder}: {error.strerror or error}. A run must be writable to go on with it."
+        ) from error
+    return lock
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain
+
+
+def _scheduled(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the places of a description where a schedule is not constant."""
+    if isinstance(value, Mapping):
+        if value.get("schedule", "constant") != "constant":
+            yield f"{path} ({value['schedule']})"
+        for key, inner in value.items():
+            yield from _scheduled(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _scheduled(inner, f"{path}[{number}]")

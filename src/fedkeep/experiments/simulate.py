@@ -16,21 +16,20 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind, describe, digest
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import write_whole
 from fedkeep.core.net import Net
 from fedkeep.core.params import to
-from fedkeep.core.records import Record, read_records
+from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
 from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, restored
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, check_state, in_use, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method
-from fedkeep.store import Default, MemoryStore, PrivateStore, TableStore
+from fedkeep.store import Default, MemoryStore, PrivateStore
 
 
 def simulate(
@@ -162,7 +161,7 @@ class _Simulation:
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
         server = first_global(self.method, self.net, self.data, self.device)
-        directory, store = None, self.given_store or MemoryStore(self.default)
+        directory, store = None, self.given_store or MemoryStore(self.default, self.data.ids)
         history: list[Record] = []
         best: dict[str, Any] = {}
         if out is not None:
@@ -176,14 +175,15 @@ class _Simulation:
             raise ConfigError("resume=True needs the folder of the run: pass out=....")
         try:
             if directory is not None:
-                store = TableStore(directory.folder / "private", self.default, len(self.data))
+                store = directory.store(self.default, self.data.ids)
                 state = directory.recover(store)
                 if state is not None:
                     phases = len(self.method.client.phases)
-                    server = restored(to(state, self.device), server, self.engine, phases)
-                    server = server.but(round=directory.round)
-                    best = dict(directory.state.get("best", {}))
-                    history = list(read_records(directory.folder / "records.jsonl"))
+                    found = restored(to(state, self.device), server, self.engine, phases)
+                    check_state(out, server, found)
+                    server = found.but(round=directory.round)
+                    best = dict(directory.extra.get("best", {}))
+                    history = directory.history()
             name, reason = in_use(self.engine, self.reason)
             run = Run(
                 self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
@@ -218,16 +218,20 @@ class _Simulation:
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
         directory = (
-            RunDirectory.open(out, self.identity) if resume else RunDirectory.create(out, self._info())
+            RunDirectory.open(out, self.identity, length=self._length())
+            if resume
+            else RunDirectory.create(out, self._info())
         )
         try:
-            if self.config_text is not None and not (out / "config.toml").exists():
-                write_whole(out / "config.toml", self.config_text.encode())
             write_partition(out, self.data)
         except RunError:
             directory.close()
             raise
         return directory
+
+    def _length(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of a run's length, beside the number of rounds."""
+        return {"config": describe(self.config or {}), "config_text": self.config_text}
 
     def _info(self) -> dict[str, Any]:
         meta = self.data.meta
@@ -239,9 +243,9 @@ class _Simulation:
             "name": self.name,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "status": "running",
-            "config": describe(self.config or {}),
-            "config_text": self.config_text,
+            **self._length(),
             "seed": self.seed,
+            "initial": self._initial(),
             "method": self.method.name,
             "identity": self.identity,
             "split_table": self.method.split.table(self.module),
@@ -254,7 +258,7 @@ class _Simulation:
                 "counts": {s: int(self.data.counts(s).sum()) for s in ("train", "valid", "test")},
                 "fingerprint": self.identity["data"],
                 "source": meta.get("source"),
-                **{key: meta[key] for key in ("partition", "opt_out") if key in meta},
+                **{key: meta[key] for key in ("partition", "opt_out", "follows_seed") if key in meta},
             },
             "engine": name,
             "engine_reason": reason,
@@ -269,6 +273,15 @@ class _Simulation:
             "best": meta.get("best"),
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
+        }
+
+    def _initial(self) -> dict[str, Any]:
+        """Return a hash of each initial value by name, for reports: of what is frozen, and of what is trained."""
+        trained = self.net.trainable()
+        hashes = {n: digest({n: v})[:16] for n, v in self.initial.items()}
+        return {
+            "trained": {n: h for n, h in hashes.items() if n in trained},
+            "frozen": {n: h for n, h in hashes.items() if n not in trained},
         }
 
 

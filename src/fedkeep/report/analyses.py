@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import RunError
+from fedkeep.core.sealed import read_sealed
 
 
 def read_analyses(path: Path) -> dict[str, dict[str, Any]]:
     """Return the analyses of a run, checked; empty where the file doesn't exist.
 
     Raises:
-        RunError: the file is not JSON or an analysis breaks the form; names the file and the place.
+        RunError: the file is damaged or an analysis breaks the form; names the file and the place.
+    """
+    return read_sealed_analyses(path)[0]
+
+
+def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the analyses, checked, and of which run and round they are; both empty where the file doesn't exist.
+
+    Raises:
+        RunError: as for ``read_analyses``.
     """
     if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}.") from error
+        return {}, {}
+    content = read_sealed(path)
+    about = content.pop("about", {})
+    del content["format"]
     try:
         check_analyses(content)
     except ValueError as error:
         raise RunError(f"{path}: {error}.") from error
-    return dict(content)
+    return content, dict(about)
 
 
 def check_analyses(content: Any) -> None:

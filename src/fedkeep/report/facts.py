@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ from fedkeep.report.blocks import Block
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
 from fedkeep.report.tables import Table, mean_std
+
+INITIAL = "initial values"
 
 
 def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
@@ -85,20 +88,47 @@ def table_of(groups: Sequence[Configuration], key: str) -> Iterator[Block]:
 
 
 def configuration(groups: Sequence[Configuration]) -> Iterator[Block]:
-    """Yield the settings that differ between configurations, then those that all have in common."""
-    settings = [dict(flat(g.runs[0].info.get("config") or {})) for g in groups]
-    for g, own in zip(groups, settings, strict=True):
-        if len(g.runs) > 1 and "seed" in own:
-            own["seed"] = ", ".join(str(run.seed) for run in g.runs)
+    """Yield the settings that differ between configurations, then those that all have in common.
+
+    Settings are the configuration's, or those that a run was called with. What else tells two configurations apart,
+    the data's hashes or initial values, is named where it differs.
+    """
+    settings = [_settings(g) for g in groups]
     keys = list(dict.fromkeys(k for own in settings for k in own))
     differing = [k for k in keys if len({own.get(k) for own in settings}) > 1]
     same = tuple((k, settings[0][k]) for k in keys if k not in differing)
+    more = [dict(_more(g)) for g in groups]
+    for key in dict.fromkeys(k for own in more for k in own):
+        apart = len({own.get(key) for own in more}) > 1
+        if apart and (key != INITIAL or not set(differing) - {"seed"}):
+            differing.append(key)
+    settings = [{**other, **own} for own, other in zip(settings, more, strict=True)]
     if differing:
         columns = ("setting", *(g.label for g in groups))
         rows = tuple((k, *(own.get(k, wording.MISSING) for own in settings)) for k in differing)
         yield Table(columns, rows, "What differs", left=len(columns))
     if same:
         yield Table(("setting", "value"), same, "The same everywhere" if len(groups) > 1 else "", left=2)
+
+
+def _settings(group: Configuration) -> dict[str, str]:
+    run = group.runs[0]
+    seeds = ", ".join(str(each.seed) for each in group.runs)
+    config = run.info.get("config")
+    if config:
+        own = dict(flat(config))
+        return {**own, "seed": seeds} if len(group.runs) > 1 and "seed" in own else own
+    own = dict(flat(run.settings["run"]))
+    return {"seed": seeds, **own} if own else {}
+
+
+def _more(group: Configuration) -> Iterator[tuple[str, str]]:
+    run = group.runs[0]
+    yield from flat(run.settings["run"], "run") if run.info.get("config") else ()
+    yield from flat(run.settings["data"], "data")
+    yield from flat(run.settings["frozen"], "frozen")
+    text = json.dumps([each.begins_with for each in group.runs], sort_keys=True)
+    yield INITIAL, hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

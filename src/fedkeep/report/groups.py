@@ -85,20 +85,39 @@ def scenes(runs: Sequence[RunFiles]) -> list[Scene]:
 
 def configurations(runs: Sequence[RunFiles], suffix: str = "") -> list[Configuration]:
     """Group runs that differ in their seed only; those of one name that differ otherwise get their folder's name."""
-    groups: dict[str, list[RunFiles]] = {}
+    by_settings: dict[str, list[RunFiles]] = {}
     for run in runs:
-        config = {k: v for k, v in (run.info.get("config") or {}).items() if k not in ("seed", "out")}
-        key = json.dumps([run.name, run.method, config, run.info.get("pooled")], sort_keys=True, default=str)
-        if any(run.seed == other.seed for other in groups.get(key, [])):
-            key += str(run.folder)
-        groups.setdefault(key, []).append(run)
-    names = [own[0].name for own in groups.values()]
+        by_settings.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    groups = [own for alike in by_settings.values() for own in _apart(alike)]
+    names = [own[0].name for own in groups]
     out = []
-    for i, own in enumerate(groups.values()):
+    for i, own in enumerate(groups):
         name = own[0].name
         label = name if names.count(name) == 1 else f"{name} ({own[0].folder.resolve().name})"
         out.append(Configuration(wording.printable(label + suffix), tuple(own), str(i % SLOTS)))
     return out
+
+
+def _apart(alike: Sequence[RunFiles]) -> list[list[RunFiles]]:
+    """Tell apart runs of the same settings: those that begin with other values than their seeds explain, and doubles.
+
+    A parameter's initial values follow the seed (every seed has its own) or do not (all have the same, as zeros and
+    read vectors are). Where some seeds share values and others don't, something else than the seed differs.
+    """
+    seeds = {run.seed for run in alike}
+    first = {run.seed: run for run in reversed(alike)}  # of each seed
+    names = sorted({name for run in alike for name in run.begins_with})
+    telling = [
+        name for name in names
+        if 1 < len({run.begins_with.get(name) for run in first.values()}) < len(seeds)
+    ]  # fmt: skip
+    groups: dict[tuple[str | None, ...], list[RunFiles]] = {}
+    for run in alike:
+        key = tuple(run.begins_with.get(name) for name in telling)
+        if any(run.seed == other.seed for other in groups.get(key, [])):
+            key += (str(run.folder),)
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
 
 
 def main_metrics(runs: Sequence[RunFiles]) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.records import Record, read_records
-from fedkeep.report.analyses import read_analyses
+from fedkeep.core.records import Record, read_records, read_sealed_records
+from fedkeep.core.run_files import Commit, read_commit, read_info
+from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.report.wording import lower_is_better
 
 FINISHED = "finished"
@@ -26,7 +27,7 @@ class RunFiles:
         records: all measured numbers in the order written, then the timings and the curves of fine-tuning.
         analyses: the content of analyses.json, checked; empty where there is none.
         finished: whether run.json's status says so.
-        notes: what a reader must know: unfinished, a torn last line.
+        notes: what a reader must know: unfinished, lines of no finished round, analyses of an earlier round.
     """
 
     folder: Path
@@ -57,6 +58,41 @@ class RunFiles:
         """The run's seed."""
         seed = self.info.get("seed")
         return seed if isinstance(seed, int) else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the run's numbers but its seed, and what follows from that, as plain data.
+
+        Which values a model begins with depends on the seed in general, so they are left out, but for frozen ones. So
+        are the data's own hashes where ``run.json`` says that they were made or divided by the run's seed.
+        """
+        config = {k: v for k, v in (self.info.get("config") or {}).items() if k not in ("seed", "out")}
+        identity = {k: v for k, v in (self.info.get("identity") or {}).items() if k not in ("seed", "data")}
+        model = identity.get("model")
+        if isinstance(model, dict):
+            identity["model"] = {k: v for k, v in model.items() if k != "initial_sha256"}
+        data = self.info.get("data") or {}
+        seeded, source = bool(data.get("follows_seed")), data.get("source")
+        if seeded and isinstance(source, dict):
+            source = {k: v for k, v in source.items() if k != "seed"}
+        return {
+            "name": self.name,
+            "method": self.method,
+            "pooled": bool(self.info.get("pooled")),
+            "config": config,
+            "run": identity,
+            "data": {"source": source, "hashes": None if seeded else data.get("fingerprint")},
+            "frozen": self._initial("frozen"),
+        }
+
+    @property
+    def begins_with(self) -> dict[str, str]:
+        """A hash of the initial values of each trained parameter, by name; empty where it is not known."""
+        return self._initial("trained")
+
+    def _initial(self, kind: str) -> dict[str, str]:
+        found = (self.info.get("initial") or {}).get(kind)
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
     @property
     def rounds(self) -> int:
@@ -92,55 +128,71 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read a run directory's files: run.json, records.jsonl, and where they exist the others.
+    """Read a run directory's files: run.json, commit.json, records.jsonl, and where they exist the others.
 
-    A run that is not finished may lack records or end in a torn line; both are noted.
+    A run that is not finished may lack records or have lines of a round that was never committed; both are noted.
 
     Raises:
-        RunError: there is no run.json, a file is damaged, or a finished run's records are torn; names the file
-            and the line.
+        RunError: there is no run.json, or a file is damaged, missing or of another run; names the file.
     """
     info = _read_info(folder / "run.json")
+    commit = read_commit(folder, info)
     finished = info.get("status") == FINISHED
     notes = []
     if not finished:
         status = info.get("status") or "not known"
         notes.append(f"This run is not finished (status: {status}); its numbers may still change.")
     records: list[Record] = []
-    for name in ("records.jsonl", "timings.jsonl", "personalization.jsonl"):
+    for name, extent in (("records.jsonl", commit.records), ("timings.jsonl", commit.timings)):
         path = folder / name
-        if not path.exists() and (not finished or name != "records.jsonl"):
-            continue
-        lines = _checked_records(path)
-        records += lines
-        if _torn(path):
-            place = len(lines) + 1
-            if finished:
-                raise RunError(
-                    f"{path}, line {place}: the run is finished but this line is torn. Was the file cut?"
-                )
+        records += _checked(path, read_records(path, extent))
+        if path.exists() and path.stat().st_size > extent.bytes:
             notes.append(
-                f"The last line of {name} (line {place}) was not written to its end and is left out."
+                f"What {name} holds after round {commit.round} is of no finished round and is left out."
             )
+    if (path := folder / "personalization.jsonl").exists():
+        lines, about = read_sealed_records(path)
+        if _is_of(path, about, commit, notes):
+            records += _checked(path, lines)
+    elif finished and (info.get("config") or {}).get("personalization"):
+        notes.append(
+            f"{path.name} is missing, so the curve of fine-tuning is not shown; resume the run to make it."
+        )
+    analyses, about = read_sealed_analyses(path := folder / "analyses.json")
+    if analyses and not _is_of(path, about, commit, notes):
+        analyses = {}
+    if missing := sorted(set(info.get("analyses") or []) - set(analyses)):
+        notes.append(f"analyses.json lacks {', '.join(missing)}, which run.json lists.")
     if not records:
         notes.append("It has no records.")
-    return RunFiles(
-        folder, info, tuple(records), read_analyses(folder / "analyses.json"), finished, tuple(notes)
-    )
+    return RunFiles(folder, info, tuple(records), analyses, finished, tuple(notes))
+
+
+def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) -> bool:
+    """Tell whether a file is of the run's last round; note it where it is not."""
+    if about.get("run") != commit.run:
+        raise RunError(
+            f"{path} is of another run than run.json beside it. Delete it, or restore the run's own."
+        )
+    if about.get("round") != commit.round:
+        notes.append(
+            f"{path.name} was made after round {about.get('round')}, the run stands at {commit.round}: it is left out."
+        )
+        return False
+    return True
 
 
 def _read_info(path: Path) -> dict[str, Any]:
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunError(f"{path.parent} is no run directory: it has no run.json.") from error
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}.") from error
-    if not isinstance(info, dict):
-        raise RunError(f"{path} is damaged: wanted an object, got {type(info).__name__}.")
-    for key in ("environment", "data", "config"):
+    if not path.exists():
+        raise RunError(f"{path.parent} is no run directory: it has no run.json.")
+    info = read_info(path.parent)
+    for key in ("environment", "data", "config", "identity", "initial"):
         if not isinstance(info.get(key, {}), dict | None):
             raise RunError(f"{path} is damaged: {key!r} must be an object, got {type(info[key]).__name__}.")
+    if not isinstance(info.get("analyses"), list | None):
+        raise RunError(
+            f"{path} is damaged: 'analyses' must be a list, got {type(info['analyses']).__name__}."
+        )
     for key in ("bytes_down", "bytes_up", "best", "best_global"):
         if not isinstance(info.get(key), int | float | None):
             raise RunError(
@@ -177,9 +229,9 @@ def _split_row(row: dict[str, Any]) -> bool:
     return {"name", "half"} <= set(row) and isinstance(row.get("bytes", 0), int | float)
 
 
-def _checked_records(path: Path) -> list[Record]:
+def _checked(path: Path, lines: Iterable[Record]) -> list[Record]:
     records = []
-    for number, record in enumerate(read_records(path), start=1):
+    for number, record in enumerate(lines, start=1):
         right = (
             type(record.round) is int
             and type(record.n) is int
@@ -196,11 +248,3 @@ def _checked_records(path: Path) -> list[Record]:
             )
         records.append(record)
     return records
-
-
-def _torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, 2) == 0:
-            return False
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"

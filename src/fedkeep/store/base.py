@@ -20,10 +20,12 @@ class PrivateStore(Protocol):
 
     Writes are staged and become visible to reads at once; ``prepare`` makes them durable under a round's number
     without touching committed state, ``apply`` finishes the commit, and ``recover`` brings a store that was killed
-    at any instant to the state after ``round``. ``default`` gives the values of a client that was never seen.
+    at any instant to the state after ``round``. ``default`` gives the values of a client that was never seen. Clients
+    are named by their position in ``ids``.
     """
 
     default: Default
+    ids: Sequence[str]
 
     def read(self, clients: ClientIndices) -> Params:
         """Return the clients' values stacked, each (clients, *shape); the default for clients never seen."""
@@ -37,16 +39,16 @@ class PrivateStore(Protocol):
         """Tell for each client whether it has values of its own."""
         ...
 
-    def prepare(self, round: int) -> None:
-        """Make the staged writes durable under this round's number."""
+    def prepare(self, round: int) -> str:
+        """Make the staged writes durable under this round's number; return a digest of all states after it."""
         ...
 
     def apply(self) -> None:
         """Make the prepared writes the committed state."""
         ...
 
-    def recover(self, round: int) -> None:
-        """Return to the committed state after ``round``; drop everything later."""
+    def recover(self, round: int, digest: str | None = None) -> None:
+        """Return to the committed state after ``round``, whose digest is given if known; drop everything later."""
         ...
 
 
@@ -56,7 +58,7 @@ class Default:
     Args:
         initial: the module's own private values, by name, and what a method keeps beside them.
         rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself); it is for private values alone.
-        seed: seeds the normal draws; each client has a stream of its own.
+        seed: seeds the normal draws; each client has a stream of its own, named by its id.
     """
 
     def __init__(self, initial: Mapping[str, Tensor], rule: Any = "model", seed: int = 0) -> None:
@@ -72,11 +74,13 @@ class Default:
         elif rule != "model":
             raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {rule!r}.")
 
-    def __call__(self, client: int) -> Params:
-        """Return the client's default values, by name."""
+    def __call__(self, client: str) -> Params:
+        """Return the default values of the client of this id, by name."""
         if self.std is None:
             return {name: value.clone() for name, value in self.initial.items()}
-        draw = generator(self.seed, "private_init", str(client))
+        if not isinstance(client, str):
+            raise TypeError(f"A client's default values are drawn by its id, a text; got {client!r}.")
+        draw = generator(self.seed, "private_init", client)
         return {
             n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if ruled(n, v) else v
             for n, v in self.initial.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,15 +16,16 @@ class MemoryStore:
 
     Args:
         default: gives the values of a client that was never seen.
+        ids: the clients' ids; a client's index is its position.
     """
 
-    def __init__(self, default: Default) -> None:
-        self.default = default
+    def __init__(self, default: Default, ids: Sequence[str]) -> None:
+        self.default, self.ids = default, ids
         self._rows: dict[int, Params] = {}
 
     def read(self, clients: ClientIndices) -> Params:
         """Return the clients' values stacked, each (clients, *shape)."""
-        rows = [self._rows.get(int(c)) or self.default(int(c)) for c in clients]
+        rows = [self._rows.get(int(c)) or self.default(self.ids[int(c)]) for c in clients]
         return {
             name: torch.stack([row[name] for row in rows]) if rows else value.new_empty((0, *value.shape))
             for name, value in self.default.initial.items()
@@ -41,11 +42,12 @@ class MemoryStore:
         """Tell for each client whether it was ever written."""
         return [int(c) in self._rows for c in clients]
 
-    def prepare(self, round: int) -> None:
+    def prepare(self, round: int) -> str:
         """Do nothing: memory has no durable state."""
+        return ""
 
     def apply(self) -> None:
         """Do nothing: writes are visible at once."""
 
-    def recover(self, round: int) -> None:
+    def recover(self, round: int, digest: str | None = None) -> None:
         """Do nothing: a process that was killed has lost its memory."""

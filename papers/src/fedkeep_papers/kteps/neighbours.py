@@ -93,7 +93,7 @@ def _most_words(run: Run) -> int:
 def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the client's rows of a table, trained, as restored, and aggregated, and the rows' numbers."""
     everyone = [int(c) for c in run.clients]
-    store = MemoryStore(run.private.default)
+    store = MemoryStore(run.private.default, run.private.ids)
     store.write(everyone, run.private.read(everyone))
     seed = run.private.default.seed
     job = Job(run.method, run.net, run.data, store, seed, run.device)

@@ -68,7 +68,7 @@ class Task:
     def job(self) -> Job:
         """Return the job as a client's training sees it; private values come with every order, not from a store."""
         data = self.data.data if isinstance(self.data, SentData) else self.data
-        return Job(self.method, self.net, data, MemoryStore(Default({})), self.seed)
+        return Job(self.method, self.net, data, MemoryStore(Default({}), ()), self.seed)
 
 
 def serve(connection: Connection, own: Arena, task: Task) -> None:

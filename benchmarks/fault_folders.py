@@ -1,0 +1,487 @@
+"""Claim: no damage to a run's folder gives a wrong result without a word, a traceback or a hang.
+
+    python -m benchmarks.fault_folders [--tried N] [--seed S]
+
+Three kinds of fault, each against small runs that stand in a folder of their own:
+
+- **mutations** of every file of a run's folder: a bit flipped, bytes zeroed, the end cut off, an older version of the
+  file, the same file of another run, the file removed. The run may be finished, or stopped after some rounds; it is
+  then loaded, reported or resumed. *Silent* means that this went through and any number, state or record is not that of
+  the intact folder. What is left out with a note that says so is not silent.
+- **forged states**: the server's or a client's state with other names, shapes or dtypes or with a NaN, and every
+  checksum rewritten to fit. *Silent* means that it was accepted.
+- **kills** with SIGKILL at a random instant, then ``resume``, over all engines, until the run is finished: the result
+  must have the bits of a run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from benchmarks.measure import write
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.sealed import seal
+from fedkeep.experiments.analyses import write_analyses
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.config import Config
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.simulate import Run
+from fedkeep.report.runs import read_run
+from fedkeep.store import TableStore
+
+ROUNDS, STOPPED = 6, 4
+PATIENCE = 20
+MUTATIONS = ("flip", "zero", "truncate", "older", "swapped", "removed")
+ENGINES = ("sequential", "workers", "vectorised", "pooled")
+SHORT_JOURNAL = 1200
+"""Bytes after which the private journal begins anew here, so that the table is not wholly in it."""
+
+
+class Hung(BaseException):
+    """A call took longer than ``PATIENCE`` seconds."""
+
+
+class Stop(BaseException):
+    """Stops a run between two rounds."""
+
+
+def classes(tried: int = 3000, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield how each class of faults ended: ``{name, tried, silent, crashed, hung}``.
+
+    Args:
+        tried: how many mutations; forged states are 2 in 15 of that, kills 1 in 30.
+        seed: of what is drawn.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    where = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=where) as folder,
+            short_journal(),
+        ):
+            scenes = [Scene(Path(folder) / kind, kind) for kind in KINDS]
+            yield from mutations(scenes, tried, seed)
+            yield forged(scenes, max(1, tried * 2 // 15), seed)
+            yield kills(Path(folder) / "kills", max(1, tried // 30), seed)
+    finally:
+        torch.set_num_threads(before)
+
+
+def short_journal() -> contextlib.AbstractContextManager[Any]:
+    """Let the private journal begin anew now and then, as it does in long runs."""
+    return patch("fedkeep.store.table.JOURNAL_BYTES", SHORT_JOURNAL)
+
+
+def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:
+    """Return a small run: private vectors with server momentum, none at all, or centralised training with Adam."""
+    method: dict[str, Any] = {
+        "kind": "fedavg" if kind == "federated" else "furl",
+        "optimizer": {"kind": "adam" if kind == "pooled" else "sgd", "learning_rate": 0.1},
+    }
+    if kind == "private":
+        method |= {
+            "private_init": ["normal", 0.5],
+            "server_optimizer": {"kind": "adam", "learning_rate": 0.1},
+        }
+    return Config.model_validate(
+        {
+            "name": "small",
+            "seed": seed,
+            "data": {"reader": "toy", "users": 9, "seed": 1},
+            "model": {"kind": "linear"},
+            "method": method,
+            "run": {
+                "rounds": rounds, "cohort": 2, "evaluate_every": 2,
+                "engine": "pooled" if kind == "pooled" else "sequential",
+            },
+            "personalization": {"steps": 2, "every": 1},
+        }
+    )  # fmt: skip
+
+
+KINDS = ("private", "federated", "pooled")
+
+
+class Scene:
+    """Runs of one kind: a finished one, a stopped one, older copies of both, and another run's.
+
+    ``intact`` is the finished folder's result; a stopped run that is resumed must reach it too.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        self.versions = [folder / f"after-{round}" for round in range(1, ROUNDS + 1)]
+        commits = patch_commits(self.versions, folder / "finished")
+        with commits:
+            self.run(folder / "finished")
+        other = run_config(config(kind, seed=7), out=folder / "other", progress=False)
+        for name, number in (("finished", 0.25), ("other", 0.5)):
+            write_analyses(
+                folder / name, {"numbers": {"columns": ["x", "round"], "rows": [[number, other.round]]}}
+            )
+        self.work = folder / "work"
+        self.targets = {"finished": folder / "finished", "stopped": self.versions[STOPPED - 1]}
+        self.intact: dict[tuple[str, str], Any] = {}
+        for target, action in PAIRS:
+            self.fresh(target)
+            self.intact[target, action] = ACTIONS[action](self)
+        self.final = self.intact["finished", "load"]
+
+    def run(self, out: Path, resume: bool = False) -> Run:
+        """Run, or go on."""
+        return run_config(config(self.kind), out=out, resume=resume, progress=False)
+
+    def fresh(self, target: str) -> Path:
+        """Copy a folder to where it is harmed."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(self.targets[target], self.work)
+        return self.work
+
+
+@contextlib.contextmanager
+def patch_commits(versions: list[Path], run: Path) -> Iterator[None]:
+    """Keep a copy of the run's folder after each commit."""
+    from fedkeep.experiments.run_directory import RunDirectory
+
+    commit = RunDirectory.commit
+
+    def keeping(self: RunDirectory, round: int, *arguments: Any) -> None:
+        commit(self, round, *arguments)
+        shutil.copytree(run, versions[round - 1])
+
+    with patch.object(RunDirectory, "commit", keeping):
+        yield
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """Return all that a run holds: server, private values of everybody, who was seen, history, metrics."""
+    everybody = range(len(run.data))
+    return {
+        "round": run.round,
+        "server": bits(run.server),
+        "private": bits(run.private.read(everybody)),
+        "seen": run.private.seen(everybody),
+        "history": sorted(map(repr, run.history)),
+        "metrics": repr(run.evaluate("test")),
+    }
+
+
+def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
+    """Return the bytes of tensors by name."""
+    return {
+        n: t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in sorted(tensors.items())
+    }
+
+
+def loaded(scene: Scene) -> Any:
+    """Load the run, as ``fedkeep evaluate`` does."""
+    return state_of(load_run(scene.work))
+
+
+def reported(scene: Scene) -> Any:
+    """Read the run, as ``fedkeep report`` does."""
+    files = read_run(scene.work)
+    info = {k: v for k, v in files.info.items() if k not in ("status", "engine_reason", "analyses")}
+    return {
+        "info": json.dumps(info, sort_keys=True), "records": sorted(map(repr, files.records)),
+        "analyses": json.dumps(files.analyses, sort_keys=True), "notes": files.notes,
+    }  # fmt: skip
+
+
+def resumed(scene: Scene) -> Any:
+    """Go on with the run, to its end."""
+    return state_of(scene.run(scene.work, resume=True))
+
+
+ACTIONS: dict[str, Callable[[Scene], Any]] = {"load": loaded, "report": reported, "resume": resumed}
+PAIRS = [(target, action) for target in ("finished", "stopped") for action in ACTIONS]
+
+
+def same(found: Any, intact: Any) -> bool:
+    """Tell whether a result is the intact folder's; a report that leaves something out must say so in a note."""
+    if found == intact:
+        return True
+    if "notes" not in found or set(found["notes"]) <= set(intact["notes"]):
+        return False
+    return found["info"] == intact["info"] and set(found["records"]) <= set(intact["records"])
+
+
+def goes_right(scene: Scene, target: str, action: str) -> bool:
+    """Do something with the harmed folder; tell whether the result is the intact one's."""
+    return same(ACTIONS[action](scene), scene.intact[target, action])
+
+
+def ended(action: Callable[[], bool]) -> str:
+    """Return how an action ended: ``right`` (True), ``silent`` (False), ``refused``, ``crashed`` or ``hung``."""
+
+    def late(*_: Any) -> None:
+        raise Hung
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    try:
+        return "right" if action() else "silent"
+    except FedkeepError:
+        return "refused"
+    except Hung:
+        return "hung"
+    except BaseException as error:  # noqa: BLE001  (whatever it is, the campaign counts it and goes on)
+        print(f"crashed: {type(error).__name__}: {error}", file=sys.stderr)
+        return "crashed"
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def counted(name: str, ends: Counter[str]) -> dict[str, Any]:
+    """Return the line of a class."""
+    return {
+        "name": name, "tried": ends.total(), "silent": ends["silent"], "crashed": ends["crashed"], "hung": ends["hung"],
+        "refused": ends["refused"], "right": ends["right"],
+    }  # fmt: skip
+
+
+def mutations(scenes: list[Scene], tried: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each way to harm a file."""
+    draw = random.Random(seed)  # noqa: S311
+    for number, how in enumerate(MUTATIONS):
+        ends: Counter[str] = Counter()
+        while ends.total() < tried // len(MUTATIONS) + (number < tried % len(MUTATIONS)):
+            scene, (target, action) = draw.choice(scenes), draw.choice(PAIRS)
+            harmed = harm(scene, scene.fresh(target), how, draw)
+            if harmed is None:
+                continue
+            end = ended(partial(goes_right, scene, target, action))
+            if end in ("silent", "crashed", "hung"):
+                print(f"{end}: {how} of {harmed}, {scene.kind}, {target}, {action}", file=sys.stderr)
+            ends[end] += 1
+        yield counted(f"run folders: {how}", ends)
+
+
+def harm(scene: Scene, folder: Path, how: str, draw: random.Random) -> str | None:
+    """Harm a file of the folder; return what was done, or None where it would change nothing."""
+    names = [p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()]
+    name = draw.choice(names)
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    before = bytes(content)
+    if how in ("older", "swapped"):
+        source = (
+            scene.folder / "other" if how == "swapped" else draw.choice(scene.versions[:STOPPED])
+        ) / name
+        if not source.is_file() and name.name.startswith("server-"):
+            source = next(source.parent.glob("server-*"))
+        if not source.is_file() or source.read_bytes() == before:
+            return None
+        shutil.copyfile(source, path)
+        return f"{name} from {source.parent.name}"
+    if how == "removed":
+        path.unlink()
+        return str(name)
+    if not content:
+        return None
+    at = draw.randrange(len(content))
+    if how == "flip":
+        content[at] ^= 1 << draw.randrange(8)
+    elif how == "zero":
+        end = at + draw.choice((1, 8, 64, 4096))
+        content[at:end] = bytes(len(content[at:end]))
+    else:
+        del content[draw.choice((at, 0, len(content) - 1)) :]
+    if bytes(content) == before:
+        return None
+    path.write_bytes(content)
+    return f"{name} at {at} of {len(before)}"
+
+
+def forged(scenes: list[Scene], tried: int, seed: int) -> dict[str, Any]:
+    """Return how forged states with fitting checksums ended."""
+    draw = random.Random(seed)  # noqa: S311
+    ends: Counter[str] = Counter()
+    for _ in range(tried):
+        scene, (target, action) = draw.choice(scenes), draw.choice([p for p in PAIRS if p[1] != "report"])
+        folder = scene.fresh(target)
+        if scene.kind == "private" and draw.random() < 0.25:
+            what = forge_private(scene, folder, draw)
+        else:
+            what = forge_server(folder, draw)
+
+        def accepted(scene: Scene = scene, action: str = action) -> bool:
+            ACTIONS[action](scene)
+            return False
+
+        end = ended(accepted)
+        if end != "refused":
+            print(f"{end}: {what}, {scene.kind}, {target}, {action}", file=sys.stderr)
+        ends[end] += 1
+    return counted("forged states", ends)
+
+
+def forge_server(folder: Path, draw: random.Random) -> str:
+    """Rewrite the server's state with a fault, and let all checksums fit."""
+    path = folder / "commit.json"
+    commit = json.loads(path.read_text(encoding="utf-8"))
+    file = folder / commit["server"]
+    tensors = load(file.read_bytes())
+    name = draw.choice(sorted(tensors))
+    floats = [n for n, t in sorted(tensors.items()) if t.is_floating_point() and t.numel()]
+    how = draw.choice(("drop", "add", "rename", "shape", "dtype", "nan", "infinity", "header", "length"))
+    content = b""
+    if how == "drop":
+        del tensors[name]
+    elif how == "add":
+        tensors[f"{name}.more"] = torch.zeros(2)
+    elif how == "rename":
+        tensors[name[:-1] + "_"] = tensors.pop(name)
+    elif how == "shape":
+        tensors[name] = torch.zeros(*tensors[name].shape, 2, dtype=tensors[name].dtype)
+    elif how == "dtype":
+        tensors[name] = tensors[name].to(torch.float16)
+    elif how in ("nan", "infinity"):
+        value = tensors[draw.choice(floats)].view(-1)
+        value[draw.randrange(len(value))] = torch.nan if how == "nan" else -torch.inf
+    elif how == "header":
+        content = bytearray(save(tensors))  # type: ignore[assignment]
+        content[8 + draw.randrange(40)] = draw.randrange(32)  # type: ignore[index]
+    else:
+        content = draw.choice((2**62, 2**31, 0, 7)).to_bytes(8, "little") + save(tensors)[8:]
+    file.write_bytes(content or save(tensors))
+    commit["server_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    path.write_text(json.dumps(seal(commit)), encoding="utf-8")
+    return f"{how} of {name}"
+
+
+def forge_private(scene: Scene, folder: Path, draw: random.Random) -> str:
+    """Let the store itself write values that are not finite, with all of its checksums, as the run's last round."""
+    run = load_run(scene.targets["finished"])
+    path = folder / "commit.json"
+    commit = json.loads(path.read_text(encoding="utf-8"))
+    shutil.rmtree(folder / "private")
+    store = TableStore(folder / "private", run.private.default, run.private.ids, run=commit["run"])
+    client = draw.randrange(len(run.data))
+    values = run.private.read([client])
+    name = draw.choice(sorted(values))
+    values[name].view(-1)[draw.randrange(values[name].numel())] = draw.choice((torch.nan, torch.inf))
+    with patch.object(TableStore, "_check_finite", lambda *_: None):
+        store.write([client], values)
+        commit["private"] = store.prepare(commit["round"])
+        store.apply()
+    path.write_text(json.dumps(seal(commit)), encoding="utf-8")
+    return f"private {name} of client {client}"
+
+
+def kills(folder: Path, tried: int, seed: int) -> dict[str, Any]:
+    """Return how runs ended that were killed at a random instant and resumed to their end."""
+    draw = random.Random(seed)  # noqa: S311
+    folder.mkdir()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.fault_folders"])
+    intact = {}
+    for engine in ENGINES:
+        began = time.monotonic()
+        killed_run(engine, str(folder / engine))
+        intact[engine] = (lasting(folder / engine), time.monotonic() - began)
+    ends: Counter[str] = Counter()
+    for number in range(tried):
+        engine = ENGINES[number % len(ENGINES)]
+        out = folder / f"{engine}-{number}"
+        expected, seconds = intact[engine]
+        for _ in range(draw.randint(1, 3)):
+            child = context.Process(target=killed_run, args=(engine, str(out)))
+            child.start()
+            until = time.monotonic() + PATIENCE
+            while not (out / "run.json").exists() and child.is_alive() and time.monotonic() < until:
+                time.sleep(0.001)
+            child.join(draw.uniform(0, seconds))
+            child.kill()
+            child.join()
+
+        def goes_on(engine: str = engine, out: Path = out, expected: Any = expected) -> bool:
+            killed_run(engine, str(out))
+            found = lasting(out)
+            names = [n for n in sorted({*found, *expected}) if found.get(n) != expected.get(n)]
+            if names:
+                print(f"silent: {engine}, killed: {', '.join(names)} differ", file=sys.stderr)
+            return not names
+
+        ends[ended(goes_on)] += 1
+        shutil.rmtree(out)
+    return counted("kill -9, then resume", ends)
+
+
+def killed_run(engine: str, out: str) -> None:
+    """Run or go on; for the kills, in a process of its own."""
+    torch.set_num_threads(1)
+    made = config("pooled" if engine == "pooled" else "private", rounds=ROUNDS)
+    made = made.model_copy(
+        update={"run": made.run.model_copy(update={"engine": engine}), "personalization": None}
+    )
+    with short_journal(), patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
+        resume = (Path(out) / "run.json").exists()
+        run_config(
+            made, out=Path(out), resume=resume, progress=False, workers=2 if engine == "workers" else None
+        )
+
+
+def lasting(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all of a run's folder but times."""
+    left_out = ("run.json", "timings.jsonl", "lock", "commit.json", "config.toml")
+    found = {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name not in left_out and p.suffix != ".part"
+    }
+    commit = json.loads((folder / "commit.json").read_text(encoding="utf-8"))
+    kept = {key: value for key, value in commit.items() if key not in ("timings", "seal")}
+    return found | {"commit.json": json.dumps(kept).encode()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the campaign, write ``fault-folders.json``, and return 1 if the claim fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tried", type=int, default=3000, help="mutations of run folders")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="where to write")
+    options = parser.parse_args(arguments)
+    began, found = time.monotonic(), []
+    for line in classes(options.tried, options.seed):
+        print(line, flush=True)
+        found.append(line)
+    content = {
+        "tried": options.tried,
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - began),
+        "classes": found,
+    }
+    write("fault-folders", content, folder=options.out)
+    failed = [line["name"] for line in found if line["silent"] or line["crashed"] or line["hung"]]
+    print(f"claims that failed: {', '.join(failed)}" if failed else "every claim holds")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""What ``run.json`` and ``commit.json`` of a run's folder say, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import RunError
+from fedkeep.core.records import NONE, Extent
+from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A run's last finished round.
+
+    Attributes:
+        run: the run's id.
+        round: the round's number; 0 before the first.
+        server: the name of the file with the server's state.
+        server_sha256: of that file.
+        tensors: dtype and shape of each tensor in it, by name.
+        private: a digest of the private states.
+        records, timings: how much of ``records.jsonl`` and ``timings.jsonl`` belongs to it.
+        extra: what the run wants back, e.g. its best round so far.
+    """
+
+    run: str
+    round: int = 0
+    server: str = ""
+    server_sha256: str = ""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    private: str = ""
+    records: Extent = NONE
+    timings: Extent = NONE
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of ``commit.json``."""
+        extents = {
+            name: {"bytes": extent.bytes, "sha256": extent.sha256}
+            for name, extent in (("records", self.records), ("timings", self.timings))
+        }
+        return sealed_bytes(
+            {
+                "format": FORMAT,
+                "run": self.run,
+                "round": self.round,
+                "server": self.server,
+                "server_sha256": self.server_sha256,
+                "tensors": dict(self.tensors),
+                "private": self.private,
+                **extents,
+                "extra": dict(self.extra),
+            }
+        )
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's ``run.json``.
+
+    Raises:
+        RunError: there is no run, it is damaged, or it was written by another fedkeep.
+    """
+    if not (folder / "run.json").exists():
+        raise RunError(
+            f"{folder} holds no run: there is no run.json in it. Name the folder that a run wrote."
+        )
+    info = read_sealed(folder / "run.json")
+    if not isinstance(info.get("run"), str) or not info["run"]:
+        raise RunError(
+            f"{folder / 'run.json'} is damaged: it lacks the run's id. Restore the run from a copy."
+        )
+    return info
+
+
+def read_commit(folder: Path, info: Mapping[str, Any]) -> Commit:
+    """Return a run's last commit.
+
+    Args:
+        folder: the run's folder.
+        info: the content of its ``run.json``.
+
+    Raises:
+        RunError: ``commit.json`` is damaged, of another run, or missing though there are finished rounds.
+    """
+    path = folder / "commit.json"
+    if path.exists() or path.is_symlink():
+        commit = _parsed(path, read_sealed(path))
+        if commit.run != info["run"]:
+            raise RunError(
+                f"{path} is of the run {commit.run}, but run.json of the run {info['run']}. Restore both from the same "
+                f"copy."
+            )
+        if commit.round > _rounds(info):
+            raise RunError(
+                f"{path} stands at round {commit.round}, but run.json knows {_rounds(info)} rounds only. Restore both "
+                f"from the same copy."
+            )
+        if info.get("status") == "finished" and commit.round < _rounds(info):
+            raise RunError(
+                f"{path} stands at round {commit.round}, but run.json says that all {_rounds(info)} rounds are "
+                f"finished. Restore both from the same copy."
+            )
+        return commit
+    finished = info.get("status") == "finished" and _rounds(info) > 0
+    if finished or any(p.name != "server-1.safetensors" for p in folder.glob("server-*.safetensors")):
+        raise RunError(f"{path} is missing, but the run has finished rounds. Restore the run from a copy.")
+    return Commit(run=info["run"])
+
+
+def _rounds(info: Mapping[str, Any]) -> int:
+    rounds = info.get("rounds")
+    return rounds if type(rounds) is int else 0
+
+
+def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
+    texts = ("run", "server", "server_sha256", "private")
+    records, timings = Extent.of(content.get("records")), Extent.of(content.get("timings"))
+    wrong = [name for name in texts if not isinstance(content.get(name), str)]
+    wrong += [name for name, extent in (("records", records), ("timings", timings)) if extent is None]
+    wrong += [] if type(content.get("round")) is int and content["round"] > 0 else ["round"]
+    wrong += [name for name in ("extra", "tensors") if not isinstance(content.get(name), dict)]
+    if wrong or records is None or timings is None:
+        raise RunError(f"{path} is damaged: it lacks {wrong}. Restore the run from a copy.")
+    name = content["server"]
+    if name != f"server-{content['round']}.safetensors":
+        raise RunError(
+            f"{path} is damaged: it names {name!r} as the server's state. Restore the run from a copy."
+        )
+    return Commit(
+        round=content["round"], records=records, timings=timings, extra=content["extra"],
+        tensors=content["tensors"],
+        **{key: content[key] for key in texts},
+    )  # fmt: skip

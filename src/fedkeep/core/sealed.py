@@ -1,0 +1,81 @@
+"""JSON files that vouch for themselves: an object whose key ``seal`` is a checksum of all the rest.
+
+A seal finds damage and hasty edits, not malice: whoever changes a file on purpose can seal it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import RunError
+
+FORMAT = 2
+"""The format of run folders. Folders of another format are named and not read."""
+
+
+def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain data with their checksum under ``seal``."""
+    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != "seal"}))
+    return {**plain, "seal": _checksum(plain)}
+
+
+def sealed_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return what ``read_sealed`` reads."""
+    return (json.dumps(seal(content), indent=1) + "\n").encode()
+
+
+def is_sealed(content: Mapping[str, Any]) -> bool:
+    """Tell whether the checksum under ``seal`` is that of the rest."""
+    return content.get("seal") == _checksum({k: v for k, v in content.items() if k != "seal"})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON file's object.
+
+    Raises:
+        RunError: the file cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}. Restore the run from a copy.") from error
+    if not isinstance(content, dict):
+        raise RunError(
+            f"{path} is damaged: wanted an object, got {type(content).__name__}. Restore the run from a copy."
+        )
+    return content
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Return a sealed file's object, without its seal.
+
+    Raises:
+        RunError: the file cannot be read, is of another format, or is not as it was written.
+    """
+    content = read_json(path)
+    if "seal" not in content or content.get("format") != FORMAT:
+        _check_format(path, content.get("format"))
+    if not is_sealed(content):
+        raise RunError(
+            f"{path} is damaged or was edited: its checksum is not that of its content. Restore the run from a copy."
+        )
+    return {key: value for key, value in content.items() if key != "seal"}
+
+
+def _check_format(path: Path, found: Any) -> None:
+    if found == FORMAT:
+        raise RunError(f"{path} is damaged: it has no checksum. Restore the run from a copy.")
+    older = found is None or (type(found) is int and 0 <= found < FORMAT)
+    what = "no format" if found is None else f"the format {found!r}"
+    todo = (
+        "It is of an older fedkeep: run it again, or read it with that one." if older else "Update fedkeep."
+    )
+    raise RunError(f"{path} has {what}; this fedkeep reads format {FORMAT}. {todo}")
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
