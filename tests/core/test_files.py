@@ -129,9 +129,7 @@ def test_a_file_takes_the_place_of_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "state").is_symlink()
 
 
-def test_a_name_that_is_taken_is_not_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_taken_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.token_hex", lambda _: "0123456789abcdef")
     (tmp_path / "precious").write_bytes(b"precious")
     taken = tmp_path / "state.0123456789abcdef.part"

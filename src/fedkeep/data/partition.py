@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.columns import Ragged, RangeIds, Rows, offsets_of
+from fedkeep.data.columns import Ragged, Rows, offsets_of
 from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import RangeIds
 from fedkeep.data.images import ImageSet
 from fedkeep.data.splits import SPLITS, bounds_of
 

@@ -109,8 +109,8 @@ class Run:
             out |= judgement.metrics()
         return out
 
-    def parameters(self, client: str) -> Params:
-        """Return a client's whole model, federated and private parameters by name."""
+    def parameters(self, client: str | int) -> Params:
+        """Return a client's whole model, federated and private parameters by name; the client is named by its id."""
         stacked = self.private.read([self.data.index(client)])
         return self.method.split.merge(self.server, {n: v[0] for n, v in stacked.items()})
 
