@@ -1,8 +1,8 @@
 """Arrays from ``.npy`` and ``.npz`` files that nobody vouches for.
 
 What a header promises is compared with the bytes that are there before any memory is taken. numpy's readers raise
-whatever their parsers raise on damaged bytes (``tokenize.TokenError``, ``zlib.error``, ``RecursionError``, …), so all of
-it becomes a DataError here.
+whatever their parsers raise on damaged bytes (``tokenize.TokenError``, ``zlib.error``, ``RecursionError``, …), so all
+of it becomes a DataError here.
 """
 
 from __future__ import annotations

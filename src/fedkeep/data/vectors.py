@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +92,7 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
     width = announced = count = 0
     for number, line in lines(path):
         cells = line.rstrip(" ").split(" ")
-        if (
-            number == 1
-            and len(cells) == 2
-            and all(cell.isascii() and cell.isdigit() and len(cell) < 10 for cell in cells)
-        ):
+        if number == 1 and len(cells) == 2 and all(re.fullmatch("[0-9]{1,9}", cell) for cell in cells):
             announced, width = int(cells[0]), int(cells[1])
             continue
         width = width or len(cells) - 1

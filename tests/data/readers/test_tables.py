@@ -379,7 +379,7 @@ def test_a_label_of_five_thousand_digits(tmp_path: Path) -> None:
     assert refused(tmp_path, rows, "t.csv").startswith(
         f"{tmp_path / 't.csv'}, line 3: wanted a class in column 'label', an integer or a text of at most 200 characters; "
     )
-    assert refused(tmp_path, rows[:1] + [{"user": "a", "text": "x", "label": "7" * 19}], "t.csv") == (
+    assert refused(tmp_path, [*rows[:1], {"user": "a", "text": "x", "label": "7" * 19}], "t.csv") == (
         f"{tmp_path / 't.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '{'7' * 19}'."
     )
 

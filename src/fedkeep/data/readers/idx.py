@@ -101,8 +101,8 @@ def _check_promise(path: Path, wanted: int) -> None:
     most = SHRINKS * path.stat().st_size
     if wanted > most:
         raise DataError(
-            f"{path}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. Fetch it "
-            f"again."
+            f"{path}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. Fetch "
+            f"it again."
         )
 
 
