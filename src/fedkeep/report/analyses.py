@@ -21,7 +21,7 @@ def read_analyses(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from error
     try:
         check_analyses(content)

@@ -134,7 +134,7 @@ def _read_info(path: Path) -> dict[str, Any]:
         info = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(f"{path.parent} is no run directory: it has no run.json.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from error
     if not isinstance(info, dict):
         raise RunError(f"{path} is damaged: wanted an object, got {type(info).__name__}.")
