@@ -89,7 +89,8 @@ def _missing(named: str, key: str) -> ConfigError:
         else did_you_mean(key.removesuffix(".toml")[:80], names)
     )
     return ConfigError(
-        f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are {', '.join(names)}).{hint}"
+        f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are "
+        f"{', '.join(names)}).{hint}"
     )
 
 

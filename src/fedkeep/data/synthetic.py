@@ -96,8 +96,8 @@ def many_user_text(
         )
     if max(classes, topics) ** 2 * trait_size > MOST_APART:
         raise DataError(
-            f"Wanted fewer classes, topics or a smaller trait_size: the square of the larger of the first two times the "
-            f"third is {MOST_APART:,} at most; got {classes}, {topics} and {trait_size}."
+            f"Wanted fewer classes, topics or a smaller trait_size: the square of the larger of the first two times "
+            f"the third is {MOST_APART:,} at most; got {classes}, {topics} and {trait_size}."
         )
     # Of an example its text and the probability of each label; of a user the table and the trait.
     _check_size(users * max(examples, 5) * (20 + classes) + users * (topics * classes + trait_size))
@@ -216,8 +216,8 @@ def _check_size(numbers: float) -> None:
     """Raise DataError where data would hold more numbers than fit into a few gigabytes, before any is made."""
     if numbers > MOST_NUMBERS:
         raise DataError(
-            f"Generated data hold at most {MOST_NUMBERS:,} numbers, as they are for tests and demonstrations; these would "
-            f"hold about {numbers:.1e}. Take fewer users, examples, features, topics or classes."
+            f"Generated data hold at most {MOST_NUMBERS:,} numbers, as they are for tests and demonstrations; these "
+            f"would hold about {numbers:.1e}. Take fewer users, examples, features, topics or classes."
         )
 
 

@@ -317,7 +317,8 @@ def _fault(error: Any) -> str:
     place = _short(".".join(str(p) for p in error["loc"])) or "configuration"
     if error["type"] == "extra_forbidden":
         known = _known(error["loc"][:-1])
-        return f"  {place}: unknown key.{did_you_mean(str(error['loc'][-1])[:40], known)} Known here: {', '.join(known)}."
+        near = did_you_mean(str(error["loc"][-1])[:40], known)
+        return f"  {place}: unknown key.{near} Known here: {', '.join(known)}."
     if error["type"] == "missing":
         return f"  {place}: missing."
     if error["type"] == "value_error":
