@@ -111,7 +111,9 @@ def load(folder: Path, mmap: bool) -> Parts:
             f"{folder} is not a saved data set: {path.name} is missing. Give a folder that FederatedData.save wrote."
         ) from error
     except DataError as error:
-        raise error if str(folder) in str(error) else DataError(f"{folder} is damaged: {error}") from error
+        if str(folder) in str(error):
+            raise
+        raise DataError(f"{folder} is damaged: {error}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is damaged ({type(error).__name__}: {error}). Save the data again."

@@ -35,7 +35,7 @@ def from_toml(text: str) -> dict[str, Any]:
 
 
 def check_bounds(content: Mapping[str, Any]) -> None:
-    """Raise ValueError unless tables and lists nest 20 levels, integers have 64 bits and texts 10,000 characters at most.
+    """Raise ValueError unless tables and lists nest 20 levels, integers have 64 bits, texts 10,000 characters.
 
     Integers of 64 bits are what TOML itself promises.
     """
