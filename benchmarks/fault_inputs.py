@@ -56,8 +56,8 @@ def makers() -> dict[str, Any]:
 def classes(tried: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield ``{name, tried, silent, crashed, hung}`` for each class of inputs, ``tried`` inputs in all.
 
-    Silent: accepted, though a promise is broken (a checksum does not fit, a label is no class, …). Crashed: an exception
-    that is none of fedkeep's, or the end of the process. Hung: more than 10 s or 2 GB.
+    Silent: accepted, though a promise is broken (a checksum does not fit, a label is no class, …). Crashed: an
+    exception that is none of fedkeep's, or the end of the process. Hung: more than 10 s or 2 GB.
     """
     names = list(makers())
     share = [tried // len(names) + (place < tried % len(names)) for place in range(len(names))]
@@ -142,11 +142,11 @@ def _late(*_: object) -> None:
 
 
 def _verdict(maker: Any, key: str) -> tuple[str, str]:
-    from benchmarks.fault_makers import Silent
+    from benchmarks.fault_makers import SilentError
     from fedkeep.core.errors import FedkeepError
 
     with tempfile.TemporaryDirectory() as folder:
-        trial = maker(Random(key), Path(folder))
+        trial = maker(Random(key), Path(folder))  # noqa: S311 - inputs, no secrets
         try:
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
@@ -155,7 +155,7 @@ def _verdict(maker: Any, key: str) -> tuple[str, str]:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except FedkeepError as error:
             return ("hung", traceback.format_exc()) if _beyond_memory(error) else ("refused", "")
-        except Silent as error:
+        except SilentError as error:
             return "silent", str(error)
         except (Late, MemoryError):
             return "hung", traceback.format_exc()

@@ -1,7 +1,7 @@
 """Hostile inputs: damaged and nonsensical files, configurations, ids and command lines.
 
 A maker writes an input into an empty folder and returns the trial: a function that reads it. The trial either refuses
-with an error of fedkeep, or accepts what keeps every promise; else it raises ``Silent``.
+with an error of fedkeep, or accepts what keeps every promise; else it raises ``SilentError``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ NAMES = ("ann", "bo", "Zoë", "../eve", "7")
 CELLS: tuple[Any, ...] = (
     "", " ", "nan", "inf", "-1", "1e400", "1_0", "9" * 19, "9" * 5000, "x" * 300, "\0", "\x1b[2J", "\u202e", "e\u0301",
     "\ufeff", '"', "'", ",", "\t", "\r", "\u2028", "٣", "20231231", "2147483648", "True", "[]", "{}", "=1+1", "\ud800",
-    None, True, False, 0, -1, 10**18, 2**63, 10**30, 10**400, 0.5, 1e300, float("nan"), float("inf"), [], [[1]], {}, {"a": 1},
+    None, True, False, 0, -1, 10**18, 2**63, 10**30, 10**400, 0.5, 1e300, float("nan"), float("inf"), [], [[1]], {},
+    {"a": 1},
 )  # fmt: skip
 
 
-class Silent(Exception):
+ODD_BYTES = (b"9" * 5000, b"[" * 5000, b"\xff" * 4, b"-1", b"\0")
+
+
+class SilentError(Exception):
     """What was accepted breaks a promise."""
 
 
 def sound(data: FederatedData) -> None:
-    """Raise Silent unless an accepted data set keeps its promises and can be used."""
+    """Raise SilentError unless an accepted data set keeps its promises and can be used."""
     label = data.columns.get("label")
     if isinstance(label, np.ndarray) and data.meta["task"] != "regression":
         require(label.min() >= 0 and label.max() < data.meta["classes"], "a label is no class")
@@ -54,29 +58,32 @@ def sound(data: FederatedData) -> None:
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise Silent unless it holds."""
+    """Raise SilentError unless it holds."""
     if not holds:
-        raise Silent(what)
+        raise SilentError(what)
 
 
 def mutated(random: Random, content: bytes) -> bytes:
     """Return bytes damaged in one to three ways."""
     for _ in range(random.randint(1, 3)):
         at, end = sorted((random.randint(0, len(content)), random.randint(0, len(content))))
-        piece = content[at:end]
-        content = random.choice(
-            (
-                lambda: content[:at] + bytes([content[at] ^ (1 << random.randrange(8))]) + content[at + 1 :]
-                if at < len(content)
-                else content,
-                lambda: content[:at] + bytes(len(piece)) + content[end:],
-                lambda: content[:at],
-                lambda: content[end:],
-                lambda: content[:end] + piece + content[end:],
-                lambda: content[:at] + random.randbytes(random.randint(1, 9)) + content[at:],
-                lambda: content[:at] + random.choice((b"9" * 5000, b"[" * 5000, b"\xff" * 4, b"-1", b"\0")) + content[at:],
-            )
-        )()  # fmt: skip
+        before, piece, after = content[:at], content[at:end], content[end:]
+        match random.randrange(7):
+            case 0:
+                flipped = bytes([piece[0] ^ (1 << random.randrange(8))]) + piece[1:] if piece else piece
+                content = before + flipped + after
+            case 1:
+                content = before + bytes(len(piece)) + after
+            case 2:
+                content = before
+            case 3:
+                content = after
+            case 4:
+                content = before + piece + piece + after
+            case 5:
+                content = before + random.randbytes(random.randint(1, 9)) + piece + after
+            case _:
+                content = before + random.choice(ODD_BYTES) + piece + after
     return content
 
 
@@ -315,11 +322,10 @@ def word_vectors(random: Random, folder: Path) -> Trial:
     if random.random() < 0.5:
         path, content = folder / "v.npz", _npz(random, {"words": np.asarray(words), "vectors": values})
     else:
-        rows = [
-            " ".join([w, *(str_of(odd(random, x, 0.01)) for x in v)])
-            for w, v in zip(words, values, strict=True)
-        ]
-        path, content = folder / "v.txt", "\n".join([random.choice(("20 3", "9" * 20 + " 3", "w 1 2 3")), *rows]).encode("utf-8", "surrogatepass")  # fmt: skip
+        rows = [random.choice(("20 3", "9" * 20 + " 3", "w 1 2 3"))]
+        for word, vector in zip(words, values, strict=True):
+            rows.append(" ".join([word, *(str_of(odd(random, number, 0.01)) for number in vector)]))
+        path, content = folder / "v.txt", "\n".join(rows).encode("utf-8", "surrogatepass")
     path.write_bytes(mutated(random, content))
 
     def trial() -> None:
@@ -413,7 +419,7 @@ def odd_ids(random: Random, folder: Path) -> Trial:
     if random.random() < 0.4:
         simple = [one for one in given if isinstance(one, str | int | float) and not isinstance(one, bool)]
         kind = random.choice((object, None, "U8", "U8"))
-        given = np.array([str_of(one) for one in simple] if kind != object else simple, dtype=kind)
+        given = np.array(simple if kind is object else [str_of(one) for one in simple], dtype=kind)
     rows = len(given)
 
     def trial() -> None:

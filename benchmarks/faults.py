@@ -1,7 +1,7 @@
 """The campaign against wrong results without a word: damaged, mixed and nonsensical files, settings and ids.
 
-``python -m benchmarks.faults [--part inputs|folders] [--tried N] [--seed S]`` writes ``results/faults.json``. Its claim:
-no input is accepted wrongly, ends in an exception that is none of fedkeep's, or takes more than 10 s or 2 GB.
+``python -m benchmarks.faults [--part inputs|folders] [--tried N] [--seed S]`` writes ``results/faults.json``. Its
+claim: no input is accepted wrongly, ends in an exception that is none of fedkeep's, or takes more than 10 s or 2 GB.
 """
 
 from __future__ import annotations
