@@ -21,6 +21,8 @@ from random import Random
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from fedkeep.core.errors import FedkeepError
+
 SECONDS, BYTES = 10, 2 << 30
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,6 +33,7 @@ class Late(BaseException):
 
 def makers() -> dict[str, Any]:
     """Return what makes the inputs of each class, by name."""
+    from benchmarks import fault_arrays as arrays
     from benchmarks import fault_makers as made
     from benchmarks import fault_papers as papers
     from benchmarks import fault_settings as settings
@@ -42,10 +45,10 @@ def makers() -> dict[str, Any]:
         "gzipped tables": made.gzip_table,
         "files of reviews": made.reviews_files,
         "MovieLens": made.movie_ratings,
-        "saved data": made.saved_data,
-        "word vectors": made.word_vectors,
-        "image sets": made.images,
-        "pictures in Parquet": made.pictures,
+        "saved data": arrays.saved_data,
+        "word vectors": arrays.word_vectors,
+        "image sets": arrays.images,
+        "pictures in Parquet": arrays.pictures,
         "readers of papers' data": papers.paper_data,
         "client ids": made.odd_ids,
         "configurations": settings.configuration,
@@ -129,30 +132,31 @@ def answer() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
     bound = pages * resource.getpagesize() + BYTES
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    signal.signal(signal.SIGALRM, _late)
     warnings.simplefilter("error")
     print("ready", file=out, flush=True)
     for line in sys.stdin:
         name, key = json.loads(line)
-        print(json.dumps(_verdict(known[name], key)), file=out, flush=True)
+        print(json.dumps(verdict_on(known[name], key)), file=out, flush=True)
 
 
 def _late(*_: object) -> None:
     raise Late
 
 
-def _verdict(maker: Any, key: str) -> tuple[str, str]:
+def verdict_on(maker: Any, key: str) -> tuple[str, str]:
+    """Return the verdict on an input of this key, and what there is to say of it."""
     from benchmarks.fault_makers import SilentError
-    from fedkeep.core.errors import FedkeepError
 
     with tempfile.TemporaryDirectory() as folder:
         trial = maker(Random(key), Path(folder))  # noqa: S311 - inputs, no secrets
         try:
+            before = signal.signal(signal.SIGALRM, _late)
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
                 trial()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
         except FedkeepError as error:
             return ("hung", traceback.format_exc()) if _beyond_memory(error) else ("refused", "")
         except SilentError as error:
