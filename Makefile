@@ -3,6 +3,7 @@
 # make check   lint, formatting, types, import contracts
 # make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
 # make bench   the benchmarks, each of which asserts its claim
+# make fuzz    property tests with hostile inputs for some time (SECONDS=60)
 # make format  format the code and mend what the linter can mend
 # make clean   remove what these targets made, the virtual environment included
 #
@@ -24,6 +25,7 @@ TORCH_ARGS ?=
 EXTRAS := images,maps,papers
 ARGS ?=
 JOBS ?= 2
+SECONDS ?= 60
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
@@ -32,7 +34,7 @@ SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard 
 # A process of the tests computes on one core each, so that workers don't get into each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check slow bench format install clean
+.PHONY: help demo test check slow bench fuzz format install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -66,6 +68,11 @@ slow: $(VENV)/dev.stamp
 
 bench: $(VENV)/run.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(VENV)/dev.stamp
+	@end=$$((SECONDS + $(SECONDS))); while [ $$SECONDS -lt $$end ]; do \
+		$(TEST_ENV) $(BIN)/python -m pytest -q -p no:cacheprovider tests/fuzz \
+		--hypothesis-profile=fuzz --hypothesis-seed=$$RANDOM$$RANDOM $(ARGS) || exit 1; done
 
 check: $(VENV)/dev.stamp
 	@echo "ruff ..." && $(BIN)/ruff check . && $(BIN)/ruff format --check .

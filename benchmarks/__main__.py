@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("kernels", "cnn", "threads", "overhead", "users", "stores", "profile", "methods", "speed")
+NAMES = ("kernels", "cnn", "threads", "overhead", "users", "stores", "profile", "methods", "speed", "faults")
 
 
 def main() -> int:

@@ -108,3 +108,51 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     with pytest.raises(RunError, match="missing or damaged; restore it from a copy") as error:
         read_tensors(path)
     assert str(error.value).startswith(f"Cannot read {path}: ")
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.html.part"])
+def test_what_others_put_beside_a_file_stays(tmp_path: Path, name: str) -> None:
+    """A link or a file under a name that could be foreseen is neither written through nor removed."""
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / f"{name}.part").symlink_to(tmp_path / "precious")
+    write_whole(tmp_path / name, b"new")
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert (tmp_path / f"{name}.part").is_symlink()
+    assert (tmp_path / name).read_bytes() == b"new"
+
+
+def test_a_file_takes_the_place_of_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / "state").symlink_to(tmp_path / "precious")
+    write_whole(tmp_path / "state", b"new")
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert not (tmp_path / "state").is_symlink()
+
+
+def test_a_name_that_is_taken_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0123456789abcdef")
+    (tmp_path / "precious").write_bytes(b"precious")
+    taken = tmp_path / "state.0123456789abcdef.part"
+    taken.symlink_to(tmp_path / "precious")
+    with pytest.raises(RunError, match="File exists"):
+        write_whole(tmp_path / "state", b"new")
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert taken.is_symlink()
+
+
+def test_a_file_has_the_usual_rights(tmp_path: Path) -> None:
+    (tmp_path / "usual").write_bytes(b"")
+    write_whole(tmp_path / "state", b"new")
+    assert (tmp_path / "state").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_long_name(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("n" * 255), b"new")
+    assert os.listdir(tmp_path) == ["n" * 255]
+
+
+def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with pytest.raises(RunError, match="Is a directory"):
+        write_whole(tmp_path / "state", b"new")
+    assert os.listdir(tmp_path) == ["state"]

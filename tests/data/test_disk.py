@@ -201,3 +201,156 @@ def test_an_order_of_ids_that_does_not_fit(tmp_path: Path) -> None:
         f"{tmp_path / 'data' / 'data.json'} is damaged (ValueError: 2 ids in an order of shape (3,)). Save the data "
         f"again."
     )
+
+
+def test_what_others_put_beside_a_data_set_stays(tmp_path: Path) -> None:
+    (tmp_path / "data.partial").mkdir()
+    (tmp_path / "data.partial" / "mine.txt").write_text("precious")
+    sample().save(tmp_path / "data")
+    assert (tmp_path / "data.partial" / "mine.txt").read_text() == "precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "data.partial"]
+
+
+def test_a_name_that_is_taken_is_not_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0123456789abcdef")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data.0123456789abcdef.partial").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="File exists"):
+        sample().save(tmp_path / "data")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert (tmp_path / "data.0123456789abcdef.partial").is_symlink()
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sample().save(tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["offsets", "bounds", "column.x", "column.text.values", "column.text.offsets"]
+)
+@pytest.mark.parametrize("mmap", [True, False])
+def test_an_array_without_an_axis(tmp_path: Path, name: str, mmap: bool) -> None:
+    sample().save(tmp_path / "data")
+    np.save(tmp_path / "data" / f"{name}.npy", np.int64(3))
+    with pytest.raises(DataError, match=r"data is damaged: "):
+        FederatedData.load(tmp_path / "data", mmap=mmap)
+
+
+@pytest.mark.parametrize("name", ["offsets", "bounds", "ids.order", "ids.values", "ids.offsets"])
+def test_numbers_of_another_kind(tmp_path: Path, name: str) -> None:
+    sample().save(tmp_path / "data")
+    path = tmp_path / "data" / f"{name}.npy"
+    np.save(path, np.load(path).astype(np.float64))
+    with pytest.raises(DataError, match="damaged"):
+        FederatedData.load(tmp_path / "data")
+
+
+def test_a_header_that_asks_for_terabytes(tmp_path: Path) -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 8), }"
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
+    assert broken(tmp_path, "column.x.npy", content) == (
+        f"{tmp_path / 'data' / 'column.x.npy'} is damaged: its header promises 64,000,000,000,000 bytes of values; "
+        f"64 follow. Save the data again."
+    )
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 3000,
+        b"(" * 200 + b")" * 200,
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }",
+        b"'" * 99,
+        b"\xff" * 9,
+    ],
+)
+def test_a_header_that_cannot_be_read(tmp_path: Path, header: bytes) -> None:
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+    said = broken(tmp_path, "column.x.npy", content)
+    assert said.startswith(f"{tmp_path / 'data' / 'column.x.npy'} is damaged: ")
+
+
+def test_bytes_behind_an_array(tmp_path: Path) -> None:
+    sample().save(tmp_path / "whole")
+    content = (tmp_path / "whole" / "column.x.npy").read_bytes()
+    assert "its header promises 40 bytes of values; 41 follow" in broken(
+        tmp_path, "column.x.npy", content + b"x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (["a", "a"], "ValueError: the ids are not all different, or their order does not sort them"),
+        (["a", "e\u0301"], "not normal"),
+        (["a", "\x1b[2J"], "control"),
+        (["", "b"], "empty"),
+        (["a", "b" * 201], "long"),
+    ],
+)
+def test_ids_that_no_data_set_has(tmp_path: Path, ids: list[str], reason: str) -> None:
+    """Whoever wrote the files did not have to keep the rules."""
+    sample(ids=["a", "b"]).save(tmp_path / "data")
+    encoded = [one.encode() for one in ids]
+    np.save(tmp_path / "data" / "ids.values.npy", np.frombuffer(b"".join(encoded), np.uint8))
+    np.save(tmp_path / "data" / "ids.offsets.npy", np.cumsum([0, *map(len, encoded)]))
+    np.save(tmp_path / "data" / "ids.order.npy", np.argsort(np.array(encoded), kind="stable"))
+    with pytest.raises(DataError) as error:
+        FederatedData.load(tmp_path / "data")
+    assert "is damaged" in str(error.value)
+    assert reason in str(error.value) if reason.startswith("ValueError") else "Client " in str(error.value)
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 0], [0, 2], [-1, 0]])
+def test_an_order_that_does_not_sort(tmp_path: Path, order: list[int]) -> None:
+    sample(ids=["a", "b"]).save(tmp_path / "data")
+    np.save(tmp_path / "data" / "ids.order.npy", np.array(order))
+    with pytest.raises(DataError, match="is damaged"):
+        FederatedData.load(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ids", {"pattern": "u{}", "n": 1e300}),
+        ("ids", {"pattern": "u{}", "n": 10**30}),
+        ("ids", {"pattern": "u{}", "n": -1}),
+        ("ids", {"pattern": 3, "n": 2}),
+        ("meta", [["classes", 3]]),
+        ("meta", {"classes": "three"}),
+        ("meta", {"task": ["multiclass"]}),
+        ("meta", {"traits": 7}),
+        ("columns", {"x": "dense", "../x": "dense"}),
+        ("columns", []),
+    ],
+)
+def test_a_description_that_makes_no_sense(tmp_path: Path, key: str, value: Any) -> None:
+    sample().save(tmp_path / "data")
+    path = tmp_path / "data" / "data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(DataError):
+        FederatedData.load(tmp_path / "data")
+
+
+def test_a_description_nested_too_deeply(tmp_path: Path) -> None:
+    assert "RecursionError" in broken(tmp_path, "data.json", b"[" * 100_000)
+
+
+def test_a_label_that_is_no_class(tmp_path: Path) -> None:
+    sample().save(tmp_path / "data")
+    np.save(tmp_path / "data" / "column.label.npy", np.array([0, 1, 2, 1, 7]))
+    with pytest.raises(DataError, match=r"Wanted labels 0 to 2 \(3 classes\); got 7 in row 4"):
+        FederatedData.load(tmp_path / "data")
+
+
+def test_a_number_that_is_none(tmp_path: Path) -> None:
+    sample().save(tmp_path / "data")
+    np.save(tmp_path / "data" / "column.x.npy", np.full((5, 2), np.nan, np.float32))
+    with pytest.raises(DataError, match="Column 'x' holds nan in row 0"):
+        FederatedData.load(tmp_path / "data", mmap=False)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import timeit
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -361,7 +362,7 @@ def test_what_is_refused(changes: dict[str, Any], expected: str) -> None:
             [0.5, 1.0],
             {"label": [0, 1]},
             None,
-            "Wanted one client id per row, strings or integers; got an array of shape (2,) and type float64.",
+            "Row 0: A client id is a text of 1 to 200 printable characters, or an integer; got 0.5, a float. Use str(...) or .decode().",
         ),
         (
             ["a", "b"],
@@ -380,18 +381,22 @@ def test_what_is_refused(changes: dict[str, Any], expected: str) -> None:
             ["a", ""],
             {"label": [0, 1]},
             None,
-            ("A client id must be a string of 1 to 200 characters without control characters; got an empty string. "
+            ("Row 1: A client id is a text of 1 to 200 printable characters, or an integer; got an empty text. "
             "Name every client."),
         ),
         (
             ["a", "a\0"],
             {"label": [0, 1]},
             None,
-            ("A client id must be a string of 1 to 200 characters without control characters; got 'a\\x00'. "
-            "Remove them."),
+            ("Row 1: A client id is a text of 1 to 200 printable characters, or an integer; got 'a\\x00', with the "
+            "character U+0000. Remove it."),
         ),
-        ([], {"label": []}, None, ("Wanted one client id per row, strings or integers; got an array of shape (0,) "
-         "and type float64.")),
+        ([], {"label": []}, None, "Wanted at least one example; got an empty data set. Check the source and its filters."),
+        (["a", "b"], {"label": [5, 20231231]}, None, ("Row 1 (client 'b'): the label 20231231 would make 20,231,232 classes, "
+         "of which 2 occur. Number labels 0, 1, 2, …, or give meta['classes'] = the number, or task 'regression' where "
+         "labels are numbers.")),
+        (["a", "b"], {"x": np.array([1, 2**63], np.uint64)}, None,
+         "Column 'x' holds 9223372036854775808; wanted integers below 2^63."),
     ],
 )  # fmt: skip
 def test_what_from_columns_refuses(client: Any, columns: Any, split: Any, expected: str) -> None:
@@ -472,3 +477,25 @@ def test_gathering_a_batch_of_texts_needs_no_loop() -> None:
             copied[place] = 1
 
     assert seconds < min(timeit.repeat(loop, number=1, repeat=7)) / 2
+
+
+def test_labels_may_be_sparse_where_it_is_said(tmp_path: Path) -> None:
+    columns = {"label": [5, 20231231]}
+    assert (
+        FederatedData.from_columns(["a", "b"], columns, meta={"classes": 20231232}).meta["classes"]
+        == 20231232
+    )
+    regression = FederatedData.from_columns(["a", "b"], columns, meta={"task": "regression"})
+    assert regression.columns["label"].tolist() == [5.0, 20231232.0]  # float32
+    assert FederatedData.from_columns(["a", "b"], {"label": [0, 999]}).meta["classes"] == 1000
+    dense = np.arange(0, 50_000, 9)
+    assert (
+        FederatedData.from_columns(np.arange(len(dense)), {"label": dense}).meta["classes"] == dense[-1] + 1
+    )
+
+
+@pytest.mark.parametrize("classes", [0, True, "three", 2.5])
+def test_a_number_of_classes_that_is_none(classes: Any) -> None:
+    with pytest.raises(DataError) as error:
+        FederatedData.from_columns(["a", "b"], {"label": [0, 1]}, meta={"classes": classes})
+    assert message(error) == f"Wanted meta['classes'] as a whole number of at least 1; got {classes!r}."

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,3 +246,29 @@ def test_user_bias_regression_states_its_truth() -> None:
     assert error.std() == pytest.approx(0.1, rel=0.2)
     few = data.select([4, 1])
     assert len(few) == 2
+
+
+@pytest.mark.parametrize("make", [toy, many_user_text, user_bias_regression])
+@pytest.mark.parametrize("size", ["users", "examples"])
+def test_sizes_that_no_memory_holds(make: Any, size: str) -> None:
+    with pytest.raises(DataError) as error:
+        make(**{size: 10**9})
+    assert str(error.value).startswith(
+        "Generated data hold at most 100,000,000 numbers, as they are for tests and "
+    )
+    assert str(error.value).endswith("Take fewer users, examples, features, topics or classes.")
+
+
+@pytest.mark.parametrize("size", ["classes", "topics", "trait_size"])
+def test_sizes_that_take_for_ever(size: str) -> None:
+    with pytest.raises(DataError, match="Wanted fewer classes, topics or a smaller trait_size"):
+        many_user_text(**{size: 10**6})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("skew", 100.0), ("skew", -1.0), ("strength", float("inf")), ("strength", float("nan"))],
+)
+def test_spreads_that_make_no_data(name: str, value: float) -> None:
+    with pytest.raises(DataError, match="Wanted a skew of 0 to 3 and a strength of 0 to 1000; got"):
+        many_user_text(**{name: value})  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ def test_bad_text(tmp_path: Path, content: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("arrays", "expected"),
     [
-        ({"words": None}, "{path}: wanted the arrays 'words' and 'vectors'; it holds ['vectors']."),
+        ({"words": None}, "{path}: wanted the arrays 'words' and 'vectors'; 'words' is not among ['vectors']."),
         ({"words": np.array(["a"])}, "{path}: wanted a vector for each word; got 1 words, 2 vectors."),
         ({"words": np.array([1, 2])}, ("{path}: wanted words, a row of texts, and vectors, a row of floats for each; "
          "got int64 of shape (2,) and float16 of shape (2, 2).")),
@@ -121,8 +121,7 @@ def test_bad_text(tmp_path: Path, content: str, expected: str) -> None:
         ({"vectors": np.array([[1, 2], [np.inf, 1]])}, "{path}: the vector of 'a' holds NaN or infinity."),
         ({"words": np.zeros(0, "S1"), "vectors": np.zeros((0, 2))},
          "The file of word vectors {path} holds no word. Is it the right one?"),
-        ({"words": np.array(["a", "b"], object)}, ("{path} is damaged or no .npz file of plain arrays: Object arrays cannot "
-         "be loaded when allow_pickle=False.")),
+        ({"words": np.array(["a", "b"], object)}, "{path} is damaged or no .npz file of plain arrays (it holds Python objects). Fetch it again."),
     ],
 )  # fmt: skip
 def test_bad_npz(tmp_path: Path, arrays: dict[str, Any], expected: str) -> None:
@@ -163,3 +162,10 @@ def test_the_real_vectors() -> None:
     unit = vectors.vectors / np.linalg.norm(vectors.vectors, axis=1, keepdims=True)
     near = unit @ unit[place["good"]]
     assert "great" in {vectors.words[row] for row in np.argsort(-near)[:10]}
+
+
+def test_a_first_line_that_promises_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text("7" * 5000 + " 3\na 1 2 3\n")
+    with pytest.raises(DataError, match="line 2: wanted a word and 1 numbers between single spaces"):
+        read_word_vectors(path)

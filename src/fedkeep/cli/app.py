@@ -10,6 +10,7 @@ import traceback
 from typing import Annotated, Any
 
 import click
+import torch
 import typer
 from typer.core import TyperGroup
 
@@ -27,8 +28,24 @@ from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
 
 
+def _system(error: OSError | MemoryError | RuntimeError) -> str | None:
+    """Return what to say of an error that the system made, or None where it is fedkeep's own."""
+    text = str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return (
+            "There is not enough memory for this. Take fewer users or examples, or a smaller model or batch."
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        named = f"{str(error.filename)[:300]}: " if error.filename is not None else ""
+        return f"{named}{error.strerror}. Check the path, its rights, and whether the disk can be written."
+    return None
+
+
 class Commands(TyperGroup):
-    """Turns errors that fedkeep raises on purpose into a message and an exit code; others keep their traceback."""
+    """Turns errors that fedkeep raises on purpose, and the system's, into a message and an exit code.
+
+    Others are faults of the program and keep their traceback.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
@@ -44,6 +61,16 @@ class Commands(TyperGroup):
                 traceback.print_exc()
             complain("Stopped.")
             raise typer.Exit(130) from stop
+        except BrokenPipeError:
+            raise  # whoever reads the output has seen enough; click knows what to do
+        except (OSError, MemoryError, RuntimeError) as error:
+            said = _system(error)
+            if said is None:
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            complain(f"Error: {said}")
+            raise typer.Exit(2) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which they were added."""

@@ -23,20 +23,27 @@ def console(stderr: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
+def visible(text: str) -> str:
+    r"""Return a text with what doesn't print written out (``\x1b``, ``\u202e``), so that no file drives a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\u00a0" else ascii(c)[1:-1] for c in text)
+
+
 def say(text: str) -> None:
     """Print a line on standard output as it is, whatever brackets it holds; a path is never broken into lines."""
-    console().print(Text(text), soft_wrap=True)
+    console().print(Text(visible(text)), soft_wrap=True)
 
 
 def note(text: str) -> None:
     """Print a line about progress on standard error, on a terminal only."""
     if sys.stderr.isatty():
-        console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+        console(stderr=True).print(Text(visible(text), style="dim"), soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """Print an error on standard error, red where colours are shown."""
-    console(stderr=True).print(Text(text, style="bold red"), soft_wrap=True)
+    console(stderr=True).print(Text(visible(text), style="bold red"), soft_wrap=True)
 
 
 def show_table(
@@ -53,14 +60,14 @@ def show_table(
     """
     table = Table(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False, show_edge=False)
     for index, name in enumerate(columns):
-        table.add_column(Text(name), justify="left" if index < left else "right", overflow="fold")
+        table.add_column(Text(visible(name)), justify="left" if index < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     out = console()
-    out.print(Text(title, style="bold"), soft_wrap=True)
+    out.print(Text(visible(title), style="bold"), soft_wrap=True)
     out.print(table)
     if note:
-        out.print(Text(note), soft_wrap=True)
+        out.print(Text(visible(note)), soft_wrap=True)
     out.print()
 
 

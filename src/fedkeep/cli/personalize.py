@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -84,9 +85,9 @@ def parse_k(text: str) -> list[int | None]:
     """
     ks: list[int | None] = []
     for word in (w.strip() for w in text.split(",")):
-        if word != "all" and not (word.isascii() and word.isdigit()):
+        if word != "all" and not re.fullmatch("[0-9]{1,18}", word):
             raise ConfigError(
-                f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word!r}."
+                f"--k wants whole numbers and 'all' between commas, e.g. 0,5,all; got {word[:80]!r}."
             )
         ks.append(None if word == "all" else int(word))
     return ks

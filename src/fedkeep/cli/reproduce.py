@@ -71,7 +71,9 @@ def parse_seeds(text: str | None) -> list[int] | None:
     try:
         seeds = [int(word) for word in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--seeds wants whole numbers between commas, e.g. 0,1,2; got {text!r}.") from error
+        raise ConfigError(
+            f"--seeds wants whole numbers between commas, e.g. 0,1,2; got {text[:80]!r}."
+        ) from error
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds names a seed twice: {text!r}.")
     return seeds

@@ -61,12 +61,16 @@ def find_config(named: str, overrides: list[str] | None = None, seed: int | None
     """
     changes = parse_overrides(overrides or []) | ({} if seed is None else {"seed": str(seed)})
     path = Path(named)
-    if (path / "run.json").is_file():
+    try:
+        is_run, is_file = (path / "run.json").is_file(), path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise ConfigError(f"There is no configuration {named[:80]!r}: {error.strerror}.") from error
+    if is_run:
         config, text = run_folder_config(path)
         if changes:
             config = parse_config(text, named, changes)
         return Found(config, config.to_toml() if changes else text, path.name, path)
-    if path.is_file():
+    if is_file:
         config, text = read_config(path, changes)
         return Found(config, text, safe_name(config.name or path.stem))
     key = named.replace("\\", "/")
@@ -83,17 +87,18 @@ def _missing(named: str, key: str) -> ConfigError:
     hint = (
         f" Did you mean one of {', '.join(group)}?"
         if group
-        else did_you_mean(key.removesuffix(".toml"), names)
+        else did_you_mean(key.removesuffix(".toml")[:80], names)
     )
     return ConfigError(
-        f"There is no configuration {named!r}: no such file, and no built-in one (they are {', '.join(names)}).{hint}"
+        f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are "
+        f"{', '.join(names)}).{hint}"
         f"{papers_hint()}"
     )
 
 
 def safe_name(text: str) -> str:
     """Return a name that is good for a folder on any system: ``Global FL`` -> ``global-fl``."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:80].strip("-") or "run"
 
 
 __all__ = [

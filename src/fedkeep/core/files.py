@@ -1,8 +1,13 @@
-"""Files that are either whole or absent: written beside their place, flushed to the disk, then renamed."""
+"""Files that are either whole or absent: written beside their place, flushed to the disk, then renamed.
+
+What is being written has a name that nobody can foresee and that ends in ``.part``. It is made anew: a file or a link
+that stands there already is neither written through nor removed.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +19,8 @@ from torch import Tensor
 from fedkeep.core.errors import RunError
 from fedkeep.core.params import Params
 
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a crash at any instant leaves the old file or the new one.
@@ -21,18 +28,24 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         RunError: the disk is full or the folder can't be written; the old file is as it was.
     """
-    part = path.with_name(path.name + ".part")
+    part = beside(path)
     with whole_or_error(path):
+        handle = os.open(part, NEW_FILE, 0o666)
         try:
-            with open(part, "wb") as file:
+            with open(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
-            sync_folder(path.parent)
-        except OSError:
+        except BaseException:  # Ctrl-C too
             part.unlink(missing_ok=True)
             raise
+        sync_folder(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """Return a path in the same folder for what is to take the place of ``path``: ``NAME.<16 random digits>.part``."""
+    return path.with_name(f"{path.name[:40]}.{secrets.token_hex(8)}.part")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 import math
@@ -57,7 +58,7 @@ class Extent:
         right = isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
         return cls(entry["bytes"], str(entry.get("sha256"))) if right else None
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path) -> builtins.bytes:
         """Return the committed bytes of a file; what follows them is of no finished round.
 
         Raises:

@@ -1,20 +1,17 @@
-"""Rows of unequal length, and sequences of client ids that cost nothing per client until one is asked for."""
+"""Columns of examples: dense arrays, and rows of unequal length."""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedkeep.core.errors import DataError
 
 Rows = NDArray[np.int64]
 """Row numbers of a data set, in any order."""
-
-LONGEST_ID = 200
 
 
 class Ragged:
@@ -30,7 +27,7 @@ class Ragged:
 
     def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
         self.values = np.asarray(values)
-        self.offsets = np.asarray(offsets, dtype=np.int64)
+        self.offsets = as_offsets(offsets, "a ragged column's offsets")
         if self.values.ndim != 1 or self.values.dtype.kind not in "iu":
             raise DataError(
                 f"The values of a ragged column must be one flat array of integers (token ids); got shape "
@@ -112,6 +109,16 @@ def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
     return offsets
 
 
+def as_offsets(given: ArrayLike, what: str) -> NDArray[np.int64]:
+    """Return whole numbers as int64; DataError where they are none, or too large for it."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu" and array.size:
+        raise DataError(f"Wanted {what} as whole numbers; got {array.dtype}.")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise DataError(f"Wanted {what} below 2^63; got {array.max()}.")
+    return array.astype(np.int64, copy=False)
+
+
 def check_offsets(offsets: NDArray[np.int64], end: int, what: str, of: str) -> None:
     """Raise DataError unless ``offsets`` rise from 0 to ``end``."""
     flat = offsets.ndim == 1 and len(offsets) > 0
@@ -123,133 +130,6 @@ def check_offsets(offsets: NDArray[np.int64], end: int, what: str, of: str) -> N
 def _rising(offsets: NDArray[np.int64], block: int = 1 << 20) -> bool:
     # In blocks: the offsets may be mapped from a file larger than memory.
     return not any((np.diff(offsets[at : at + block + 1]) < 0).any() for at in range(0, len(offsets), block))
-
-
-class RangeIds(Sequence[str]):
-    """The ids ``pattern.format(0)`` … ``pattern.format(n - 1)``, made when asked for.
-
-    Args:
-        n: number of clients.
-        pattern: text with one ``{}`` for the client's number.
-
-    Raises:
-        DataError: the pattern has not exactly one ``{}``, or makes ids that are not allowed.
-    """
-
-    def __init__(self, n: int, pattern: str = "user-{}") -> None:
-        if pattern.count("{}") != 1 or pattern.count("{") != 1 or pattern.count("}") != 1:
-            raise DataError(
-                f"A pattern of client ids needs exactly one '{{}}', as in 'user-{{}}'; got {pattern!r}."
-            )
-        self.n, self.pattern = n, pattern
-        self._before, self._after = pattern.split("{}")
-        check_id(pattern.format(max(n - 1, 0)))
-
-    def __len__(self) -> int:
-        return self.n
-
-    @overload
-    def __getitem__(self, client: int) -> str: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[str]: ...
-    def __getitem__(self, client: int | slice) -> str | list[str]:
-        if isinstance(client, slice):
-            return [f"{self._before}{number}{self._after}" for number in range(self.n)[client]]
-        return f"{self._before}{range(self.n)[client]}{self._after}"
-
-    def position(self, client_id: str) -> int:
-        """Return the position of an id, or -1 if it is not among them."""
-        if len(client_id) <= len(self._before) + len(self._after):
-            return -1
-        digits = client_id[len(self._before) : len(client_id) - len(self._after)]
-        plain = digits.isascii() and digits.isdigit() and len(digits) <= 18
-        if not plain or not 0 <= int(digits) < self.n or self[int(digits)] != client_id:
-            return -1
-        return int(digits)
-
-
-class PackedIds(Sequence[str]):
-    """Client ids as one array of UTF-8 bytes, found by bisection: no Python object per client.
-
-    Args:
-        text: the ids' bytes, one ragged row per client.
-        order: positions of the clients sorted by id, int64 (clients,).
-    """
-
-    def __init__(self, text: Ragged, order: NDArray[np.int64]) -> None:
-        self.text, self.order = text, order
-
-    @classmethod
-    def pack(cls, ids: Sequence[str]) -> PackedIds:
-        """Pack ids; they are taken as they come and must have been checked."""
-        encoded = [client_id.encode("utf-8") for client_id in ids]
-        text = Ragged(
-            np.frombuffer(b"".join(encoded), np.uint8),
-            offsets_of(np.asarray([len(one) for one in encoded], dtype=np.int64)),
-        )
-        return cls(text, np.asarray(sorted(range(len(encoded)), key=encoded.__getitem__), dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    @overload
-    def __getitem__(self, client: int) -> str: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[str]: ...
-    def __getitem__(self, client: int | slice) -> str | list[str]:
-        if isinstance(client, slice):
-            return [self[number] for number in range(len(self))[client]]
-        return self.text[client].tobytes().decode("utf-8")
-
-    def position(self, client_id: str) -> int:
-        """Return the position of an id, or -1 if it is not among them."""
-        wanted = client_id.encode("utf-8", "surrogatepass")
-
-        def at(rank: int) -> bytes:
-            return self.text[int(self.order[rank])].tobytes()
-
-        rank = bisect.bisect_left(range(len(self)), wanted, key=at)
-        return int(self.order[rank]) if rank < len(self) and at(rank) == wanted else -1
-
-
-Ids = RangeIds | PackedIds
-"""A sequence of client ids that finds an id's position without an object per client."""
-
-
-def check_id(client_id: object) -> str:
-    """Return a client id, or raise DataError if it is not a short, printable, non-empty string."""
-    rule = f"A client id must be a string of 1 to {LONGEST_ID} characters without control characters"
-    if not isinstance(client_id, str):
-        raise DataError(f"{rule}; got {client_id!r}. Use str(...) on numbers.")
-    if not client_id:
-        raise DataError(f"{rule}; got an empty string. Name every client.")
-    if len(client_id) > LONGEST_ID:
-        raise DataError(
-            f"{rule}; got {len(client_id)} characters starting {client_id[:20]!r}. Use a shorter name."
-        )
-    if not client_id.isprintable() and any(_is_control(character) for character in client_id):
-        raise DataError(f"{rule}; got {client_id!r}. Remove them.")
-    return client_id
-
-
-def _is_control(character: str) -> bool:
-    code = ord(character)
-    # C0 and C1 controls, line and paragraph separators, and lone surrogates, which no file can hold.
-    return code < 32 or 127 <= code < 160 or code in (0x2028, 0x2029) or 0xD800 <= code < 0xE000
-
-
-def check_ids(ids: Sequence[str]) -> Ids:
-    """Return ids in a form that finds positions; each must be allowed and unique (DataError)."""
-    if isinstance(ids, RangeIds | PackedIds):
-        return ids
-    seen: set[str] = set()
-    for client_id in ids:
-        if check_id(client_id) in seen:
-            raise DataError(
-                f"Client ids must be unique; {client_id!r} occurs more than once. Merge its rows or rename it."
-            )
-        seen.add(client_id)
-    return PackedIds.pack(list(ids))
 
 
 def check_max_length(max_length: int | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import operator
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.columns import Column, Ids, PackedIds, Ragged, RangeIds
+from fedkeep.data.arrays import read_npy
+from fedkeep.data.columns import Column, Ragged
+from fedkeep.data.ids import Ids, PackedIds, RangeIds
 
 FORMAT = 1
 Parts = tuple[dict[str, Column], NDArray[np.int64], Ids, NDArray[np.int64] | None, dict[str, Any]]
@@ -54,21 +58,24 @@ def save(
         raise DataError(
             f"Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta."
         ) from error
-    staged = folder.with_name(folder.name + ".partial")
+    # A name that nobody can foresee, in the same folder: mkdir refuses what is there already.
+    staged = folder.with_name(f"{folder.name[:40]}.{secrets.token_hex(8)}.partial")
+    made = False
     try:
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged.mkdir()
+        made = True
         for name, array in arrays.items():
             np.save(staged / f"{name}.npy", array, allow_pickle=False)
         (staged / "data.json").write_text(written, encoding="utf-8")
-        if folder.exists():
-            folder.rmdir()
-        staged.rename(folder)
+        staged.replace(folder)  # an empty folder is replaced, anything else is not
     except OSError as error:
-        shutil.rmtree(staged, ignore_errors=True)
         raise DataError(
             f"Cannot write {folder}: {error}. Nothing was kept; free space or choose another."
         ) from error
+    finally:
+        if made:
+            shutil.rmtree(staged, ignore_errors=True)  # gone already where all went well
 
 
 def load(folder: Path, mmap: bool) -> Parts:
@@ -76,12 +83,16 @@ def load(folder: Path, mmap: bool) -> Parts:
     path = folder / "data.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(about, dict) or not isinstance(about.get("meta", {}), dict):
+            raise TypeError("wanted an object, with an object 'meta'")
         if about["format"] != FORMAT:
             raise DataError(
                 f"{path} has format {about['format']!r}; this version reads {FORMAT}. Save the data again."
             )
         columns: dict[str, Column] = {}
         for name, kind in about["columns"].items():
+            if not name.isidentifier():  # before it names a file
+                raise ValueError(f"a column is called {name!r}")
             columns[name] = (
                 _ragged(folder, f"column.{name}", mmap)
                 if kind == "ragged"
@@ -90,17 +101,20 @@ def load(folder: Path, mmap: bool) -> Parts:
         ids: Ids
         if about["ids"] == "packed":
             ids = PackedIds(_ragged(folder, "ids", mmap), _array(folder, "ids.order", mmap))
-            if ids.order.shape != (len(ids),):
-                raise ValueError(f"{len(ids)} ids in an order of shape {ids.order.shape}")
+            ids.check()
         else:
-            ids = RangeIds(int(about["ids"]["n"]), about["ids"]["pattern"])
+            ids = RangeIds(operator.index(about["ids"]["n"]), about["ids"]["pattern"])
         bounds = _array(folder, "bounds", mmap) if about["split"] else None
-        return columns, _array(folder, "offsets", mmap), ids, bounds, dict(about["meta"])
+        return columns, _array(folder, "offsets", mmap), ids, bounds, about["meta"]
     except FileNotFoundError as error:
         raise DataError(
             f"{folder} is not a saved data set: {path.name} is missing. Give a folder that FederatedData.save wrote."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DataError as error:
+        if str(folder) in str(error):
+            raise
+        raise DataError(f"{folder} is damaged: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is damaged ({type(error).__name__}: {error}). Save the data again."
         ) from error
@@ -117,14 +131,10 @@ def _ragged(folder: Path, name: str, mmap: bool) -> Ragged:
 
 
 def _array(folder: Path, name: str, mmap: bool) -> NDArray[Any]:
-    path = folder / f"{name}.npy"
     try:
-        # asarray turns a memmap into a plain view of it: slicing a memmap object costs ten times as much.
-        return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
+        return read_npy(folder / f"{name}.npy", mmap)
     except FileNotFoundError as error:
-        raise DataError(f"{folder} is incomplete: {path.name} is missing. Save the data again.") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is damaged: {error}. Save the data again.") from error
+        raise DataError(f"{folder} is incomplete: {name}.npy is missing. Save the data again.") from error
 
 
 def _plain(value: object) -> object:

@@ -21,16 +21,8 @@ from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.best import best_possible
 from fedkeep.data.checks import as_columns, as_split, check_columns, check_labels, completed
-from fedkeep.data.columns import (
-    Column,
-    Ragged,
-    RangeIds,
-    Rows,
-    check_id,
-    check_ids,
-    check_offsets,
-    offsets_of,
-)
+from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets, offsets_of
+from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 
 SPLITS = splits.SPLITS
 
@@ -47,7 +39,8 @@ class FederatedData:
             names of a model's ``forward``; ``label`` is the target; a name that begins with an underscore stays
             out of batches. Ragged columns named ``text`` appear in a batch as ``text`` and ``text_length``.
         offsets: int64 (clients + 1,), where each client's rows start and the last ends.
-        ids: one string per client, unique, non-empty, without control characters; :class:`RangeIds` is free.
+        ids: one per client, unique: a text of 1 to 200 printable characters (kept in Unicode's normal form C), or an
+            integer, which becomes its decimal digits; :class:`RangeIds` is free.
         bounds: int64 (clients, 4), row numbers where train, valid and test start and test ends; None: not split.
         meta: what is known of the data: name, task ("multiclass", "binary" or "regression"), classes,
             vocabulary, label_names, best, source, and traits (name -> one value per client). ``task`` and
@@ -63,7 +56,7 @@ class FederatedData:
         self,
         columns: Mapping[str, Column],
         offsets: ArrayLike,
-        ids: Sequence[str],
+        ids: Sequence[str | int],
         bounds: NDArray[np.int64] | None = None,
         meta: Mapping[str, Any] | None = None,
         *,
@@ -71,17 +64,17 @@ class FederatedData:
     ) -> None:
         self.columns = as_columns(columns)
         self.ids = check_ids(ids)
-        self.offsets = np.asarray(offsets, dtype=np.int64)
-        self.bounds = None if bounds is None else np.asarray(bounds, dtype=np.int64)
+        self.offsets = as_offsets(offsets, "the clients' offsets")
+        self.bounds = None if bounds is None else as_offsets(bounds, "the clients' bounds")
         self.examples = len(next(iter(self.columns.values())))
-        if len(self.offsets) != len(self.ids) + 1:
+        if self.offsets.shape != (len(self.ids) + 1,):
             raise DataError(
                 f"Wanted {len(self.ids) + 1} offsets for {len(self.ids)} client ids (one more than clients); "
-                f"got {len(self.offsets)}."
+                f"got {'×'.join(map(str, self.offsets.shape)) or 'a single number'}."
             )
         check_offsets(self.offsets, self.examples, "the clients' offsets", "examples")
         self._check_bounds()
-        self.meta: dict[str, Any] = completed(self.columns, dict(meta or {}), len(self.ids))
+        self.meta: dict[str, Any] = completed(self.columns, dict(meta or {}), len(self.ids), self._owner)
         if check:
             check_columns(self.columns, self._owner)
             check_labels(self.columns, self.meta, self._owner)
@@ -97,8 +90,8 @@ class FederatedData:
         """Sort rows by client, inside a client by split, and otherwise keep their order.
 
         Args:
-            client: one id per row, strings or integers. Clients are ordered by id (integers by value), so the
-                order of the rows in a file changes nothing; an integer id n becomes the string ``"n"``.
+            client: one id per row, texts or integers. Clients are ordered by id (integers by value), so the
+                order of the rows in a file changes nothing; an integer id n becomes the text ``"n"``.
             columns: by name, one entry per row.
             split: "train", "valid" or "test" per row; None: not split, see :meth:`split_per_user`.
             meta: as for the constructor.
@@ -106,23 +99,14 @@ class FederatedData:
         Raises:
             DataError: as for the constructor; rows are named as they were given.
         """
-        if isinstance(client, list | tuple):
-            for name in {name for name in client if isinstance(name, str)}:
-                check_id(name)  # before numpy, which drops a NUL at a string's end
-        owners = np.asarray(client)
-        if owners.ndim != 1 or (owners.dtype.kind not in "iuUT" and not _all_strings(owners)):
-            raise DataError(
-                f"Wanted one client id per row, strings or integers; got an array of shape {owners.shape} and "
-                f"type {owners.dtype}."
-            )
-        given = as_columns(columns, rows=len(owners))
-        parts = np.zeros(len(owners), np.int64) if split is None else as_split(split, len(owners))
-        names, number = np.unique(owners, return_inverse=True)
-        completed_meta = completed(given, dict(meta or {}), len(names))
+        names, number = group_rows(client)
+        given = as_columns(columns, rows=len(number))
+        parts = np.zeros(len(number), np.int64) if split is None else as_split(split, len(number))
 
         def owner(row: int) -> str:
-            return str(owners[row])
+            return names[int(number[row])]
 
+        completed_meta = completed(given, dict(meta or {}), len(names), owner)
         check_columns(given, owner)
         check_labels(given, completed_meta, owner)
         order = np.lexsort((parts, number))  # by client, then split; lexsort is stable
@@ -130,7 +114,7 @@ class FederatedData:
         return cls(
             take(given, order),
             offsets_of(counts.sum(axis=1)),
-            [str(name) for name in names.tolist()],
+            names,
             None if split is None else splits.bounds_of(counts),
             completed_meta,
             check=False,
@@ -200,18 +184,17 @@ class FederatedData:
                 batch[name] = torch.from_numpy(column[chosen])
         return batch
 
-    def index(self, client_id: str) -> int:
-        """Return the number of the client of this id.
+    def index(self, client_id: str | int) -> int:
+        """Return the number of the client of this id; an integer stands for its decimal digits.
 
         Raises:
             DataError: no client has it; the nearest id is suggested.
         """
-        position = self.ids.position(client_id)
+        wanted = as_id(client_id)
+        position = self.ids.position(wanted)
         if position < 0:
-            near = did_you_mean(client_id, self.ids) if len(self) <= 10_000 else ""
-            raise DataError(
-                f"No client of these data has the id {client_id!r} ({len(self):,} clients).{near}"
-            )
+            near = did_you_mean(wanted, self.ids) if len(self) <= 10_000 else ""
+            raise DataError(f"No client of these data has the id {wanted!r} ({len(self):,} clients).{near}")
         return position
 
     def select(self, clients: Sequence[int] | Rows) -> FederatedData:
@@ -309,11 +292,13 @@ class FederatedData:
         """Read what :meth:`save` wrote; with ``mmap`` the columns stay on disk until they are touched.
 
         Raises:
-            DataError: the folder is missing, incomplete or damaged.
+            DataError: the folder is missing, incomplete or damaged. NaN in columns is looked for without ``mmap`` only.
         """
         columns, offsets, ids, bounds, meta = disk.load(Path(folder), mmap)
         try:
-            return cls(columns, offsets, ids, bounds, meta, check=False)
+            data = cls(columns, offsets, ids, bounds, meta, check=not mmap)
+            check_labels(data.columns, data.meta, data._owner)  # a small column, read in passing
+            return data
         except DataError as error:
             raise DataError(f"{folder} is damaged: {error}") from error
 
@@ -360,10 +345,6 @@ class FederatedData:
 def take(columns: Mapping[str, Column], rows: Rows) -> dict[str, Column]:
     """Return these rows of every column."""
     return {name: c.take(rows) if isinstance(c, Ragged) else c[rows] for name, c in columns.items()}
-
-
-def _all_strings(owners: NDArray[Any]) -> bool:
-    return owners.dtype == object and all(isinstance(owner, str) for owner in owners)
 
 
 def _sha256(column: Column) -> str:

@@ -69,7 +69,7 @@ class ImageSet:
         )
 
 
-def check_range(labels: NDArray[np.int64], classes: int, where: object) -> None:
+def check_range(labels: NDArray[np.integer], classes: int, where: object) -> None:
     """Raise DataError at the first label that isn't one of the classes."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.columns import Ragged, RangeIds, Rows, offsets_of
+from fedkeep.data.columns import Ragged, Rows, offsets_of
 from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import RangeIds
 from fedkeep.data.images import ImageSet
 from fedkeep.data.splits import SPLITS, bounds_of
 
@@ -239,17 +240,17 @@ def by_size(
     _whole("clients", clients, 1)
     if not 0 <= sigma < np.inf:
         raise DataError(f"Wanted a spread sigma of 0 or more; got {sigma}. Usual ones are 0.5 to 2.")
+    if images.train < 2 * clients:
+        raise DataError(
+            f"{clients} clients with at least two images each need {2 * clients:,}; {images.name} has {images.train:,} "
+            f"training images, {2 * clients - images.train:,} are missing."
+        )
     if sizes is None:
         relative = np.exp(sigma * numpy_generator(seed, "partition/sizes").standard_normal(clients))
     else:
         relative = np.asarray(sizes, dtype=np.float64)
         if relative.shape != (clients,) or not (np.isfinite(relative) & (relative > 0)).all():
             raise DataError(f"Wanted {clients} sizes above 0, one per client; got {list(sizes)}.")
-    if images.train < 2 * clients:
-        raise DataError(
-            f"{clients} clients with at least two images each need {2 * clients:,}; {images.name} has {images.train:,} "
-            f"training images, {2 * clients - images.train:,} are missing."
-        )
     numbers = 2 + apportion(images.train - 2 * clients, relative)
     mixed = numpy_generator(seed, "partition/by_size").permutation(images.train)
     own = np.split(mixed, np.cumsum(numbers)[:-1])

@@ -17,6 +17,11 @@ from fedkeep.data.columns import Column, Ragged, offsets_of
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.text import CharVocabulary
 
+MOST_NUMBERS = 100_000_000
+MOST_APART = (
+    1_000_000  # of pairs of classes or topics times the size of a trait, which are set apart 200 times
+)
+MOST_SKEW, MOST_STRENGTH = 3, 1000
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -85,6 +90,17 @@ def many_user_text(
         )
     if kind == "multiclass" and not 1 <= choices <= classes:
         raise DataError(f"Wanted choices between 1 and classes = {classes}; got {choices}.")
+    if not (0 <= skew <= MOST_SKEW and 0 <= strength <= MOST_STRENGTH):
+        raise DataError(
+            f"Wanted a skew of 0 to {MOST_SKEW} and a strength of 0 to {MOST_STRENGTH}; got {skew} and {strength}."
+        )
+    if max(classes, topics) ** 2 * trait_size > MOST_APART:
+        raise DataError(
+            f"Wanted fewer classes, topics or a smaller trait_size: the square of the larger of the first two times "
+            f"the third is {MOST_APART:,} at most; got {classes}, {topics} and {trait_size}."
+        )
+    # Of an example its text and the probability of each label; of a user the table and the trait.
+    _check_size(users * max(examples, 5) * (20 + classes) + users * (topics * classes + trait_size))
     draw = numpy_generator(seed, f"many_user_text {kind}")
     counts = _skewed_counts(users, examples, skew, draw)
     user = np.repeat(np.arange(users), counts)
@@ -143,6 +159,7 @@ def toy(
             f"Wanted a task of 'multiclass', 'binary' or 'regression' and sizes of at least 1; got {task!r}, "
             f"{users} users, {examples} examples, {features} features, {classes} classes."
         )
+    _check_size(users * examples * 1.5 * (features + outputs))
     counts = draw.integers(max(1, examples // 2), examples + examples // 2 + 1, size=users)
     user = np.repeat(np.arange(users), counts)
     x = draw.standard_normal((len(user), features))
@@ -168,6 +185,7 @@ def user_bias_regression(
     ``meta["best"]`` is the mean squared error of the true w and b on the drawn test examples;
     ``meta["weight"]`` and ``meta["bias"]`` (per user, in order) hold them.
     """
+    _check_size(users * examples * features)
     draw = numpy_generator(seed, "user_bias_regression")
     user = np.repeat(np.arange(users), examples)
     x = draw.standard_normal((len(user), features))
@@ -192,6 +210,15 @@ def user_bias_regression(
     error = np.asarray(data.columns["_error"])[data.split_rows("test")]
     data.meta["best"] = float((error**2).mean()) if len(error) else None
     return data
+
+
+def _check_size(numbers: float) -> None:
+    """Raise DataError where data would hold more numbers than fit into a few gigabytes, before any is made."""
+    if numbers > MOST_NUMBERS:
+        raise DataError(
+            f"Generated data hold at most {MOST_NUMBERS:,} numbers, as they are for tests and demonstrations; these "
+            f"would hold about {numbers:.1e}. Take fewer users, examples, features, topics or classes."
+        )
 
 
 def _known(chance: Floats, kind: str) -> Floats:

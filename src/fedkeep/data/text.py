@@ -127,7 +127,9 @@ class Vocabulary(ABC):
             entry = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise DataError(f"The vocabulary {path} does not exist.") from error
-        except ValueError as error:
+        except OSError as error:
+            raise DataError(f"Cannot read the vocabulary {path}: {error.strerror}.") from error
+        except (ValueError, RecursionError) as error:
             raise DataError(f"The vocabulary {path} is not JSON: {error}.") from error
         if not isinstance(entry, dict):
             raise DataError(f"Wanted a JSON object in the vocabulary {path}; got a {type(entry).__name__}.")
@@ -232,9 +234,9 @@ def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary
         "word": WordVocabulary,
         "token": TokenVocabulary,
     }
-    if entry.get("kind") == HashedWords.kind:
-        return HashedWords(int(entry["size"]))
-    if entry.get("kind") not in kinds:
+    if entry.get("kind") == HashedWords.kind and type(entry.get("size")) is int:
+        return HashedWords(entry["size"])
+    if entry.get("kind") not in list(kinds):
         raise DataError(
             f"Wanted a vocabulary of kind {', '.join(map(repr, kinds))} or {HashedWords.kind!r}; got "
             f"{entry.get('kind')!r}."

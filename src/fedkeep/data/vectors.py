@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import numpy_generator
+from fedkeep.data.arrays import read_npz
 from fedkeep.data.readers.files import existing, lines
 from fedkeep.data.text import SPECIAL, WordVocabulary
 
@@ -91,7 +92,7 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
     width = announced = count = 0
     for number, line in lines(path):
         cells = line.rstrip(" ").split(" ")
-        if number == 1 and len(cells) == 2 and all(cell.isascii() and cell.isdigit() for cell in cells):
+        if number == 1 and len(cells) == 2 and all(re.fullmatch("[0-9]{1,9}", cell) for cell in cells):
             announced, width = int(cells[0]), int(cells[1])
             continue
         width = width or len(cells) - 1
@@ -127,16 +128,7 @@ def _single(values: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def _from_npz(path: Path, keep: Collection[str] | None) -> WordVectors:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = {"words", "vectors"} - set(archive.files)
-            if missing:
-                raise DataError(
-                    f"{path}: wanted the arrays 'words' and 'vectors'; it holds {sorted(archive.files)}."
-                )
-            words, vectors = archive["words"], archive["vectors"]
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} is damaged or no .npz file of plain arrays: {error}.") from error
+    words, vectors = read_npz(path, ("words", "vectors"))
     if words.ndim != 1 or words.dtype.kind not in "SU" or vectors.ndim != 2 or vectors.dtype.kind != "f":
         raise DataError(
             f"{path}: wanted words, a row of texts, and vectors, a row of floats for each; got {words.dtype} of shape "

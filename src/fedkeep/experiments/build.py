@@ -145,13 +145,19 @@ def _named(place: str, what: str, name: str, table: Mapping[str, T], hint: Calla
 
 
 def _located(what: str, named: str, folder: Path | None) -> Path:
-    path = Path(named)
+    try:
+        return _place(what, Path(named), folder)
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise DataError(f"{what}: cannot look up {named[:80]!r}: {error.strerror}.") from error
+
+
+def _place(what: str, path: Path, folder: Path | None) -> Path:
     if path.is_absolute():
         return path
     if folder is None:
         raise DataError(
             f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
-            f"{named!r} is looked up in it."
+            f"{str(path)!r} is looked up in it."
         )
     if not folder.is_dir():
         fault = "is no folder" if folder.exists() else "does not exist"
@@ -225,9 +231,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
     checked = check_options(place, make, given)
     try:
         return make(**checked)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        shown = {n: options.get(n, v) for n, v in checked.items()}
+    except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {reason}.") from error
 
 

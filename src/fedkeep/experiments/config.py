@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.core.optim import Optimizer
-from fedkeep.experiments.toml import to_toml
+from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
 
+LONGEST_FILE = 1 << 20  # bytes
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -211,7 +212,13 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LONGEST_FILE + 1)
+        if len(content) > LONGEST_FILE:
+            raise ConfigError(
+                f"The configuration {path} is longer than {LONGEST_FILE >> 20} MiB. Is it the right file?"
+            )
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
@@ -235,11 +242,17 @@ def parse_config(
         ConfigError: as for ``read_config``.
     """
     try:
-        content = tomllib.loads(text)
+        content = from_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where} is no valid TOML: {error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is no configuration: {error}.") from error
     for key, value in (overrides or {}).items():
-        _set(content, key, _toml_value(value))
+        _set(content, key, _toml_value(key, value))
+    try:
+        check_bounds(content)
+    except ValueError as error:  # a key of many parts, or a text that is no TOML
+        raise ConfigError(f"{where} with --set is no configuration: {error}.") from error
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -256,16 +269,18 @@ def parse_overrides(given: list[str]) -> dict[str, str]:
     for one in given:
         key, sign, value = one.partition("=")
         if not sign or not key.strip():
-            raise ConfigError(f"--set wants key=value, e.g. --set run.epochs=2; got {one!r}.")
+            raise ConfigError(f"--set wants key=value, e.g. --set run.epochs=2; got {_short(one)!r}.")
         overrides[key.strip()] = value.strip()
     return overrides
 
 
-def _toml_value(text: str) -> Any:
+def _toml_value(key: str, text: str) -> Any:
     try:
-        found = tomllib.loads(f"value = {text}")
+        found = from_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:
+        raise ConfigError(f"--set {_short(key)}: {error}.") from error
     return found["value"] if list(found) == ["value"] else text
 
 
@@ -274,7 +289,7 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
     for table in tables:
         inner = content.setdefault(table, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {key}: {table!r} is a value, not a table.")
+            raise ConfigError(f"--set {_short(key)}: {_short(table)!r} is a value, not a table.")
         content = inner
     content[last] = value
 
@@ -282,33 +297,40 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
 def _parts(key: str) -> list[str]:
     """Return a TOML key's parts: ``method.optimizer.rates."head.*"`` has four."""
     try:
-        found = tomllib.loads(f"{key} = 0")
+        found: Any = from_toml(f"{key} = 0")
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f'--set {key}: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.'
+            f'--set {_short(key)}: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.'
         ) from error
+    except ValueError as error:
+        raise ConfigError(f"--set {_short(key)}: {error}.") from error
     parts: list[str] = []
     while isinstance(found, dict):
-        (part, found), *rest = found.items()
-        if rest:
-            raise ConfigError(f"--set {key}: wanted one key.")
+        if len(found) != 1:
+            raise ConfigError(f"--set {_short(key)}: wanted one key.")
+        ((part, found),) = found.items()
         parts.append(part)
     return parts
 
 
 def _fault(error: Any) -> str:
-    place = ".".join(str(p) for p in error["loc"]) or "configuration"
+    place = _short(".".join(str(p) for p in error["loc"])) or "configuration"
     if error["type"] == "extra_forbidden":
         known = _known(error["loc"][:-1])
-        return f"  {place}: unknown key.{did_you_mean(str(error['loc'][-1]), known)} Known here: {', '.join(known)}."
+        near = did_you_mean(str(error["loc"][-1])[:40], known)
+        return f"  {place}: unknown key.{near} Known here: {', '.join(known)}."
     if error["type"] == "missing":
         return f"  {place}: missing."
     if error["type"] == "value_error":
         return f"  {place}: {error['msg'].removeprefix('Value error, ')}."
     if error["type"] == "model_type":
-        return f"  {place}: wanted a table; got {error.get('input')!r}."
+        return f"  {place}: wanted a table; got {_short(repr(error.get('input')))}."
     wanted = error["msg"].replace("Input should be", "wanted")
-    return f"  {place}: {wanted}; got {error.get('input')!r}."
+    return f"  {place}: {wanted}; got {_short(repr(error.get('input')))}."
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 def _known(location: tuple[Any, ...]) -> list[str]:

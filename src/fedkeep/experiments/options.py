@@ -39,7 +39,7 @@ def check_options(
     for key, value in options.items():
         if key not in known:
             shown = f" Known here: {', '.join(known)}." if known else " It takes no options."
-            raise ConfigError(f"{what}.{key}: unknown key.{did_you_mean(key, known)}{shown}")
+            raise ConfigError(f"{what}.{key[:80]}: unknown key.{did_you_mean(key[:40], known)}{shown}")
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
     needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
@@ -82,9 +82,9 @@ def _fitted(place: str, wanted: Any, value: Any) -> Any:
             return adapter.validate_python(form)
         except ValidationError as error:
             first = first or error
-    got = repr(value)
+    got = type(value).__name__ if "\n" in repr(value) else repr(value)
     raise ConfigError(
-        f"{place}: wanted {_shown(wanted)}; got {type(value).__name__ if chr(10) in got else got}."
+        f"{place}: wanted {_shown(wanted)}; got {got if len(got) <= 200 else f'{got[:200]} …'}."
     ) from first
 
 

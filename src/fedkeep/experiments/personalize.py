@@ -212,8 +212,10 @@ def first_examples(run: Run, client: int, k: int | None) -> np.ndarray:
     return order if k is None else order[:k]
 
 
-def personalize_client(run: Run, client: str, k: int | None = None) -> tuple[Params, dict[str, float]]:
+def personalize_client(run: Run, client: str | int, k: int | None = None) -> tuple[Params, dict[str, float]]:
     """Fit one client's own parameters on k of its own examples, and judge them on its test examples.
+
+    The client is named by its id.
 
     Returns:
         The client's own parameters, and the metrics before (``before_...``) and after fitting.

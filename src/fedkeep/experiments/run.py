@@ -86,10 +86,11 @@ class Run:
             out |= judgement.metrics()
         return out
 
-    def parameters(self, client: str) -> Params:
-        """Return a client's whole model, frozen and federated and its own private parameters, by name."""
+    def parameters(self, client: str | int) -> Params:
+        """Return a client's whole model, frozen and federated and its own private parameters, by name; it is named by its id."""
         frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
-        own = self.method.split.merge(self.sent(client).params, self.kept(client).params)
+        name = str(self.data.ids[self.data.index(client)])
+        own = self.method.split.merge(self.sent(name).params, self.kept(name).params)
         return {**frozen, **own}
 
     def sent(self, client: str) -> Sent:

@@ -180,7 +180,7 @@ class _Simulation:
                 if state is not None:
                     phases = len(self.method.client.phases)
                     found = restored(to(state, self.device), server, self.engine, phases)
-                    check_state(out, server, found)
+                    check_state(directory.folder, server, found)
                     server = found.but(round=directory.round)
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()

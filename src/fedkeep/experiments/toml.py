@@ -1,4 +1,4 @@
-"""Plain data as TOML; the standard library reads TOML and doesn't write it."""
+"""TOML: read with bounds, so that no file asks for more than a configuration holds; and written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,55 @@ import datetime
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+DEEPEST = 20
+LONGEST_TEXT = 10_000
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """Return the content of TOML.
+
+    Raises:
+        tomllib.TOMLDecodeError: it is none.
+        ValueError: it is beyond the bounds of :func:`check_bounds`.
+    """
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"it nests deeper than {DEEPEST} levels") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise ValueError("it holds an integer of more than 64 bits") from None
+    check_bounds(content)
+    return content
+
+
+def check_bounds(content: Mapping[str, Any]) -> None:
+    """Raise ValueError unless tables and lists nest 20 levels, integers have 64 bits, texts 10,000 characters.
+
+    Integers of 64 bits are what TOML itself promises.
+    """
+    level: list[Any] = [content]
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                inner += value.keys()
+                inner += value.values()
+            elif isinstance(value, list | tuple):
+                inner += value
+            elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise ValueError("it holds an integer of more than 64 bits")
+            elif isinstance(value, str) and len(value) > LONGEST_TEXT:
+                raise ValueError(f"it holds a text of more than {LONGEST_TEXT:,} characters")
+        level = inner
+    if level:
+        raise ValueError(f"it nests deeper than {DEEPEST} levels")
 
 
 def to_toml(content: Mapping[str, Any]) -> str:

@@ -140,7 +140,7 @@ def read_results(path: Path) -> list[Row]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"Cannot read the results {path}: {error}.") from error
     if not isinstance(content, list):
         raise RunError(f"{path}: wanted a list of rows; got {type(content).__name__}.")

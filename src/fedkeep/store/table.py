@@ -258,7 +258,7 @@ class TableStore:
             raise StoreError(f"A round's number must be in 1 .. {journal.MOST_ROUNDS}; got {round}.")
         self._check(())
         index = np.fromiter(self._staged, np.int64, len(self._staged))
-        crcs = (round << 32 | zlib.crc32(row) for row in self._staged.values())
+        crcs = (round << 32 | zlib.crc32(row.data) for row in self._staged.values())
         entries = np.fromiter(crcs, np.uint64, len(index))
         left = self._digest - journal.digest(index, self._entries[index])
         after = (left + journal.digest(index, entries)) % 2**64

@@ -252,7 +252,7 @@ def test_lossless(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"images": np.zeros((2, 32, 32, 3), np.uint8)},
-         "F: wanted the arrays 'images' and 'labels'; labels is not a file in the archive."),
+         "F: wanted the arrays 'images' and 'labels'; 'labels' is not among ['images']."),
         ({"images": np.zeros((2, 28, 28, 3), np.uint8), "labels": np.zeros(2, np.uint8)},
          "F: wanted images as uint8 (n, 32, 32, 3); got uint8, shape (2, 28, 28, 3)."),
         ({"images": np.zeros((2, 32, 32, 3), np.uint8), "labels": np.zeros(3, np.uint8)},
@@ -270,9 +270,25 @@ def test_faults_of_the_lossless_file(arrays: dict[str, Any], message: str, tmp_p
 def test_objects_and_broken_archives_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "cifar10_train4000_lossless.npz"
     np.savez(file, images=np.array([{}], dtype=object), labels=np.zeros(1, np.uint8), allow_pickle=True)
-    begins = "F/cifar10_train4000_lossless.npz is truncated or no npz file of plain arrays ("
-    assert refused(tmp_path, cifar10, "lossless").startswith(f"{begins}Object arrays cannot be loaded")
+    begins = "F/cifar10_train4000_lossless.npz is damaged or no .npz file of plain arrays ("
+    assert refused(tmp_path, cifar10, "lossless").startswith(
+        f"{begins}it holds Python objects). Fetch it again."
+    )
     file.write_bytes(file.read_bytes()[:-30])
+    assert refused(tmp_path, cifar10, "lossless").startswith(begins)
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_a_damaged_archive(tmp_path: Path, at: float) -> None:
+    """A flipped byte in a compressed member raised ``zlib.error``."""
+    file = tmp_path / "cifar10_train4000_lossless.npz"
+    images = np.random.default_rng(0).integers(0, 40, (5, 32, 32, 3), np.uint8)
+    np.savez_compressed(file, images=images, labels=np.arange(5))
+    content = bytearray(file.read_bytes())
+    for place in range(int(at * len(content)), int(at * len(content)) + 20):
+        content[place] ^= 0xFF
+    file.write_bytes(bytes(content))
+    begins = "F/cifar10_train4000_lossless.npz is damaged or no .npz file of plain arrays ("
     assert refused(tmp_path, cifar10, "lossless").startswith(begins)
 
 

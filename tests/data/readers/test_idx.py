@@ -12,6 +12,7 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.readers import fashion_mnist
+from fedkeep.data.readers.idx import read_idx
 
 DRAWN = np.random.default_rng(0)
 IMAGES = {
@@ -145,3 +146,15 @@ def test_the_real_images() -> None:
     # Published mean and standard deviation of the training pixels: 0.2860 and 0.3530.
     assert got.images[:60_000].mean() / 255 == pytest.approx(0.2860, abs=5e-5)
     assert got.images[:60_000].std() / 255 == pytest.approx(0.3530, abs=5e-5)
+
+
+def test_a_header_that_asks_for_terabytes(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(np.array([2051, 2**32 - 1, 28, 28], ">u4").tobytes() + bytes(784)))
+    with pytest.raises(DataError) as error:
+        read_idx(path, (28, 28))
+    most = 1040 * path.stat().st_size
+    assert str(error.value) == (
+        f"{path}: the header promises 3,367,254,359,280 bytes; a gzip file of this length holds at most {most:,}. Fetch "
+        f"it again."
+    )

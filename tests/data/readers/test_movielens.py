@@ -74,3 +74,13 @@ def test_a_folder_without_ratings(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         movielens(tmp_path)
     assert str(error.value) == f"The data file {tmp_path / 'u.data'} is empty. Fetch it again."
+
+
+@pytest.mark.parametrize("column", [0, 1, 3])
+@pytest.mark.parametrize("value", [str(2**63), "-" + "9" * 30, "7" * 5000])
+def test_integers_that_are_too_large(tmp_path: Path, column: int, value: str) -> None:
+    cells = ["1", "2", "3", "4"]
+    cells[column] = value
+    (tmp_path / "u.data").write_text("1\t2\t3\t4\n" + "\t".join(cells) + "\n")
+    with pytest.raises(DataError, match="line 2: wanted user, movie, rating, time between"):
+        movielens(tmp_path)

@@ -111,7 +111,9 @@ def test_a_bad_row_is_named_by_its_own_file(tmp_path: Path) -> None:
     write(tmp_path / "b.csv", ("w", 1), ("w", -1))
     with pytest.raises(DataError) as error:
         review_files(tmp_path)
-    assert str(error.value) == f"{tmp_path / 'b.csv'}, line 3: wanted a label of 0 or more; got -1."
+    assert str(error.value) == (
+        f"{tmp_path / 'b.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '-1'."
+    )
     write(tmp_path / "b.csv", ("w", 1), header="words,label")
     with pytest.raises(DataError) as error:
         review_files(tmp_path)

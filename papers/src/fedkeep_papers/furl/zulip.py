@@ -125,6 +125,8 @@ def _messages(path: Path, labels: int, channels: Path, keep: int | None) -> dict
             if type(entry.get(name)) is not kind:
                 got = f"got {entry[name]!r}" if name in entry else f"it has only {sorted(entry)}"
                 raise DataError(f"{path}, line {number}: wanted {name!r} to be {kind.__name__}; {got}.")
+            if kind is int and not abs(entry[name]) < 1 << 63:
+                raise DataError(f"{path}, line {number}: wanted {name!r} below 2^63; got {entry[name]}.")
         if not 0 <= entry["label"] < labels:
             raise DataError(
                 f"{path}, line {number}: label {entry['label']} is not in {channels.name}, which lists 0 to "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.files import existing, json_lines, lines, sha256
+from fedkeep.data.readers.files import existing, json_lines, lines, sha256, unreadable
 from fedkeep.data.reviews import Reviews, federated
 from fedkeep.data.text import TokenVocabulary
 
@@ -129,4 +129,6 @@ def _encoding(path: Path) -> str:
         path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return "latin-1"
+    except OSError as error:
+        raise unreadable(path, error) from error
     return "utf-8"

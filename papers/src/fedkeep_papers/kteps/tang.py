@@ -98,6 +98,6 @@ def _reviews(path: Path, levels: int) -> Iterator[tuple[int, str]]:
                 f"{path}, line {number}: wanted {', '.join(FIELDS)} with two tabs between them; got {line[:80]!r}."
             )
         rating = cells[2].strip()
-        if not (rating.isascii() and rating.isdigit() and 1 <= int(rating) <= levels):
+        if not (rating.isascii() and rating.isdigit() and len(rating) < 10 and 1 <= int(rating) <= levels):
             raise DataError(f"{path}, line {number}: wanted a rating of 1 to {levels}; got {cells[2]!r}.")
         yield int(rating), cells[3]

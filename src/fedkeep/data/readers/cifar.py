@@ -6,7 +6,6 @@ The pickled Python version is not read: unpickling runs code of whoever wrote th
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.arrays import read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
-from fedkeep.data.readers.files import existing, sha256
+from fedkeep.data.readers.files import existing, sha256, unreadable
 from fedkeep.data.readers.pictures import read_pictures
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -116,7 +116,10 @@ def _records(
             f"read. Fetch the binary version."
         )
     length = len(limits) + PIXELS
-    content = np.frombuffer(existing(path).read_bytes(), np.uint8)
+    try:
+        content = np.frombuffer(existing(path).read_bytes(), np.uint8)
+    except OSError as error:
+        raise unreadable(path, error) from error
     entries, rest = divmod(len(content), length)
     if rest:
         raise DataError(
@@ -136,17 +139,7 @@ def _records(
 
 
 def _lossless(path: Path, source: dict[str, str]) -> Part:
-    existing(path)
-    try:
-        # opened here, as numpy leaves its own handle open where the archive is broken
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            images, labels = file["images"], file["labels"]
-    except KeyError as error:
-        raise DataError(f"{path}: wanted the arrays 'images' and 'labels'; {error.args[0]}.") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is truncated or no npz file of plain arrays ({error}). Fetch it again."
-        ) from error
+    images, labels = read_npz(existing(path), ("images", "labels"))
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
         raise DataError(
             f"{path}: wanted images as uint8 (n, 32, 32, 3); got {images.dtype}, shape {images.shape}."
@@ -156,8 +149,8 @@ def _lossless(path: Path, source: dict[str, str]) -> Part:
             f"{path}: wanted an integer label for each of {len(images)} images, at least one; got {labels.dtype}, "
             f"shape {labels.shape}."
         )
+    check_range(labels, len(CIFAR10), path)
     numbers = labels.astype(np.int64)
-    check_range(numbers, len(CIFAR10), path)
     source[path.name] = sha256(path)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), numbers
 
@@ -168,6 +161,8 @@ def _names(folder: Path, labels: str, classes: int) -> Sequence[str]:
         return [f"{labels} {number}" for number in range(classes)]
     try:
         names = path.read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not utf-8 text ({error.reason} at byte {error.start}).") from error
     if len(names) != classes:

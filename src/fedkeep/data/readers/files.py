@@ -12,21 +12,41 @@ from typing import Any
 
 from fedkeep.core.errors import DataError
 
+LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
+
 
 def existing(path: Path) -> Path:
     """Return the path of a file that exists and isn't empty."""
-    if not path.is_file():
-        where = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"Wanted the data file {path}, which {where}. Check the path.")
-    if path.stat().st_size == 0:
-        raise DataError(f"The data file {path} is empty. Fetch it again.")
+    try:
+        if not path.is_file():
+            where = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+            raise DataError(f"Wanted the data file {path}, which {where}. Check the path.")
+        if path.stat().st_size == 0:
+            raise DataError(f"The data file {path} is empty. Fetch it again.")
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise unreadable(path, error) from error
     return path
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Return what to say of a file that the system refuses to read."""
+    shown = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]} …"
+    return DataError(f"Cannot read {shown}: {error.strerror or error}. Check the path and its rights.")
+
+
+def damaged_parquet(path: Path, error: Exception) -> DataError:
+    """Return what to say of a Parquet file that pyarrow cannot read."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return DataError(f"{path} is truncated or no Parquet file: {reason} Fetch it again.")
 
 
 def sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
@@ -38,8 +58,12 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for raw in file:
+            while raw := file.readline(LONGEST_LINE + 1):
                 number += 1
+                if len(raw) > LONGEST_LINE:
+                    raise DataError(
+                        f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB. Is it a file of lines?"
+                    )
                 yield number, raw.decode(encoding).rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(
@@ -49,6 +73,8 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
         raise DataError(
             f"{path} is truncated or no gzip file: it breaks off after line {number} ({error}). Fetch it again."
         ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     if number == 0:
         raise DataError(f"The data file {path} holds no line. Fetch it again.")
 
@@ -61,9 +87,10 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else error
             raise DataError(
-                f"{path}, line {number}: not JSON ({error}). One object a line is wanted."
+                f"{path}, line {number}: not JSON ({reason}). One object a line is wanted."
             ) from error
         if not isinstance(entry, dict):
             raise DataError(f"{path}, line {number}: wanted a JSON object; got {type(entry).__name__}.")

@@ -7,6 +7,7 @@ arXiv:1708.07747, 2017. An IDX file is a header of big-endian uint32 (a magic nu
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.data.arrays import SHRINKS
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
-from fedkeep.data.readers.files import existing, sha256
+from fedkeep.data.readers.files import existing, sha256, unreadable
 
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -77,9 +79,14 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
                 raise DataError(f"{path}: wanted images of {_shape(size)}; got {_shape(got)}.")
             if not entries:
                 raise DataError(f"{path} holds no {MAGIC[magic]}, only a header. Fetch it again.")
-            wanted = entries * int(np.prod(size, dtype=np.int64))
+            wanted = entries * math.prod(size)
+            _check_promise(path, wanted)
             body = file.read(wanted + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except OSError as error:
+        if not isinstance(error, gzip.BadGzipFile):
+            raise unreadable(path, error) from error
+        raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
+    except (EOFError, zlib.error) as error:
         raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
     if len(body) != wanted:
         more = "more follow" if len(body) > wanted else f"only {len(body):,} follow"
@@ -87,6 +94,16 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
             f"{path}: the header promises {entries:,} {MAGIC[magic]}, {wanted:,} bytes; {more}. Fetch it again."
         )
     return np.frombuffer(body, np.uint8).reshape(entries, *size)
+
+
+def _check_promise(path: Path, wanted: int) -> None:
+    """Raise DataError where a header promises more bytes than the compressed file can hold, before taking memory."""
+    most = SHRINKS * path.stat().st_size
+    if wanted > most:
+        raise DataError(
+            f"{path}: the header promises {wanted:,} bytes; a gzip file of this length holds at most {most:,}. Fetch "
+            f"it again."
+        )
 
 
 def _kind(numbers: list[int]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.files import lines, sha256
+from fedkeep.data.readers.files import existing, lines, sha256
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::"}
 FIELDS = ("user", "movie", "rating", "time")
@@ -39,7 +39,7 @@ def movielens(path: str | Path) -> FederatedData:
         cells = line.split(separator)
         try:
             user, movie, rating, time = int(cells[0]), int(cells[1]), float(cells[2]), int(cells[3])
-            if len(cells) != len(FIELDS):
+            if len(cells) != len(FIELDS) or not max(abs(user), abs(movie), abs(time)) < 1 << 63:
                 raise ValueError
         except (ValueError, IndexError):
             raise DataError(
@@ -70,7 +70,7 @@ def movielens(path: str | Path) -> FederatedData:
 
 def _find(path: Path) -> Path:
     if not path.is_dir():
-        return path
+        return existing(path)
     for name in SEPARATORS:
         if (path / name).is_file():
             return path / name

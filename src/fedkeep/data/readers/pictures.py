@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data.images import Pixels, check_range
-from fedkeep.data.readers.files import existing, sha256
+from fedkeep.data.readers.files import damaged_parquet, existing, sha256
 
 COLUMNS = ("jpeg", "png", "image", "img")
 FORMATS = ("JPEG", "PNG")
@@ -96,10 +97,10 @@ def _file(path: Path, label: Sequence[str], shape: tuple[int, int, int]) -> Part
                 images[row] = _picture(f"{path}, row {row}", value, shape)
                 labels[row] = _number(f"{path}, row {row}", columns[1], number)
                 row += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path} is truncated or no Parquet file: {str(error).splitlines()[0]} Fetch it again."
-        ) from error
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
+        raise damaged_parquet(path, error) from error
     if not row:
         raise DataError(f"The data file {path} holds no image, only a header. Fetch it again.")
     return images, labels
@@ -118,6 +119,8 @@ def _column(path: Path, names: Sequence[str], known: Sequence[str]) -> str:
 def _number(where: str, column: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise DataError(f"{where}: wanted an integer in column {column!r}; got {value!r}.")
+    if not abs(value) < 1 << 63:
+        raise DataError(f"{where}: wanted a class in column {column!r}; got {value}.")
     return value
 
 
@@ -130,13 +133,16 @@ def _picture(where: str, value: Any, shape: tuple[int, int, int]) -> Pixels:
         raise DataError(f"{where}: wanted the bytes of an image; got {type(content).__name__}.")
     channels, height, width = shape
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        quiet = warnings.catch_warnings(action="ignore")  # what is odd, but can be decoded, is an image
+        with quiet, Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.size != (width, height):
                 raise DataError(
                     f"{where}: wanted an image of {width} × {height} pixels; got {image.size[0]} × {image.size[1]}."
                 )
             pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises whatever its decoders raise on damaged bytes
         reason = "not JPEG or PNG" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"{where}: the image cannot be decoded ({reason}). Fetch the file again.") from error
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Column
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.files import existing, json_lines, lines, sha256
+from fedkeep.data.ids import as_id
+from fedkeep.data.readers.files import damaged_parquet, existing, json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
@@ -24,6 +27,7 @@ ALIASES = {name: name for name in SPLITS} | {
     "dev": "valid",
     "eval": "valid",
 }
+LONGEST_LABEL = 200
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -50,8 +54,9 @@ def read_table(
             and ``time`` (numbers) are optional; without a split, call ``split_per_user`` on the result.
         text: name of the column of texts, which become the ragged column ``text``.
         features: names of numeric columns instead of a text; together they become ``x``, float32.
-        label: name of the column of labels. Integers stay as they are; other labels are numbered in sorted
-            order; with task "regression" they are numbers.
+        label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
+            thousand classes of which fewer than one in ten occurs are refused (give ``label_names`` then). Other
+            labels are numbered in sorted order; with task "regression" they are numbers.
         task: "multiclass", "binary" or "regression"; None: inferred from the labels.
         label_names: the labels in the order of their numbers; any other label is an error.
         tokens: "char" or "word".
@@ -93,20 +98,28 @@ class Table:
     columns: Mapping[str, Sequence[Any]]
     where: Callable[[int], str]
 
-    def numbers(self, name: str, kind: Callable[[Any], Any]) -> NDArray[Any]:
+    def numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column as numbers, or raise DataError at the first value that is none."""
         values = []
         for row, value in enumerate(self.columns[name]):
             try:
                 if value is None or isinstance(value, bool):
                     raise ValueError
-                values.append(kind(value))
-            except (TypeError, ValueError):
-                wanted = "an integer" if kind is int else "a number"
+                values.append(float(value))
+            except (TypeError, ValueError, OverflowError):
                 raise DataError(
-                    f"{self.where(row)}: wanted {wanted} in column {name!r}; got {value!r}."
+                    f"{self.where(row)}: wanted a number in column {name!r}; got {shown(value)}."
                 ) from None
-        return np.asarray(values, dtype=np.int64 if kind is int else np.float64)
+        return np.asarray(values, dtype=np.float64)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: at most 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 def from_table(
@@ -137,18 +150,17 @@ def from_table(
         columns["text"] = vocabulary.encode_all(texts, max_length)
         meta |= {"vocabulary": vocabulary.to_dict(), "max_length": max_length}
     else:
-        x = np.stack([table.numbers(name, float) for name in features], axis=1)
-        _finite(table, x, list(features))
-        columns["x"] = x.astype(np.float32)
+        if not features:
+            raise DataError("Wanted the names of numeric columns as features; got none.")
+        x = np.stack([table.numbers(name) for name in features], axis=1)
+        columns["x"] = _single(table, x, list(features))
         meta["features"] = list(features)
     if time in table.columns:
-        seconds = table.numbers(time, float)
+        seconds = table.numbers(time)
         _finite(table, seconds[:, None], [time])
-        whole = bool((seconds == np.floor(seconds)).all())
+        whole = bool((seconds == np.floor(seconds)).all() and np.abs(seconds).max() < 2**63)
         columns["time"] = seconds.astype(np.int64) if whole else seconds
-    if columns["label"].dtype.kind == "f":  # type: ignore[union-attr]
-        _finite(table, np.asarray(labels)[:, None], [label])
-    return FederatedData.from_columns(np.asarray(_users(table, user)), columns, parts, meta)
+    return FederatedData.from_columns(_users(table, user), columns, parts, meta)
 
 
 def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
@@ -185,6 +197,7 @@ def _csv(path: Path, delimiter: str) -> Any:
         for cells in reader:
             if not header:
                 header = [cell.removeprefix("\ufeff") for cell in cells]
+                _check_different(path, header)
             elif cells:
                 if len(cells) != len(header):
                     raise DataError(
@@ -207,17 +220,23 @@ def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) ->
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
+        _check_different(path, names)
         _check_names(path, names, wanted)
         table = file.read(columns=[name for name in dict.fromkeys((*wanted, *optional)) if name in names])
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path} is truncated or no Parquet file: {str(error).splitlines()[0]} Fetch it again."
-        ) from error
-    if not table.num_rows:
-        raise DataError(f"The data file {path} holds no example, only a header. Fetch it again.")
-    return Table(
-        {name: table[name].to_pylist() for name in table.column_names}, lambda row: f"{path}, row {row}"
-    )
+        if not table.num_rows:
+            raise DataError(f"The data file {path} holds no example, only a header. Fetch it again.")
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
+        raise damaged_parquet(path, error) from error
+    return Table(columns, lambda row: f"{path}, row {row}")
+
+
+def _check_different(path: Path, names: Sequence[str]) -> None:
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise DataError(f"{path} has several columns {shown(twice[0])}. Rename or drop all but one.")
 
 
 def _check_names(path: Path, names: Any, wanted: Sequence[str]) -> None:
@@ -229,19 +248,21 @@ def _check_names(path: Path, names: Any, wanted: Sequence[str]) -> None:
 
 
 def _users(table: Table, name: str) -> list[str]:
-    users = []
-    for row, user in enumerate(table.columns[name]):
-        if not isinstance(user, str | int) or isinstance(user, bool) or user == "":
-            raise DataError(f"{table.where(row)}: wanted a user id, text or an integer; got {user!r}.")
-        users.append(str(user))
-    return users
+    """Return a column as client ids, or raise DataError at the first value that is none."""
+    users = table.columns[name]
+    known: dict[Any, str] = {}
+    for row, user in enumerate(users):
+        # a float or a truth value would be found as the integer that it equals
+        if type(user) not in (str, int) or user not in known:
+            known[user] = as_id(user, f"{table.where(row)}: column {name!r}: ")
+    return [known[user] for user in users]
 
 
 def texts_of(table: Table, name: str) -> list[str]:
     """Return a column as texts, or raise DataError at the first value that is none."""
     for row, text in enumerate(table.columns[name]):
         if not isinstance(text, str):
-            raise DataError(f"{table.where(row)}: wanted text in column {name!r}; got {text!r}.")
+            raise DataError(f"{table.where(row)}: wanted text in column {name!r}; got {shown(text)}.")
     return list(table.columns[name])
 
 
@@ -251,8 +272,8 @@ def splits_of(table: Table, name: str) -> list[str]:
     for row, part in enumerate(table.columns[name]):
         if not isinstance(part, str) or part not in ALIASES:
             raise DataError(
-                f"{table.where(row)}: wanted the split 'train', 'valid' or 'test'; got {part!r}."
-                f"{did_you_mean(str(part), ALIASES)}"
+                f"{table.where(row)}: wanted the split 'train', 'valid' or 'test'; got {shown(part)}."
+                f"{did_you_mean(part[:20], ALIASES) if isinstance(part, str) else ''}"
             )
         parts.append(ALIASES[part])
     return parts
@@ -263,35 +284,53 @@ def labels_of(
 ) -> tuple[NDArray[Any], dict[str, Any]]:
     """Return a column as labels, and what ``meta`` says of them; the arguments are those of :func:`read_table`."""
     if task == "regression":
-        return table.numbers(name, float).astype(np.float32), {"task": task}
-    values = table.columns[name]
-    for row, value in enumerate(values):
-        if value is None or value == "" or (isinstance(value, float) and not value.is_integer()):
-            raise DataError(
-                f"{table.where(row)}: wanted a class in column {name!r}, text or an integer; got {value!r}. "
-                f"For numbers as labels say task='regression'."
-            )
-    words = [str(int(value)) if isinstance(value, float | bool) else str(value) for value in values]
+        return _single(table, table.numbers(name)[:, None], [name])[:, 0], {"task": task}
+    words = [_word(table, row, name, value) for row, value in enumerate(table.columns[name])]
     if label_names is None and all(word.isascii() and word.removeprefix("-").isdigit() for word in words):
-        numbers = [int(word) for word in words]
-        for row, number in enumerate(numbers):
-            if number < 0:
-                raise DataError(f"{table.where(row)}: wanted a label of 0 or more; got {number}.")
-        names = [str(number) for number in range(max(numbers) + 1)]
+        numbers = _integers(table, words)
+        names = [str(number) for number in range(int(numbers.max()) + 1)]
     else:
         names = [str(word) for word in label_names] if label_names is not None else sorted(set(words))
         position = {word: number for number, word in enumerate(names)}
+        if len(position) < len(names):
+            twice = next(word for word, times in Counter(names).items() if times > 1)
+            raise DataError(f"label_names names {shown(twice)} more than once; each label has one number.")
         for row, word in enumerate(words):
             if word not in position:
                 raise DataError(
-                    f"{table.where(row)}: label {word!r} is not one of label_names, {names}.{did_you_mean(word, names)}"
+                    f"{table.where(row)}: label {shown(word)} is not one of label_names, {names}."
+                    f"{did_you_mean(word[:40], names)}"
                 )
-        numbers = [position[word] for word in words]
-    return np.asarray(numbers, dtype=np.int64), {
-        "task": task,
-        "classes": max(2, len(names)),
-        "label_names": names,
-    }
+        numbers = np.asarray([position[word] for word in words], dtype=np.int64)
+    return numbers, {"task": task, "classes": max(2, len(names)), "label_names": names}
+
+
+def _word(table: Table, row: int, name: str, value: Any) -> str:
+    """Return a label as text: a whole number without a point."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    try:
+        word = str(int(value)) if whole else value
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        word = ""
+    # half of a pair of surrogates, as JSON may hold, could not be written into a report
+    halves = isinstance(word, str) and any("\ud800" <= character <= "\udfff" for character in word)
+    if not isinstance(word, str) or not 0 < len(word) <= LONGEST_LABEL or halves:
+        raise DataError(
+            f"{table.where(row)}: wanted a class in column {name!r}, an integer or a text of at most {LONGEST_LABEL} "
+            f"characters; got {shown(value)}. For numbers as labels say task='regression'."
+        )
+    return word
+
+
+def _integers(table: Table, words: Sequence[str]) -> NDArray[np.int64]:
+    for row, word in enumerate(words):
+        if len(word) > 18 or word.startswith("-"):
+            raise DataError(
+                f"{table.where(row)}: wanted a label of 0 or more, of at most 18 digits; got {shown(word)}."
+            )
+    numbers = np.asarray(words).astype(np.int64)
+    check_close(numbers, table.where, "label_names, the labels in the order of their numbers")
+    return numbers
 
 
 def _vocabulary(
@@ -304,6 +343,15 @@ def _vocabulary(
     if tokens == "word":
         return WordVocabulary.from_texts(texts, 20_000 if vocabulary is None else vocabulary)
     raise DataError(f"Wanted tokens 'char' or 'word'; got {tokens!r}.")
+
+
+def _single(table: Table, values: NDArray[np.float64], names: list[str]) -> NDArray[np.float32]:
+    """Return numbers as float32, or raise DataError at the first that is none or too large for it."""
+    _finite(table, values, names)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    _finite(table, single, names)
+    return single
 
 
 def _finite(table: Table, values: NDArray[Any], names: list[str]) -> None:

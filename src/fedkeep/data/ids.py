@@ -1,0 +1,267 @@
+"""Client ids: what one is, and sequences of them that find an id's position without an object per client.
+
+An id is a text of 1 to 200 printable characters in Unicode's normal form C, so that é is the same however it was typed.
+An integer stands for its decimal digits: client 7 is client "7" wherever a client is named by its id.
+"""
+
+from __future__ import annotations
+
+import bisect
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Ragged, offsets_of
+
+LONGEST_ID = 200
+RULE = f"A client id is a text of 1 to {LONGEST_ID} printable characters, or an integer"
+BLOCK_BYTES = 1 << 22  # of ids that are compared at a time
+
+
+def as_id(given: object, where: str = "") -> str:
+    """Return a client's id: text in normal form C, an integer as its decimal digits.
+
+    Args:
+        given: what was given as an id.
+        where: put before the message, e.g. ``"Row 3: "``.
+
+    Raises:
+        DataError: it is no text and no integer, is empty, too long, or holds a character that can't be printed
+            (controls, marks that turn the direction of writing, other white space than the space, lone surrogates).
+    """
+    if isinstance(given, int | np.integer) and not isinstance(given, bool):
+        if abs(int(given)) < 10 ** (LONGEST_ID - 1):
+            return str(int(given))
+        raise DataError(f"{where}{RULE}; got an integer of more than {LONGEST_ID - 1} digits.")
+    if not isinstance(given, str):
+        raise DataError(
+            f"{where}{RULE}; got {_shown(given)}, a {type(given).__name__}. Use str(...) or .decode()."
+        )
+    text = str(given) if given.isascii() else unicodedata.normalize("NFC", given)
+    if not text:
+        raise DataError(f"{where}{RULE}; got an empty text. Name every client.")
+    if len(text) > LONGEST_ID:
+        raise DataError(f"{where}{RULE}; got {len(text)} characters, {text[:20]!r}, … Use a shorter name.")
+    if not text.isprintable():
+        wrong = next(character for character in text if not character.isprintable())
+        raise DataError(f"{where}{RULE}; got {text!r}, with the character U+{ord(wrong):04X}. Remove it.")
+    return text
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:60]} …"
+
+
+def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the different clients of many rows, and the number of each row's client among them.
+
+    Args:
+        client: an id per row, texts or integers: a list, or an array of one axis.
+
+    Returns:
+        Ids in order (integers by value, where nothing else is there; else by code point), and int64 (rows,).
+
+    Raises:
+        DataError: not one id per row, or one that is none; the row is named.
+    """
+    if isinstance(client, list | tuple):
+        given: Sequence[Any] = client
+    else:
+        array = np.asarray(client)
+        if array.ndim != 1 or array.dtype.kind not in "iuUTO":
+            raise DataError(
+                f"Wanted one client id per row, texts or integers; got an array of shape {array.shape} and type "
+                f"{array.dtype}."
+            )
+        if array.dtype.kind in "iu":
+            numbers, number = np.unique(array, return_inverse=True)
+            return [str(n) for n in numbers.tolist()], number.astype(np.int64)
+        given = array.tolist()
+    kinds = set(map(type, given))
+    if not all(issubclass(kind, str | int | np.integer) and kind is not bool for kind in kinds):
+        for row, one in enumerate(given):
+            as_id(one, f"Row {row}: ")
+    first: dict[Any, int] = {}
+    seen = np.fromiter((first.setdefault(one, len(first)) for one in given), np.int64, len(given))
+    names = _checked(first, given)
+    by_value = all(issubclass(kind, int | np.integer) for kind in kinds)
+    ids = sorted(set(names), key=int if by_value else None)  # é written in two ways is one client
+    place = {name: number for number, name in enumerate(ids)}
+    return ids, np.fromiter((place[name] for name in names), np.int64, len(names))[seen]
+
+
+def _checked(names: Iterable[Any], given: Sequence[Any]) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            found.append(as_id(name))
+        except DataError:
+            as_id(name, f"Row {given.index(name)}: ")
+            raise
+    return found
+
+
+class RangeIds(Sequence[str]):
+    """The ids ``pattern.format(0)`` … ``pattern.format(n - 1)``, made when asked for.
+
+    Args:
+        n: number of clients.
+        pattern: text with one ``{}`` for the client's number.
+
+    Raises:
+        DataError: the pattern has not exactly one ``{}``, or makes ids that are not allowed; or n is no number of
+            clients.
+    """
+
+    def __init__(self, n: int, pattern: str = "user-{}") -> None:
+        if pattern.count("{}") != 1 or pattern.count("{") != 1 or pattern.count("}") != 1:
+            raise DataError(
+                f"A pattern of client ids needs exactly one '{{}}', as in 'user-{{}}'; got {pattern!r}."
+            )
+        if not 0 <= n < 1 << 62:
+            raise DataError(f"Wanted a number of clients of at least 0 and below 2^62; got {n}.")
+        self.n, self.pattern = n, pattern
+        self._before, self._after = pattern.split("{}")
+        if as_id(longest := self[max(n - 1, 0)] if n else pattern.format(0)) != longest:
+            raise DataError(f"{RULE}, in Unicode's normal form C; the pattern {pattern!r} makes others.")
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, client: int) -> str: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[str]: ...
+    def __getitem__(self, client: int | slice) -> str | list[str]:
+        if isinstance(client, slice):
+            return [f"{self._before}{number}{self._after}" for number in range(self.n)[client]]
+        return f"{self._before}{range(self.n)[client]}{self._after}"
+
+    def position(self, client_id: str) -> int:
+        """Return the position of an id, or -1 if it is not among them."""
+        if len(client_id) <= len(self._before) + len(self._after):
+            return -1
+        digits = client_id[len(self._before) : len(client_id) - len(self._after)]
+        plain = digits.isascii() and digits.isdigit() and len(digits) <= 18
+        if not plain or not 0 <= int(digits) < self.n or self[int(digits)] != client_id:
+            return -1
+        return int(digits)
+
+
+class PackedIds(Sequence[str]):
+    """Client ids as one array of UTF-8 bytes, found by bisection: no Python object per client.
+
+    Args:
+        text: the ids' bytes, one ragged row per client.
+        order: positions of the clients sorted by id, int64 (clients,).
+    """
+
+    def __init__(self, text: Ragged, order: NDArray[np.int64]) -> None:
+        self.text, self.order = text, order
+
+    @classmethod
+    def pack(cls, ids: Sequence[str]) -> PackedIds:
+        """Pack ids; they are taken as they come and must have been checked."""
+        encoded = [client_id.encode("utf-8") for client_id in ids]
+        text = Ragged(
+            np.frombuffer(b"".join(encoded), np.uint8),
+            offsets_of(np.asarray([len(one) for one in encoded], dtype=np.int64)),
+        )
+        return cls(text, np.asarray(sorted(range(len(encoded)), key=encoded.__getitem__), dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @overload
+    def __getitem__(self, client: int) -> str: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[str]: ...
+    def __getitem__(self, client: int | slice) -> str | list[str]:
+        if isinstance(client, slice):
+            return [self[number] for number in range(len(self))[client]]
+        return self.text[client].tobytes().decode("utf-8")
+
+    def position(self, client_id: str) -> int:
+        """Return the position of an id, or -1 if it is not among them."""
+        wanted = client_id.encode("utf-8", "surrogatepass")
+
+        def at(rank: int) -> bytes:
+            return self.text[int(self.order[rank])].tobytes()
+
+        rank = bisect.bisect_left(range(len(self)), wanted, key=at)
+        return int(self.order[rank]) if rank < len(self) and at(rank) == wanted else -1
+
+    def check(self) -> None:
+        """Raise DataError or ValueError unless these are ids, each once, and ``order`` sorts them.
+
+        For ids from a file: a million of 12 characters take a tenth of a second.
+        """
+        clients = len(self)
+        if self.text.values.dtype != np.uint8 or self.order.dtype.kind != "i":
+            raise ValueError(f"ids as {self.text.values.dtype}, in an order of {self.order.dtype}")
+        if self.order.shape != (clients,):
+            raise ValueError(f"{clients} ids in an order of shape {self.order.shape}")
+        if clients and (self.order.min() < 0 or self.order.max() >= clients):
+            raise ValueError("the order of the ids names a client that is not there")
+        self._check_texts()
+        for block in self._sorted_blocks():
+            if not (block[:-1] < block[1:]).all():
+                raise ValueError("the ids are not all different, or their order does not sort them")
+
+    def _check_texts(self) -> None:
+        length = np.diff(self.text.offsets)
+        values = self.text.values
+        plain = not len(values) or bool(values.min() >= 0x20 and values.max() <= 0x7E)
+        if plain and (not len(length) or (length.min() > 0 and length.max() <= LONGEST_ID)):
+            return
+        for client in range(len(self)):
+            if as_id(self[client], f"Client {client}: ") != self[client]:
+                raise DataError(f"Client {client}: {RULE}, in Unicode's normal form C; got {self[client]!r}.")
+
+    def _sorted_blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield all ids in order as arrays of bytes, each block beginning with the last id of the one before."""
+        longest = max(1, int(np.diff(self.text.offsets).max(initial=0)))
+        size = max(2, BLOCK_BYTES // longest)
+        place = np.arange(longest)
+        for at in range(0, max(len(self) - 1, 0), size - 1):
+            rows = np.asarray(self.order[at : at + size])
+            start, length = self.text.offsets[rows], self.text.lengths(rows)
+            padded = self.text.values.take(start[:, None] + place, mode="clip")
+            padded[place >= length[:, None]] = 0
+            yield padded.view(f"S{longest}")[:, 0]
+
+
+Ids = RangeIds | PackedIds
+"""A sequence of client ids that finds an id's position without an object per client."""
+
+
+def check_ids(ids: Iterable[object]) -> Ids:
+    """Return ids in a form that finds positions; each must be allowed and unique (DataError)."""
+    if isinstance(ids, RangeIds | PackedIds):
+        return ids
+    given = list(ids)
+    names = given if _plain(given) else [as_id(one, f"Client {row}: ") for row, one in enumerate(given)]
+    if len(set(names)) < len(names):
+        seen: set[object] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise DataError(
+            f"Client ids must be unique; {twice!r} occurs more than once. Merge its rows or rename it."
+        )
+    return PackedIds.pack(names)
+
+
+def _plain(given: list[Any]) -> bool:
+    """Whether all are printable ASCII texts of an allowed length, which are ids as they are."""
+    if set(map(type, given)) != {str}:
+        return False
+    whole = "".join(given)
+    return (
+        whole.isascii()
+        and whole.isprintable()
+        and 0 < min(map(len, given)) <= max(map(len, given)) <= LONGEST_ID
+    )

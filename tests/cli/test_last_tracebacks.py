@@ -1,0 +1,224 @@
+"""Odd settings, refusals of the system, and Ctrl-C at any time: one clear message, no traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+
+from fedkeep.cli.output import visible
+from tests.cli.conftest import Command
+
+Refused = Callable[..., str]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --- odd settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("#=inf", "--set #: wanted one key."),
+        ("data.#x=1", '--set data.#x: not a key of TOML; quote a pattern, as in rates."head.*"=0.1.'),
+        ("data.users=" + "[" * 5000, "--set data.users: it nests deeper than 20 levels."),
+        ("data.users=" + "[" * 30 + "]" * 30, "--set data.users: it nests deeper than 20 levels."),
+        ("data.users=" + "7" * 5000, "--set data.users: it holds an integer of more than 64 bits."),
+        ("seed=99999999999999999999", "--set seed: it holds an integer of more than 64 bits."),
+        ("name=" + "x" * 20_000, "toy.toml with --set is no configuration: it holds a text of more than 10,000 characters."),
+        (".".join("a" * 30) + "=1", f"--set {'.'.join('a' * 30)}: it nests deeper than 20 levels."),
+        ("run.rounds=" + "x" * 500, "toy.toml:\n  run.rounds: wanted a valid integer; got '" + "x" * 79 + " …."),
+        ("run.epochs=inf", "toy.toml:\n  run.epochs: wanted a finite number; got inf."),
+        ("data.users=1000000000", "Generated data hold at most 100,000,000 numbers"),
+    ],
+)  # fmt: skip
+def test_settings_that_no_run_has(refused: Refused, given: str, message: str) -> None:
+    assert refused("run", "toy.toml", "--set", given).startswith(f"Error: {message}")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = " + b"[" * 5000, "toy.toml is no configuration: it nests deeper than 20 levels."),
+        (b"a = " + b"7" * 5000, "toy.toml is no configuration: it holds an integer of more than 64 bits."),
+        (b"#" * (1 << 20) + b"\n", "The configuration toy.toml is longer than 1 MiB. Is it the right file?"),
+    ],
+)
+def test_files_that_are_no_configuration(refused: Refused, content: bytes, message: str) -> None:
+    Path("toy.toml").write_bytes(content)
+    assert refused("run", "toy.toml") == f"Error: {message}"
+
+
+def test_a_model_larger_than_any_memory(refused: Refused) -> None:
+    text = Path("toy.toml").read_text().replace('kind = "linear"', 'kind = "bag_of_words"\nvocabulary = 9\nuser_dim = 4\nembedding_dim = 4000000000000')  # fmt: skip
+    Path("toy.toml").write_text(text)
+    message = refused("run", "toy.toml")
+    assert message.startswith("Error: model: 'bag_of_words' cannot be made of ")
+
+
+@pytest.mark.parametrize("command", ["run", "check", "evaluate", "personalize", "report"])
+@pytest.mark.parametrize("name", ["x" * 300, "d/" * 3000])
+def test_names_that_are_too_long(refused: Refused, command: str, name: str) -> None:
+    assert "File name too long" in refused(command, name)
+
+
+@pytest.mark.parametrize("option", ["--out", "--data"])
+def test_folders_with_names_that_are_too_long(refused: Refused, option: str) -> None:
+    assert "File name too long" in refused(
+        "run", "toy.toml" if option == "--out" else "table.toml", option, "x" * 300
+    )
+
+
+def test_a_long_name_of_a_run_makes_a_short_folder(fedkeep: Command) -> None:
+    result = fedkeep("run", "toy.toml", "--set", f"name={'x' * 500}")
+    assert result.exit_code == 0, result.output
+    assert os.listdir("runs") == [f"{'x' * 80}-0"]
+
+
+@pytest.mark.parametrize("k", ["7" * 5000, "-1", "٣", "1,,2"])
+def test_numbers_of_examples_that_are_none(refused: Refused, k: str) -> None:
+    assert refused("personalize", "nowhere", "--k", k).startswith("Error: --k wants whole numbers and 'all'")
+
+
+# --- refusals of the system
+
+
+@pytest.mark.parametrize(
+    "command", ["run toy.toml", "check toy.toml", "evaluate toy.toml", "report toy.toml"]
+)
+def test_a_folder_in_place_of_a_file(refused: Refused, command: str) -> None:
+    Path("toy.toml").unlink()
+    Path("toy.toml").mkdir()
+    assert refused(*command.split())
+
+
+@pytest.mark.parametrize("name", ["run.json", "commit.json", "config.toml", "records.jsonl", "lock"])
+@pytest.mark.parametrize(
+    "command", ["run r --resume", "evaluate r", "report r", "personalize r --client user-1"]
+)
+def test_a_folder_in_place_of_a_file_of_a_run(
+    refused: Refused, fedkeep: Command, command: str, name: str
+) -> None:
+    if command.startswith("report") and name in ("commit.json", "config.toml", "lock"):
+        pytest.skip("a report does not read it")
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    Path("r", name).unlink(missing_ok=True)
+    Path("r", name).mkdir()
+    assert refused(*command.split())
+
+
+def test_a_read_only_file_system(refused: Refused, fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "r/lock")
+
+    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+    monkeypatch.setattr(filelock.FileLock, "acquire", read_only)
+    message = refused("run", "r", "--resume")
+    assert "Read-only file system" in message
+
+
+def test_an_error_of_the_system_that_nobody_foresaw(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "some/file")
+
+    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    assert refused("run", "toy.toml") == (
+        "Error: some/file: Input/output error. Check the path, its rights, and whether the disk can be written."
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_too_little_memory(refused: Refused, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    assert refused("run", "toy.toml") == (
+        "Error: There is not enough memory for this. Take fewer users or examples, or a smaller model or batch."
+    )
+
+
+def test_other_errors_of_the_program_keep_their_traceback(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr("fedkeep.cli.run.run_config", broken)
+    assert isinstance(fedkeep("run", "toy.toml").exception, RuntimeError)
+
+
+# --- terminals
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Zoë – 名前\nnext line", "Zoë – 名前\nnext line"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\u202eb", "a\\u202eb"),
+        ("\ud800", "\\ud800"),
+        ("a\rb\tc\x07", "a\\rb\\tc\\x07"),
+        ("10\u00a0000", "10\u00a0000"),
+    ],
+)
+def test_what_does_not_print_is_written_out(text: str, wanted: str) -> None:
+    assert visible(text) == wanted
+
+
+def test_no_file_drives_the_terminal(fedkeep: Command) -> None:
+    text = Path("toy.toml").read_text().replace('name = "Toy"', 'name = "\\u001b[2J\\u202eToy"')
+    Path("toy.toml").write_text(text)
+    result = fedkeep("run", "toy.toml", "--out", "r")
+    assert result.exit_code == 0, result.output
+    assert "\\x1b[2J\\u202eToy" in result.stdout
+    assert "\x1b" not in result.output
+    assert "\u202e" not in result.output
+
+
+# --- Ctrl-C
+
+
+def test_ctrl_c_while_the_libraries_are_loaded(tmp_path: Path) -> None:
+    """A torch that never finishes loading stands for the second that the real one takes."""
+    (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    command = [sys.executable, "-c", "from fedkeep_command import main; main()", "list"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=30)
+    assert (process.returncode, complaint) == (130, "Stopped.\n")
+
+
+def test_the_script_runs_the_command() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", "from fedkeep_command import main; main()", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.startswith("fedkeep ")

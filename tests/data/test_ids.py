@@ -1,0 +1,269 @@
+"""What a client's id is, the same everywhere."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkeep import FederatedData, methods, simulate
+from fedkeep.core.errors import DataError
+from fedkeep.data.ids import PackedIds, RangeIds, as_id, check_ids, group_rows
+from fedkeep.experiments.personalize import personalize_client
+from fedkeep.models import Linear
+
+RULE = "A client id is a text of 1 to 200 printable characters, or an integer"
+COMPOSED, DECOMPOSED = "\u00e9", "e\u0301"
+texts = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=9).map(
+    lambda text: unicodedata.normalize("NFC", text)
+)
+
+
+def message(error: pytest.ExceptionInfo[DataError]) -> str:
+    return str(error.value)
+
+
+def columns(rows: int) -> dict[str, Any]:
+    return {"x": np.arange(2.0 * rows).reshape(rows, 2), "label": np.arange(rows) % 2}
+
+
+# --- one id
+
+
+REFUSED = [
+    (7.0, "got 7.0, a float. Use str(...) or .decode()."),
+    (True, "got True, a bool. Use str(...) or .decode()."),
+    (None, "got None, a NoneType. Use str(...) or .decode()."),
+    (b"ann", "got b'ann', a bytes. Use str(...) or .decode()."),
+    ("", "got an empty text. Name every client."),
+    ("a\0b", "got 'a\\x00b', with the character U+0000. Remove it."),
+    ("a\nb", "got 'a\\nb', with the character U+000A. Remove it."),
+    ("\x1b[31m", "got '\\x1b[31m', with the character U+001B. Remove it."),
+    ("a\x85", "got 'a\\x85', with the character U+0085. Remove it."),
+    ("a\u00a0b", "got 'a\\xa0b', with the character U+00A0. Remove it."),
+    ("a\u2028", "got 'a\\u2028', with the character U+2028. Remove it."),
+    ("\u202eeve", "got '\\u202eeve', with the character U+202E. Remove it."),
+    ("\ud800", "got '\\ud800', with the character U+D800. Remove it."),
+    ("x" * 201, "got 201 characters, 'xxxxxxxxxxxxxxxxxxxx', … Use a shorter name."),
+    (10**200, "got an integer of more than 199 digits."),
+]
+
+
+@pytest.mark.parametrize(("given_id", "rest"), REFUSED)
+def test_ids_that_are_refused(given_id: object, rest: str) -> None:
+    with pytest.raises(DataError) as error:
+        as_id(given_id)
+    assert message(error) == f"{RULE}; {rest}"
+
+
+@pytest.mark.parametrize(
+    "given_id", ["../../etc/passwd", "a/b\\c", "C:", ".", "名前", "a b", "x" * 200, "007"]
+)
+def test_ids_that_are_allowed(given_id: str) -> None:
+    assert as_id(given_id) == given_id
+
+
+@pytest.mark.parametrize(
+    ("given_id", "wanted"),
+    [
+        (7, "7"),
+        (-3, "-3"),
+        (np.int64(12), "12"),
+        (np.uint8(1), "1"),
+        (DECOMPOSED, COMPOSED),
+        (np.str_("a"), "a"),
+    ],
+)
+def test_ids_have_one_form(given_id: object, wanted: str) -> None:
+    found = as_id(given_id)
+    assert found == wanted
+    assert type(found) is str
+
+
+# --- rows of many clients
+
+
+def test_a_letter_written_in_two_ways_is_one_client() -> None:
+    data = FederatedData.from_columns([COMPOSED, DECOMPOSED, "b"], columns(3))
+    assert list(data.ids) == ["b", COMPOSED]
+    assert data.counts().tolist() == [1, 2]
+    assert data.index(DECOMPOSED) == data.index(COMPOSED) == 1
+
+
+@pytest.mark.parametrize(
+    "given_ids",
+    [[10, 9, 10], np.array([10, 9, 10]), (10, 9, np.int32(10)), np.array([10, 9, 10], dtype=object)],
+)
+def test_integers_are_ordered_by_value(given_ids: Any) -> None:
+    names, number = group_rows(given_ids)
+    assert names == ["9", "10"]
+    assert number.tolist() == [1, 0, 1]
+
+
+def test_an_integer_is_its_digits() -> None:
+    assert FederatedData.from_columns([1, "1", "a"], columns(3)).counts().tolist() == [2, 1]
+    assert list(check_ids([2, "a", np.int64(1)])) == ["2", "a", "1"]
+
+
+def test_integers_of_any_size() -> None:
+    names, _ = group_rows([2**63, -1, 10**30])
+    assert names == ["-1", str(2**63), str(10**30)]
+
+
+@pytest.mark.parametrize(("given_id", "rest"), REFUSED)
+def test_the_row_of_an_id_that_is_refused_is_named(given_id: object, rest: str) -> None:
+    with pytest.raises(DataError) as error:
+        FederatedData.from_columns(["ann", "bo", given_id, given_id], columns(4))
+    assert message(error) == f"Row 2: {RULE}; {rest}"
+    with pytest.raises(DataError) as error:
+        check_ids(["ann", given_id])
+    assert message(error) == f"Client 1: {RULE}; {rest}"
+
+
+@pytest.mark.parametrize("given_ids", [np.zeros(3), np.zeros((3, 1), int), np.array([b"a"] * 3), "abc"])
+def test_no_ids_at_all(given_ids: Any) -> None:
+    with pytest.raises(
+        DataError, match="Wanted one client id per row, texts or integers; got an array of shape"
+    ):
+        FederatedData.from_columns(given_ids, columns(3))
+
+
+@given(st.lists(st.one_of(texts, st.integers()), min_size=1, max_size=12))
+def test_rows_find_their_clients(given_ids: list[Any]) -> None:
+    names, number = group_rows(given_ids)
+    assert [names[place] for place in number] == [as_id(one) for one in given_ids]
+    assert len(set(names)) == len(names)
+    again, _ = group_rows(given_ids[::-1])
+    assert again == names
+
+
+def test_many_rows_are_cheap() -> None:
+    """A million rows of 100,000 users, and those users' ids, within seconds: no Python call for each row."""
+    users = [f"user-{n:06d}" for n in range(100_000)]
+    began = time.process_time()
+    names, _ = group_rows(users * 10)
+    packed = check_ids(names)
+    assert isinstance(packed, PackedIds)
+    packed.check()
+    assert time.process_time() - began < 4
+
+
+# --- sequences of ids
+
+
+@pytest.mark.parametrize(
+    "ids", [RangeIds(12, "site {} of many"), check_ids([f"site {i} of many" for i in range(12)])]
+)
+def test_ids_are_a_sequence_that_finds(ids: RangeIds | PackedIds) -> None:
+    assert isinstance(ids, Sequence)
+    assert len(ids) == 12
+    assert ids[0] == "site 0 of many"
+    assert ids[-1] == "site 11 of many"
+    assert ids[10:] == ["site 10 of many", "site 11 of many"]
+    assert [ids.position(one) for one in ids] == list(range(12))
+    wrong = (
+        "site 12 of many",
+        "site 01 of many",
+        "site -1 of many",
+        "site  of many",
+        "site ١ of many",
+        "",
+        "\ud800",
+    )
+    assert [ids.position(one) for one in wrong] == [-1] * len(wrong)
+    with pytest.raises(IndexError):
+        ids[12]
+
+
+@given(st.lists(texts, unique=True, min_size=1))
+def test_packed_ids_find_each_of_any(ids: list[str]) -> None:
+    packed = check_ids(ids)
+    assert isinstance(packed, PackedIds)
+    packed.check()
+    assert list(packed) == ids
+    assert [packed.position(one) for one in ids] == list(range(len(ids)))
+    assert packed.position("not among them at all") == -1
+
+
+def test_checked_ids_are_taken_as_they_are() -> None:
+    ids = RangeIds(3)
+    assert check_ids(ids) is ids
+
+
+def test_million_range_ids_hold_no_object_per_client() -> None:
+    tracemalloc.start()
+    try:
+        ids = RangeIds(1_000_000)
+        assert ids[999_999] == "user-999999"
+        assert ids.position("user-123456") == 123_456
+        assert tracemalloc.get_traced_memory()[1] < 20_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("ids", [["a", "b", "a"], ["a", 7, "a"], ["7", 7]])
+def test_an_id_twice(ids: list[Any]) -> None:
+    with pytest.raises(DataError) as error:
+        check_ids(ids)
+    assert message(error) == (
+        f"Client ids must be unique; {str(ids[-1])!r} occurs more than once. Merge its rows or rename it."
+    )
+
+
+@pytest.mark.parametrize("pattern", ["user", "{}{}", "{0}", "{", "{}{a}"])
+def test_a_pattern_that_is_none(pattern: str) -> None:
+    with pytest.raises(DataError) as error:
+        RangeIds(3, pattern)
+    assert message(error) == (
+        f"A pattern of client ids needs exactly one '{{}}', as in 'user-{{}}'; got {pattern!r}."
+    )
+
+
+def test_a_pattern_that_is_not_normal() -> None:
+    with pytest.raises(DataError) as error:
+        RangeIds(3, DECOMPOSED + "{}")
+    assert (
+        message(error)
+        == f"{RULE}, in Unicode's normal form C; the pattern {DECOMPOSED + '{}'!r} makes others."
+    )
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62])
+def test_a_number_of_clients_that_is_none(number: int) -> None:
+    with pytest.raises(DataError) as error:
+        RangeIds(number)
+    assert message(error) == f"Wanted a number of clients of at least 0 and below 2^62; got {number}."
+
+
+# --- the same everywhere
+
+
+def test_integers_name_clients_of_a_run(tmp_path: Path) -> None:
+    """The docs use integer ids; they name a client in the data, a run, and cold start alike."""
+    data = FederatedData.from_columns(np.repeat([5, 1, 10], 10), columns(30)).split_per_user()
+    assert data.index(10) == data.index("10") == data.index(np.int64(10)) == 2
+    run = simulate(Linear(2, 2), methods.furl("user"), data, rounds=1, cohort=3, hold_out=0.3)
+    for client in (1, 5, 10):
+        mine, same = run.parameters(client), run.parameters(str(client))
+        assert {n: v.tolist() for n, v in mine.items()} == {n: v.tolist() for n, v in same.items()}
+    assert personalize_client(run, 5, 2)[1] == personalize_client(run, "5", 2)[1]
+    data.save(tmp_path / "data")
+    assert FederatedData.load(tmp_path / "data").index(5) == 1
+
+
+def test_an_id_that_nobody_has() -> None:
+    data = FederatedData.from_columns([5, 12], columns(2))
+    with pytest.raises(DataError) as error:
+        data.index(0)
+    assert message(error) == "No client of these data has the id '0' (2 clients)."
+    with pytest.raises(DataError) as error:
+        data.index(True)
+    assert message(error) == f"{RULE}; got True, a bool. Use str(...) or .decode()."
