@@ -223,7 +223,7 @@ def personalize_client(run: Run, client: str | int, k: int | None = None) -> tup
     index = run.data.index(client)
     own = fit_private(run, index, first_examples(run, index, k))
     out: dict[str, float] = {}
-    for prefix, values in (("before_", own_default(run, client)), ("", own)):
+    for prefix, values in (("before_", own_default(run, str(run.data.ids[index]))), ("", own)):
         store = own_store(run)
         store.write([index], {n: torch.as_tensor(v).unsqueeze(0) for n, v in values.items()})
         judged = judge(run.method, run.net, run.whole, store, run.data, [index], "test", device=run.device)
