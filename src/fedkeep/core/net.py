@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
 from fedkeep.core.errors import MethodError, did_you_mean
-from fedkeep.core.params import Batch, Params, clone
+from fedkeep.core.params import Batch, Params, clone, is_state
 
 
 class _Caller(nn.Module):
@@ -65,7 +65,7 @@ class Net:
         """Return the module's output for a batch, computed with ``params``.
 
         Args:
-            params: values by name; a name that is absent keeps the module's own value.
+            params: values by name; a name that is absent keeps the module's own value, a method's state is ignored.
             batch: columns by name, first axis examples.
 
         Raises:
@@ -92,7 +92,9 @@ class Net:
         if rest:
             arguments = dict(batch)
         held = self._bound or {}
-        other = {} if params is held else {n: v for n, v in params.items() if held.get(n) is not v}
+        other: Params = {}
+        if params is not held:  # a method's state is none of the module's
+            other = {n: v for n, v in params.items() if held.get(n) is not v and not is_state(n)}
         if not other and held:
             return getattr(self.module, method)(**arguments)
         prefixed = {f"module.{name}": value for name, value in other.items()}
@@ -127,7 +129,8 @@ class Bound:
 
     def __enter__(self) -> Self:
         self._before = self.net._bound
-        self._held = _reparametrize_module(self.net.module, dict(self.params), tie_weights=self.net._tied)
+        own = {n: v for n, v in self.params.items() if not is_state(n)}
+        self._held = _reparametrize_module(self.net.module, own, tie_weights=self.net._tied)
         self._held.__enter__()
         self.net._bound = self.params
         return self
