@@ -46,7 +46,8 @@ class Global:
         round: finished rounds.
         progress: the finished part of the run in [0, 1), for schedules.
         trainable: which of ``params`` are parameters; the others are buffers.
-        clients: who takes part.
+        clients: all there are; some may be held out of federation or have no example to train on.
+        population: N, how many of them cohorts are drawn from.
     """
 
     params: Params
@@ -56,6 +57,7 @@ class Global:
     progress: float = 0.0
     trainable: frozenset[str] = frozenset()
     clients: Roster = ()
+    population: int = 0
 
     def but(self, **changes: Any) -> Global:
         """Return this with some fields changed."""
