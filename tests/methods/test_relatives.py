@@ -89,6 +89,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         methods.pfedme(2.0, steps=3, own_optimizer=sgd(0.3), local=Phase(batch_size=4, optimizer=sgd(0.2))),
     ),
     "per_fedavg": (Deep, methods.per_fedavg(0.2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "scaffold": (lambda: Deep(norm=True), methods.scaffold(local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3, rates={"head.*": 0.1})))),
     "fedmmd": (Parts, methods.fedmmd(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedfusion": (Parts, methods.fedfusion("multi", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "asp_mtl": (Parts, methods.asp_mtl(6, local=Phase(batch_size=4, optimizer=sgd(0.3)))),

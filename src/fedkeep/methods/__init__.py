@@ -39,6 +39,7 @@ from fedkeep.methods.per_fedavg import per_fedavg
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.scaffold import scaffold
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -63,6 +64,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "per_fedavg": per_fedavg,
     "pfedme": pfedme,
     "pfl_da": pfl_da,
+    "scaffold": scaffold,
 }
 
 __all__ = [
@@ -113,5 +115,6 @@ __all__ = [
     "pfedme",
     "pfl_da",
     "private_part",
+    "scaffold",
     "terms",
 ]

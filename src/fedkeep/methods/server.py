@@ -18,7 +18,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import Params, State
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
-from fedkeep.methods.client import Sent
+from fedkeep.methods.client import Sent, zeros_like_trainable
 from fedkeep.methods.phase import OPTIMIZERS
 from fedkeep.split import Upload
 
@@ -228,6 +228,25 @@ class Server:
 def averaging(optimizer: Optimizer = sgd(1.0), by: Literal["examples", "uniform"] = "examples") -> Server:
     """Return a server that averages changes, weighted by examples or not, and steps with an optimiser (FedOpt)."""
     return Server(reduce=WeightedMean(by=by), update=Optimize(optimizer=optimizer))
+
+
+def check_uniform(method: str, server: Server) -> Server:
+    """Return the server of a method whose formulas count every client alike.
+
+    Raises:
+        MethodError: its mean is weighted by examples, or it is no mean.
+    """
+    if server.reduce != WeightedMean(by="uniform"):
+        raise MethodError(
+            f"{method!r} counts every client alike: weighting must be 'uniform'; got {server.reduce}. "
+            f"Use server=averaging(optimizer, by='uniform')."
+        )
+    return server
+
+
+def zeros_on_server(net: Net, clients: Roster) -> State:
+    """Return zeros shaped like the model's trainable parameters, as a server's first state."""
+    return zeros_like_trainable(net)
 
 
 def added(params: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> Params:
