@@ -22,6 +22,7 @@ from fedkeep.methods.client import (
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
+from fedkeep.methods.feddyn import feddyn
 from fedkeep.methods.fedfusion import fedfusion
 from fedkeep.methods.fedmmd import fedmmd
 from fedkeep.methods.fedper import fedper
@@ -50,6 +51,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "asp_mtl": asp_mtl,
     "ditto": ditto,
     "fedbn": fedbn,
+    "feddyn": feddyn,
     "fedfusion": fedfusion,
     "fedmmd": fedmmd,
     "fedper": fedper,
@@ -97,6 +99,7 @@ __all__ = [
     "ditto",
     "fedavg",
     "fedbn",
+    "feddyn",
     "fedfusion",
     "fedmmd",
     "fedper",
