@@ -31,6 +31,7 @@ from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
+from fedkeep.methods.ifca import ifca
 from fedkeep.methods.kteps import kteps
 from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
@@ -46,6 +47,7 @@ from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "furl": furl,
+    "ifca": ifca,
     "local": local,
     "apfl": apfl,
     "asp_mtl": asp_mtl,
@@ -108,6 +110,7 @@ __all__ = [
     "fedrep",
     "fine_tuned",
     "furl",
+    "ifca",
     "kteps",
     "kteps_star",
     "lg_fedavg",
