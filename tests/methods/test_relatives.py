@@ -92,6 +92,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "scaffold": (lambda: Deep(norm=True), methods.scaffold(local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3, rates={"head.*": 0.1})))),
     "feddyn": (lambda: Deep(norm=True), methods.feddyn(0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.2, momentum=0.5)))),
     "ifca": (lambda: Deep(norm=True), methods.ifca(3, spread=0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)))),
+    "fedbabu": (Deep, methods.fedbabu("head.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedmmd": (Parts, methods.fedmmd(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedfusion": (Parts, methods.fedfusion("multi", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "asp_mtl": (Parts, methods.asp_mtl(6, local=Phase(batch_size=4, optimizer=sgd(0.3)))),

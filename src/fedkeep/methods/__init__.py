@@ -21,6 +21,7 @@ from fedkeep.methods.client import (
 )
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
+from fedkeep.methods.fedbabu import fedbabu
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
 from fedkeep.methods.feddyn import feddyn
 from fedkeep.methods.fedfusion import fedfusion
@@ -46,6 +47,7 @@ from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, 
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
+    "fedbabu": fedbabu,
     "furl": furl,
     "ifca": ifca,
     "local": local,
@@ -100,6 +102,7 @@ __all__ = [
     "by_share",
     "ditto",
     "fedavg",
+    "fedbabu",
     "fedbn",
     "feddyn",
     "fedfusion",
