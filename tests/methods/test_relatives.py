@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Run, Split, WeightedMean, methods, sgd, simulate
+from fedkeep import FederatedData, Method, Run, Split, WeightedMean, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -92,6 +92,13 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "scaffold": (lambda: Deep(norm=True), methods.scaffold(local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3, rates={"head.*": 0.1})))),
     "feddyn": (lambda: Deep(norm=True), methods.feddyn(0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.2, momentum=0.5)))),
     "ifca": (lambda: Deep(norm=True), methods.ifca(3, spread=0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)))),
+    "pfedhn": (
+        lambda: Deep(norm=True),
+        methods.pfedhn(
+            (5,), embedding=2, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)),
+            server=averaging(sgd(0.5, momentum=0.5), by="uniform"),
+        ),
+    ),
     "fedbabu": (Deep, methods.fedbabu("head.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedmmd": (Parts, methods.fedmmd(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedfusion": (Parts, methods.fedfusion("multi", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
@@ -181,6 +188,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
         name
         not in (
             "fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion", "per_fedavg", "scaffold", "feddyn", "ifca",
+            "pfedhn",
         )
     )
     for upload in engine.bytes:

@@ -133,7 +133,7 @@ def test_what_scaffold_refuses(phase: Phase) -> None:
     )
 
 
-@pytest.mark.parametrize("build", [methods.scaffold, methods.feddyn])
+@pytest.mark.parametrize("build", [methods.scaffold, methods.feddyn, methods.pfedhn])
 def test_clients_count_alike(build: Any) -> None:
     with pytest.raises(MethodError) as error:
         build(server=averaging())

@@ -39,6 +39,7 @@ from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture
 from fedkeep.methods.per_fedavg import per_fedavg
+from fedkeep.methods.pfedhn import pfedhn
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
@@ -68,6 +69,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lg_fedavg": lg_fedavg,
     "mixture": mixture,
     "per_fedavg": per_fedavg,
+    "pfedhn": pfedhn,
     "pfedme": pfedme,
     "pfl_da": pfl_da,
     "scaffold": scaffold,
@@ -121,6 +123,7 @@ __all__ = [
     "mixture",
     "newest",
     "per_fedavg",
+    "pfedhn",
     "pfedme",
     "pfl_da",
     "private_part",
