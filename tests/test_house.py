@@ -31,8 +31,11 @@ HEAVY = {
 }
 
 # Training takes gradients in the local run; the split checker's probes and the kernels' own backward passes are the
-# only other places, and a loss whose definition holds a gradient step.
-MAY_TAKE_GRADIENTS = {"engines/local.py", "split/probe.py", "split/moves.py", "methods/per_fedavg.py"}
+# only other places, a loss whose definition holds a gradient step, and a server that pulls uploads back through the
+# network that made the clients' models: it sees no example and trains nothing on one.
+MAY_TAKE_GRADIENTS = {
+    "engines/local.py", "split/probe.py", "split/moves.py", "methods/per_fedavg.py", "methods/pfedhn.py",
+}  # fmt: skip
 MAY_DEFINE_BACKWARD = ("nn/", "kernels/")
 TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value")
 UNPICKLES = ("torch.load", "pickle.load", "pickle.loads")

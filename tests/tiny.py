@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Split
+from fedkeep import FederatedData, Method, Run, Split
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged, TokenVocabulary
@@ -243,6 +243,11 @@ def everyone(store: Any, clients: int) -> Params:
     """Return the private values of all clients."""
     stacked: Params = store.read(range(clients))
     return stacked
+
+
+def on_server(run: Run) -> Params:
+    """Return all that a run's server has: parameters, and the method's state under ``server/NAME``."""
+    return Sent(params=run.server, state=run.state).flat
 
 
 def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:

@@ -250,3 +250,13 @@ def test_bound_parameters_are_held_seen_when_changed_and_given_back() -> None:
     assert float(net(held, batch)) == 4.5
     assert all(torch.equal(own[n], v) for n, v in module.state_dict().items())
     assert all(isinstance(p, nn.Parameter) for p in module.parameters())
+
+
+def test_a_methods_state_is_none_of_the_modules() -> None:
+    net = Net(nn.Linear(2, 1))
+    held = {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([0.5])}
+    state = {"client/weight": torch.ones(3), "server/1/weight": torch.ones(3)}
+    batch = {"input": torch.tensor([[1.0, 1.0]])}
+    assert float(net({**held, **state}, batch)) == 3.5
+    with net.bound({**held, **state}):
+        assert float(net({**held, **state}, batch)) == 3.5

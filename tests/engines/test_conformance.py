@@ -39,7 +39,7 @@ from fedkeep.privacy import Draw, Encoded, Link
 from tests.engines.test_round import BROKEN, Fragile
 from tests.methods.parts import Parts
 from tests.methods.test_relatives import DATA, ROWS
-from tests.tiny import Logits, Noisy, classes, everyone, same_bits, texts
+from tests.tiny import Logits, Noisy, classes, everyone, on_server, same_bits, texts
 
 ROUNDS, COHORT, SEED = 3, 4, 3
 
@@ -197,7 +197,7 @@ def test_engines_agree(contender: str, case: str, kind: str) -> None:
     given = CONTENDERS[contender]
     expected, found = reference(case, kind), trained(case, kind, **given.options)
     assert found.engine == given.options["engine"]
-    states = [(r.server, everyone(r.private, len(r.data))) for r in (expected, found)]
+    states = [(on_server(r), everyone(r.private, len(r.data))) for r in (expected, found)]
     if given.tolerance is None:
         assert same_bits(states[0][0], states[1][0])
         assert same_bits(states[0][1], states[1][1])

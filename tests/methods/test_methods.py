@@ -142,7 +142,7 @@ def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
         "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da",
+        "pfl_da", "scaffold", "feddyn", "ifca", "fedbabu", "pfedhn",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

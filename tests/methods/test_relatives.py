@@ -27,7 +27,19 @@ from fedkeep.methods.fedprox import Proximal
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.engines.reference import averaged, close, cohorts, rows_of
 from tests.methods.parts import Parts
-from tests.tiny import Logits, Noisy, Rounds, Scalar, bits, classes, everyone, job, pairs, same_bits
+from tests.tiny import (
+    Logits,
+    Noisy,
+    Rounds,
+    Scalar,
+    bits,
+    classes,
+    everyone,
+    job,
+    on_server,
+    pairs,
+    same_bits,
+)
 
 SQUARED = methods.terms.squared_error()
 DATA = classes()
@@ -89,6 +101,17 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         methods.pfedme(2.0, steps=3, own_optimizer=sgd(0.3), local=Phase(batch_size=4, optimizer=sgd(0.2))),
     ),
     "per_fedavg": (Deep, methods.per_fedavg(0.2, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "scaffold": (lambda: Deep(norm=True), methods.scaffold(local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3, rates={"head.*": 0.1})))),
+    "feddyn": (lambda: Deep(norm=True), methods.feddyn(0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.2, momentum=0.5)))),
+    "ifca": (lambda: Deep(norm=True), methods.ifca(3, spread=0.5, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)))),
+    "pfedhn": (
+        lambda: Deep(norm=True),
+        methods.pfedhn(
+            (5,), embedding=2, local=Phase(batch_size=7, epochs=2, optimizer=sgd(0.3)),
+            server=averaging(sgd(0.5, momentum=0.5), by="uniform"),
+        ),
+    ),
+    "fedbabu": (Deep, methods.fedbabu("head.*", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedmmd": (Parts, methods.fedmmd(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedfusion": (Parts, methods.fedfusion("multi", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "asp_mtl": (Parts, methods.asp_mtl(6, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
@@ -114,11 +137,11 @@ def test_the_rows_are_all_methods() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     one, two = trained(name), trained(name)
-    assert same_bits(one.server, two.server)
+    assert same_bits(on_server(one), on_server(two))
     assert same_bits(everyone(one.private, 6), everyone(two.private, 6))
     other = simulate(ROWS[name][0]().double(), ROWS[name][1], DATA, rounds=3, cohort=4, seed=4)
     assert not (
-        same_bits(one.server, other.server)
+        same_bits(on_server(one), on_server(other))
         and same_bits(everyone(one.private, 6), everyone(other.private, 6))
     )
 
@@ -142,7 +165,7 @@ def test_stopped_and_continued_is_never_stopped(
         with pytest.raises(KeyboardInterrupt):
             trained(name, out=tmp_path / "run")
     again = trained(name, out=tmp_path / "run", resume=True)
-    assert same_bits(whole.server, again.server)
+    assert same_bits(on_server(whole), on_server(again))
     assert same_bits(everyone(whole.private, 6), everyone(again.private, 6))
 
 
@@ -174,10 +197,23 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
         rounds([0, 1, 2, 3])
     names = method.split.private_names(work.net.initial())
     assert bool(names) == (
-        name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion", "per_fedavg")
+        name
+        not in (
+            "fedavg",
+            "fedprox",
+            "fine_tuned",
+            "fedmmd",
+            "fedfusion",
+            "per_fedavg",
+            "scaffold",
+            "feddyn",
+            "ifca",
+            "pfedhn",
+        )
     )
     for upload in engine.bytes:
         assert not any(f'"{n}"'.encode() in upload for n in names)
+        assert b'"client/' not in upload
         for kept in engine.private:
             assert not any(bits(kept[n]) in upload for n in names if kept[n].numel() > 1)
 

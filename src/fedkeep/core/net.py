@@ -67,7 +67,7 @@ class Net:
         """Return the module's output for a batch, computed with ``params``.
 
         Args:
-            params: values by name; a name that is absent keeps the module's own value.
+            params: values by name; a name that is absent keeps the module's own value, a method's state is ignored.
             batch: columns by name, first axis examples.
 
         Raises:
@@ -94,7 +94,9 @@ class Net:
         if rest:
             arguments = dict(batch)
         held = self._bound or {}
-        other = {} if params is held else {n: v for n, v in params.items() if held.get(n) is not v}
+        other: Params = {}
+        if params is not held:  # a method's state is none of the module's
+            other = {n: v for n, v in params.items() if held.get(n) is not v and not is_state(n)}
         if not other and held:
             return getattr(self.module, method)(**arguments)
         prefixed = {f"module.{name}": value for name, value in self.placed(other).items()}

@@ -69,12 +69,17 @@ class Job:
         return declared(self.method, self.net)
 
 
-def first_global(method: Method, net: Net, data: FederatedData, device: str = "cpu") -> Global:
-    """Return what a server has before the first round."""
+def first_global(
+    method: Method, net: Net, data: FederatedData, device: str = "cpu", population: int | None = None
+) -> Global:
+    """Return what a server has before the first round; cohorts are drawn from ``population`` clients, or from all."""
     params = {n: v.to(device) for n, v in method.split.halves(net.module).federated(net.initial()).items()}
     state = {n: v.to(device) for n, v in method.server.state(net, data).items()}
     links = method.chain().server_state({**params, **declared(method, net)})
-    return Global(params=params, state=state, links=links, trainable=net.trainable(), clients=data)
+    return Global(
+        params=params, state=state, links=links, trainable=net.trainable(), clients=data,
+        population=len(data) if population is None else population,
+    )  # fmt: skip
 
 
 def first_kept(method: Method, net: Net) -> Params:

@@ -170,6 +170,7 @@ def finished(
         started={n: v for n, v in started.items() if not is_state(n)},
         trained={n: v for n, v in local.trained.items() if not is_state(n)}, steps=local.steps,
         rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
+        rows={t.parameter: t.rows for t in local.tables},
     )  # fmt: skip
     done = without_draws(who, lambda: hook(given))
     state = {n: v for n, v in started.items() if is_state(n)}

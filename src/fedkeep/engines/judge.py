@@ -183,11 +183,12 @@ def _batches(
         each = [common] * len(group)
         if method.server.send is not None:
             each = [method.server.sent(server, str(data.ids[c])).flat for c in group]
+        alike = all(sent is each[0] for sent in each)
         for start in range(0, len(rows), CHUNK):
             chosen = rows[start : start + CHUNK]
             batch = load_batch(view, chosen, device, kind)
-            if method.server.send is None and (pooled.gathers or not values):
-                params = {**common, **{n: v.to(device) for n, v in values.items()}}
+            if alike and (pooled.gathers or not values):
+                params = {**each[0], **{n: v.to(device) for n, v in values.items()}}
                 yield pooled, params, batch, np.asarray(group, np.int64)[batch["client"].cpu().numpy()]
             else:
                 yield from _one_by_one(net, each, values, batch, group, device)

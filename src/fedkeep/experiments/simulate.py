@@ -160,7 +160,7 @@ class _Simulation:
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
-        server = first_global(self.method, self.net, self.data, self.device)
+        server = first_global(self.method, self.net, self.data, self.device, self.sampler.count)
         directory, store = None, self.given_store or MemoryStore(self.default, self.data.ids)
         history: list[Record] = []
         best: dict[str, Any] = {}

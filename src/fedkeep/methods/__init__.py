@@ -21,7 +21,9 @@ from fedkeep.methods.client import (
 )
 from fedkeep.methods.ditto import ditto
 from fedkeep.methods.fedavg import fedavg
+from fedkeep.methods.fedbabu import fedbabu
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
+from fedkeep.methods.feddyn import feddyn
 from fedkeep.methods.fedfusion import fedfusion
 from fedkeep.methods.fedmmd import fedmmd
 from fedkeep.methods.fedper import fedper
@@ -30,25 +32,31 @@ from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
+from fedkeep.methods.ifca import ifca
 from fedkeep.methods.kteps import kteps
 from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture
 from fedkeep.methods.per_fedavg import per_fedavg
+from fedkeep.methods.pfedhn import pfedhn
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.scaffold import scaffold
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
+    "fedbabu": fedbabu,
     "furl": furl,
+    "ifca": ifca,
     "local": local,
     "apfl": apfl,
     "asp_mtl": asp_mtl,
     "ditto": ditto,
     "fedbn": fedbn,
+    "feddyn": feddyn,
     "fedfusion": fedfusion,
     "fedmmd": fedmmd,
     "fedper": fedper,
@@ -61,8 +69,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lg_fedavg": lg_fedavg,
     "mixture": mixture,
     "per_fedavg": per_fedavg,
+    "pfedhn": pfedhn,
     "pfedme": pfedme,
     "pfl_da": pfl_da,
+    "scaffold": scaffold,
 }
 
 __all__ = [
@@ -94,7 +104,9 @@ __all__ = [
     "by_share",
     "ditto",
     "fedavg",
+    "fedbabu",
     "fedbn",
+    "feddyn",
     "fedfusion",
     "fedmmd",
     "fedper",
@@ -103,6 +115,7 @@ __all__ = [
     "fedrep",
     "fine_tuned",
     "furl",
+    "ifca",
     "kteps",
     "kteps_star",
     "lg_fedavg",
@@ -110,8 +123,10 @@ __all__ = [
     "mixture",
     "newest",
     "per_fedavg",
+    "pfedhn",
     "pfedme",
     "pfl_da",
     "private_part",
+    "scaffold",
     "terms",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -166,6 +166,57 @@ class RunningMean:
         """The sum of the weights so far."""
         sums = [block.sums for block in self._blocks.values()] + ([self._total] if self._total else [])
         return sum(each.weight for each in sums)
+
+
+class MeansByGroup:
+    """A mean for each group of clients; what a client sends along says which group it is of.
+
+    Args:
+        means: the empty means of groups 0, 1, …
+        group: the name, among an upload's changes, of the number of the client's group.
+    """
+
+    def __init__(self, means: Sequence[RunningMean], group: str) -> None:
+        self.means, self.group = means, group
+        self.weights, self.seconds = [0.0] * len(means), 0.0
+
+    def add(self, client: str, upload: Upload) -> None:
+        """Add a client's (decoded, checked) upload.
+
+        Raises:
+            UploadError: there is no such group.
+        """
+        began, number = time.perf_counter(), int(upload.deltas[self.group])
+        if not 0 <= number < len(self.means):
+            raise UploadError(
+                f"The upload of client {client!r} was refused: its group is {number}, of {len(self.means)}."
+            )
+        for k, mean in enumerate(self.means):
+            if k == number:
+                mean.add(client, upload)
+            else:
+                mean.skip(client)
+        self.weights[number] += upload.weight
+        self.seconds += time.perf_counter() - began
+
+    def skip(self, client: str) -> None:
+        """Note that a client's upload will not come."""
+        for mean in self.means:
+            mean.skip(client)
+
+    def merge(self, other: MeansByGroup) -> None:
+        """Take over what another one of the same cohort holds."""
+        for mine, theirs in zip(self.means, other.means, strict=True):
+            mine.merge(theirs)
+        self.weights = [a + b for a, b in zip(self.weights, other.weights, strict=True)]
+
+    def value(self) -> Reduced:
+        """Return the changes of group 0, and as state ``K/NAME`` those of group K; a group of no weight has none."""
+        found = {k: self.means[k].value() for k, weight in enumerate(self.weights) if weight > 0}
+        first = found.get(0, Reduced(changes={}))
+        state = {f"{k}/{n}": v for k, each in found.items() if k for n, v in each.params.items()}
+        count = sum(each.count for each in found.values())
+        return replace(first, state=state, weight=sum(self.weights), count=count)
 
 
 class Block:

@@ -141,6 +141,7 @@ class Finish:
         kept: what the client had kept, with the state that ``start`` gave.
         started: all parameters before the first phase, by name.
         trained: all parameters after the last, by name; of a table that is trained by local rows these rows.
+        rows: by name, the numbers of the rows that ``trained`` holds of such a table, ascending.
         steps: optimiser steps that were taken.
         rate: returns the first phase's learning rate of a parameter, its schedule counted in.
         outputs: as in ``Start``, with ``trained``.
@@ -154,6 +155,7 @@ class Finish:
     steps: int
     rate: Callable[[str], float]
     outputs: Outputs
+    rows: Params = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

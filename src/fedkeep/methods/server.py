@@ -18,7 +18,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import Params, State
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
-from fedkeep.methods.client import Sent
+from fedkeep.methods.client import Sent, zeros_like_trainable
 from fedkeep.methods.phase import OPTIMIZERS
 from fedkeep.split import Upload
 
@@ -47,7 +47,8 @@ class Global:
         round: finished rounds.
         progress: the finished part of the run in [0, 1), for schedules.
         trainable: which of ``params`` are parameters; the others are buffers.
-        clients: who takes part.
+        clients: all there are; some may be held out of federation or have no example to train on.
+        population: N, how many of them cohorts are drawn from.
     """
 
     params: Params
@@ -58,6 +59,7 @@ class Global:
     progress: float = 0.0
     trainable: frozenset[str] = frozenset()
     clients: Roster = ()
+    population: int = 0
 
     def but(self, **changes: Any) -> Global:
         """Return this with some fields changed."""
@@ -228,6 +230,25 @@ class Server:
 def averaging(optimizer: Optimizer = sgd(1.0), by: Literal["examples", "uniform"] = "examples") -> Server:
     """Return a server that averages changes, weighted by examples or not, and steps with an optimiser (FedOpt)."""
     return Server(reduce=WeightedMean(by=by), update=Optimize(optimizer=optimizer))
+
+
+def check_uniform(method: str, server: Server) -> Server:
+    """Return the server of a method whose formulas count every client alike.
+
+    Raises:
+        MethodError: its mean is weighted by examples, or it is no mean.
+    """
+    if server.reduce != WeightedMean(by="uniform"):
+        raise MethodError(
+            f"{method!r} counts every client alike: weighting must be 'uniform'; got {server.reduce}. "
+            f"Use server=averaging(optimizer, by='uniform')."
+        )
+    return server
+
+
+def zeros_on_server(net: Net, clients: Roster) -> State:
+    """Return zeros shaped like the model's trainable parameters, as a server's first state."""
+    return zeros_like_trainable(net)
 
 
 def added(params: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> Params:

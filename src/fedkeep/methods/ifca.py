@@ -1,0 +1,186 @@
+"""IFCA: k models, each averaged over the clients whose examples it fits best.
+
+Source: Ghosh, Chung, Yin and Ramchandran, An Efficient Framework for Clustered Federated Learning, arXiv 2006.04088,
+algorithm 1 with model averaging.
+One round: (1) a cohort downloads all k models; (2) each client picks the one of the lowest loss on its own examples,
+j = argmin F_k(w_j), and keeps j; (3) it trains that model; (4) it uploads j and the change of w_j; (5) the server
+moves each w_j by the mean change of those who picked it; a model that nobody picked stays. A client predicts with the
+model of its last pick, as the server has it now. Model 0 stands among the federated parameters, the others in the
+server's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, prefixed, under
+from fedkeep.core.seeds import generator
+from fedkeep.methods.aggregate import MeansByGroup, Reduced
+from fedkeep.methods.base import Method
+from fedkeep.methods.client import Client, Finish, Finished, Start, Started
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean
+
+CLUSTER = "cluster"
+
+
+def model_of(j: int, params: Params, state: Mapping[str, Tensor]) -> Params:
+    """Return model j by the module's own names, given model 0 and the server's state."""
+    return under(f"{j}/", state) if j else params
+
+
+def first_pick(net: Net) -> State:
+    """Return the pick of a client that never took part."""
+    return {CLUSTER: torch.tensor(0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherModels:
+    """Models 1 .. k − 1: the module's values, and normal noise on what is trained.
+
+    Attributes:
+        clusters: k.
+        spread: the noise's standard deviation.
+        seed: of the noise.
+    """
+
+    clusters: int
+    spread: float
+    seed: int
+
+    def __call__(self, net: Net, clients: Roster) -> State:
+        """Return the server's first state."""
+        state: State = {}
+        for j in range(1, self.clusters):
+            for name, value in net.initial().items():
+                if name in net.trainable():
+                    draw = generator(self.seed, f"ifca/{j}/{name}")
+                    noise = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+                    value = value + self.spread * noise.to(value)
+                state[f"{j}/{name}"] = value
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest:
+    """Start from the model of the lowest loss; of equal ones from the first.
+
+    Attributes:
+        clusters: k.
+    """
+
+    clusters: int
+
+    def __call__(self, s: Start) -> Started:
+        """Return that model, and its number to be kept."""
+        models = [model_of(j, s.sent.params, s.sent.state) for j in range(self.clusters)]
+        losses = [s.loss(model) for model in models]
+        j = losses.index(min(losses))
+        return Started(params=models[j] if j else {}, state={CLUSTER: torch.tensor(j)})
+
+
+def change_of_pick(f: Finish) -> Finished:
+    """Upload the change of the model that was trained, and its number."""
+    pick = f.kept.state[CLUSTER]
+    if not int(pick):
+        return Finished(sends={CLUSTER: pick})
+    changed = Params()
+    for name, value in f.trained.items():
+        if value.is_floating_point():
+            rows = f.rows.get(name, slice(None))
+            value = value - f.started[name][rows] + f.sent.params[name][rows]
+        changed[name] = value
+    return Finished(params=changed, sends={CLUSTER: pick})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanByCluster(Reduction):
+    """The mean change of each model, over those who picked it; of models 1 .. k − 1 as state. It looks at every pick.
+
+    Attributes:
+        clusters: k.
+        mean: of each.
+    """
+
+    clusters: int
+    mean: WeightedMean
+
+    def weight(self, examples: float) -> float:
+        """Return the mean's weight."""
+        return self.mean.weight(examples)
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> MeansByGroup:
+        """Return the empty means."""
+        means = [self.mean.begin(server, start, cohort) for _ in range(self.clusters)]
+        return MeansByGroup(means, SERVER + CLUSTER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveEach:
+    """The same step for every model that somebody picked.
+
+    Attributes:
+        step: has no memory, so that models do not share one.
+    """
+
+    step: Optimize
+
+    def __call__(self, server: Global, reduced: Reduced) -> Global:
+        """Return the server with its next models."""
+        state, after = dict(server.state), self.step(server, reduced)
+        for j in sorted({name.partition("/")[0] for name in reduced.state}):
+            model = server.but(params=under(f"{j}/", server.state))
+            moved = self.step(model, Reduced(changes=under(f"{j}/", reduced.state)))
+            state |= prefixed(f"{j}/", moved.params)
+        return after.but(state=state)
+
+
+def predict_with_pick(net: Net, params: Params, batch: Batch) -> Any:
+    """Predict with the model that the client picked last, with the server's values."""
+    j = int(params[CLIENT + CLUSTER])
+    return net({**params, **model_of(j, {}, under(SERVER, params))}, batch)
+
+
+def ifca(
+    clusters: int = 2,
+    *,
+    spread: float = 0.1,
+    seed: int = 0,
+    local: Phase = Phase(),
+    server: Server = Server(),
+) -> Method:
+    """Return IFCA; one cluster is FedAvg. A client that never took part predicts with model 0.
+
+    Args:
+        clusters: k.
+        spread: standard deviation of the noise by which models 1 .. k − 1 first differ from the module's values.
+        seed: of that noise.
+        local: the local phase, with F_k.
+        server: what the server does for each model: a mean, and SGD without momentum.
+
+    Raises:
+        MethodError: an argument is out of range, or the server has another reduction or an optimiser with a memory.
+    """
+    if clusters < 1 or not (spread > 0 or clusters == 1):
+        raise MethodError(f"clusters must be at least 1 and spread positive; got {clusters} and {spread}.")
+    mean, step = server.reduce, server.update
+    if not isinstance(mean, WeightedMean) or not isinstance(step, Optimize) or not step.optimizer.rests:
+        raise MethodError(
+            f"IFCA moves each of its models by a mean and one step without memory; got {mean} and {step}. "
+            f"Use server=averaging(sgd(rate))."
+        )
+    client = Client(
+        phases=(local,), state=first_pick, sends=first_pick, start=Nearest(clusters=clusters), finish=change_of_pick
+    )  # fmt: skip
+    keeping = Server(
+        state=OtherModels(clusters=clusters, spread=float(spread), seed=seed),
+        reduce=MeanByCluster(clusters=clusters, mean=mean), update=MoveEach(step=step),
+    )  # fmt: skip
+    return Method(name="ifca", client=client, server=keeping, predict=predict_with_pick, predict_shared=None)

@@ -1,0 +1,99 @@
+"""FedBABU: an independent loop, a head that never moves, and its fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeep import Phase, methods, sgd
+from fedkeep.core.errors import MethodError
+from fedkeep.engines import Stream
+from fedkeep.engines.batches import batches
+from fedkeep.experiments.build import build_method
+from fedkeep.experiments.config import MethodConfig
+from fedkeep.experiments.personalize import fit_private
+from tests.engines.reference import rows_of
+from tests.methods.plain import (
+    DATA,
+    SEED,
+    State,
+    apart,
+    count,
+    examples_of,
+    initial,
+    loss_of,
+    plan,
+    run_of,
+    slopes_of,
+)
+from tests.methods.test_relatives import Deep
+from tests.tiny import everyone, job, results, same_bits
+
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))
+HEAD = ("head.weight", "head.bias")
+
+
+def plain() -> State:
+    """Return all values after some rounds, the body trained by everybody and the head by nobody."""
+    w = initial()
+    for cohort in plan(LOCAL):
+        total, mean = sum(map(count, cohort)), dict.fromkeys(w, torch.zeros(()))
+        for k, steps in cohort.items():
+            y = dict(w)
+            for batch in steps:
+                g = slopes_of(y, batch)
+                y = {n: v if n in HEAD else v - 0.3 * g[n] for n, v in y.items()}
+            mean = {n: mean[n] + count(k) / total * (y[n] - w[n]) for n in w}
+        w = {n: v + mean[n] for n, v in w.items()}
+    return w
+
+
+def test_fedbabu_equals_a_plain_loop() -> None:
+    run, w = run_of(methods.fedbabu(local=LOCAL)), plain()
+    assert apart(run.server, {n: v for n, v in w.items() if n not in HEAD}) < 1e-12
+    losses = [loss_of(w, examples_of(k, "test")) for k in range(len(DATA))]  # 3 test examples each
+    expected = pytest.approx(float(torch.stack(losses).mean()), abs=1e-12)
+    assert run.evaluate()["loss"] == expected
+    assert run.evaluate(shared=True)["loss"] == expected
+
+
+def test_the_head_never_moves_and_never_leaves() -> None:
+    run = run_of(methods.fedbabu(local=LOCAL))
+    first = {n: v for n, v in initial().items() if n in HEAD}
+    for k in range(len(DATA)):
+        assert same_bits(run.kept(DATA.ids[k]).params, first)
+    for result in results(job(Deep().double(), methods.fedbabu(local=LOCAL), DATA), [0, 1]):
+        assert result.upload is not None
+        assert set(result.upload.deltas) == {"body.weight", "body.bias"}
+
+
+def test_without_a_head_it_is_fedavg() -> None:
+    fedavg = run_of(methods.fedavg(local=LOCAL))
+    assert same_bits(run_of(methods.fedbabu((), local=LOCAL)).server, fedavg.server)
+
+
+@pytest.mark.parametrize("tunes", ["all", "head"])
+def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
+    run = run_of(methods.fedbabu(tunes=tunes, local=LOCAL))
+    rows, phase = rows_of(DATA, 1), run.method.adapt.phases[0]
+    assert phase.epochs == 10
+    w = {**run.server, **{n: v for n, v in initial().items() if n in HEAD}}
+    for chosen in batches(DATA, rows, phase, Stream(SEED, "personalize/user-1", len(rows)), 0):
+        g = slopes_of(w, DATA.batch(chosen))
+        w = {n: v - 0.3 * g[n] if tunes == "all" or n in HEAD else v for n, v in w.items()}
+    own = fit_private(run, 1, rows)
+    assert apart(own, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) < 1e-12
+    assert all(not same_bits({n: v}, {n: run.parameters("user-1")[n]}) for n, v in own.items())
+    assert everyone(run.private, 6).keys() == set(HEAD)
+
+
+def test_a_configuration_names_it() -> None:
+    table = {"kind": "fedbabu", "private": ["head.*"], "tunes": "head"}
+    assert build_method(MethodConfig.model_validate(table)) == methods.fedbabu(["head.*"], tunes="head")
+
+
+def test_what_fedbabu_refuses() -> None:
+    with pytest.raises(MethodError, match=r"^tunes must be 'all' or 'head'; got 'body'\.$"):
+        methods.fedbabu(tunes="body")  # type: ignore[arg-type]

@@ -1,0 +1,188 @@
+"""pFedHN: an independent loop with modules and autograd, its pull-back, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Phase, averaging, methods, sgd
+from fedkeep.core.errors import MethodError
+from fedkeep.core.params import Params
+from fedkeep.experiments.build import build_method
+from fedkeep.experiments.config import MethodConfig
+from fedkeep.experiments.personalize import fit_private
+from fedkeep.methods.pfedhn import EMBEDDING, PullBack
+from fedkeep.split import Split
+from tests.engines.reference import rows_of
+from tests.methods.plain import DATA, State, apart, examples_of, initial, loss_of, plan, run_of, slopes_of
+from tests.methods.test_relatives import Deep
+from tests.tiny import Rounds, classes, job, same_bits
+
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))
+
+
+class Hyper(nn.Module):
+    """The hypernetwork as a module: layers, a linear output for each parameter, and an embedding of each client."""
+
+    def __init__(self, state: Params, layers: int) -> None:
+        super().__init__()
+        self.shapes = {n: v.shape for n, v in initial().items()}
+        self.v = nn.ParameterList(nn.Parameter(v.clone()) for v in state[EMBEDDING])
+        self.layers = nn.ModuleList(self.linear(state, f"hyper/layer.{k}") for k in range(layers))
+        self.outs = nn.ModuleDict(
+            {n.replace(".", "_"): self.linear(state, f"hyper/out.{n}") for n in self.shapes}
+        )
+
+    @staticmethod
+    def linear(state: Params, name: str) -> nn.Linear:
+        bias = state[f"{name}.bias"].flatten()
+        layer = nn.Linear(state[f"{name}.weight"].shape[-1], len(bias)).double()
+        layer.load_state_dict({"weight": state[f"{name}.weight"].reshape(len(bias), -1), "bias": bias})
+        return layer
+
+    def forward(self, client: int) -> dict[str, Tensor]:
+        z = self.v[client]
+        for layer in self.layers:
+            z = torch.relu(layer(z))
+        return {n: self.outs[n.replace(".", "_")](z).reshape(shape) for n, shape in self.shapes.items()}
+
+    def state(self) -> State:
+        """Return the values by the names of the server's state."""
+        found = {EMBEDDING: torch.stack([v.detach() for v in self.v])}
+        named = {f"hyper/layer.{k}": layer for k, layer in enumerate(self.layers)}
+        for name, layer in named.items():
+            found |= {f"{name}.weight": layer.weight.detach(), f"{name}.bias": layer.bias.detach()}
+        for n, shape in self.shapes.items():
+            layer = self.outs[n.replace(".", "_")]
+            found |= {f"hyper/out.{n}.weight": layer.weight.detach().reshape(*shape, -1)}
+            found |= {f"hyper/out.{n}.bias": layer.bias.detach().reshape(shape)}
+        return found
+
+
+def plain(hyper: Hyper, momentum: float) -> None:
+    """Run some rounds; the mean of all pulled back for φ, each client's own for its embedding."""
+    shared = [p for n, p in hyper.named_parameters() if not n.startswith("v.")]
+    stepper = torch.optim.SGD(hyper.parameters(), 0.5, momentum=momentum)
+    for cohort in plan(LOCAL):
+        slopes = [torch.zeros_like(p) for p in shared]
+        for v in hyper.v:
+            v.grad = torch.zeros_like(v)
+        for k, batches in cohort.items():
+            theta = hyper(k)
+            y = {n: v.detach() for n, v in theta.items()}
+            for batch in batches:
+                g = slopes_of(y, batch)
+                y = {n: v - 0.3 * g[n] for n, v in y.items()}
+            less = [theta[n].detach() - y[n] for n in theta]  # −Δ, as a gradient
+            *found, own = torch.autograd.grad(list(theta.values()), [*shared, hyper.v[k]], grad_outputs=less)
+            slopes = [a + b / len(cohort) for a, b in zip(slopes, found, strict=True)]
+            hyper.v[k].grad = own
+        for p, g in zip(shared, slopes, strict=True):
+            p.grad = g
+        stepper.step()
+
+
+@pytest.mark.parametrize(("hidden", "momentum"), [((5, 4), 0.0), ((5,), 0.9), ((), 0.0)])
+def test_pfedhn_equals_a_plain_loop(hidden: tuple[int, ...], momentum: float) -> None:
+    server = averaging(sgd(0.5, momentum=momentum), by="uniform")
+    method = methods.pfedhn(hidden, embedding=3, local=LOCAL, server=server)
+    run, start = run_of(method), run_of(method, rounds=0).state
+    hyper = Hyper(start, len(hidden))
+    assert apart(start, hyper.state()) == 0
+    plain(hyper, momentum)
+    assert apart(run.state, hyper.state()) < 1e-12
+    assert min(float((run.state[n] - v).abs().max()) for n, v in start.items()) > 1e-3
+    assert same_bits(run.server, initial())
+    losses = [loss_of(hyper(k), examples_of(k, "test")) for k in range(len(DATA))]  # 3 test examples each
+    assert run.evaluate()["loss"] == pytest.approx(float(torch.stack(losses).detach().mean()), abs=1e-12)
+    for k in range(len(DATA)):
+        theta = {n: v.detach() for n, v in hyper(k).items()}
+        assert apart(run.parameters(DATA.ids[k]), theta) < 1e-12
+        expected = float(loss_of(theta, examples_of(k, "test")))
+        assert run.evaluate(clients=[k])["loss"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_who_is_not_drawn_keeps_its_embedding() -> None:
+    method = methods.pfedhn((5,), embedding=3, local=LOCAL)
+    run, start = run_of(method, rounds=1), run_of(method, rounds=0)
+    (cohort,) = plan(LOCAL, 1)
+    moved = [
+        k for k in range(len(DATA)) if not torch.equal(run.state[EMBEDDING][k], start.state[EMBEDDING][k])
+    ]
+    assert moved == sorted(cohort)
+
+
+def test_a_hypernetwork_of_biases_alone_is_fedavg() -> None:
+    """Outputs that see no embedding, a step of 1 for their biases: θ ← θ + mean Δ."""
+    server = averaging(sgd(0.0, rates={"hyper/out.*.bias": 1.0}), by="uniform")
+    ours = Rounds(job(Deep().double(), methods.pfedhn((), local=LOCAL, server=server), DATA))
+    blind = {n: torch.zeros_like(v) if n.endswith(".weight") else v for n, v in ours.server.state.items()}
+    ours.server = ours.server.but(state=blind)
+    theirs = Rounds(job(Deep().double(), methods.fedavg(local=LOCAL, server=averaging(by="uniform")), DATA))
+    for cohort in ([0, 2, 3, 5], [1, 4], [2, 3]):
+        ours(cohort)
+        theirs(cohort)
+    found = {n: ours.server.state[f"hyper/out.{n}.bias"] for n in initial()}
+    assert apart(found, theirs.server.params) < 1e-14
+    assert apart(found, initial()) > 0.1
+
+
+def pulled(order: list[int], parts: int) -> Params:
+    """Return what the reduction makes of uploads that are made up, added in an order and in parts by blocks of 16."""
+    data = classes(counts=[2] * 40)
+    rounds = Rounds(job(Deep().double(), methods.pfedhn((5,), embedding=3), data))
+    ids = sorted(data.ids)
+    held = [PullBack().begin(rounds.server, rounds.server.params, ids) for _ in range(parts)]
+    for k in order:
+        draw = torch.Generator().manual_seed(k)
+        trained = {n: v + torch.randn(v.shape, generator=draw, dtype=v.dtype) for n, v in initial().items()}
+        held[k // 16 % parts].add(ids[k], Split().upload(rounds.server.params, trained, 1.0))
+    for other in held[1:]:
+        held[0].merge(other)
+    found = held[0].value()
+    assert found.rows[EMBEDDING].tolist() == list(range(40))
+    return found.params
+
+
+def test_the_order_and_the_place_of_pulling_back_change_no_bit() -> None:
+    first = pulled(list(range(40)), 1)
+    for order, parts in ((list(range(39, -1, -1)), 1), (list(range(40)), 3), (list(range(39, -1, -1)), 3)):
+        assert same_bits(pulled(order, parts), first)
+
+
+def test_a_client_gets_its_model_and_no_other_state() -> None:
+    run = run_of(methods.pfedhn((5,), embedding=3, local=LOCAL))
+    one, two = run.sent("user-0"), run.sent("user-1")
+    assert one.state == {}
+    assert one.params.keys() == initial().keys()
+    assert all(not torch.equal(v, two.params[n]) for n, v in one.params.items())
+    size = 8.0 * sum(v.numel() for v in initial().values())
+    assert {r.value for r in run.history if r.split == "traffic"} == {size}
+    with pytest.raises(MethodError, match=r"^The shared part of 'pfedhn' cannot predict alone"):
+        run.evaluate(shared=True)
+
+
+def test_a_client_adapts_the_model_that_it_is_sent() -> None:
+    method = methods.pfedhn((5,), embedding=3, local=LOCAL)
+    tune = Phase(optimizer=sgd(0.2), epochs=1, batch_size=100)
+    run = run_of(method.adapting(phases=(tune,), split=Split("*")))
+    theta, own = run.sent("user-1").params, fit_private(run, 1, rows_of(DATA, 1))
+    slopes = slopes_of(theta, examples_of(1))
+    assert apart(own, {n: v - 0.2 * slopes[n] for n, v in theta.items()}) < 1e-12
+
+
+def test_a_configuration_names_it() -> None:
+    table = {"kind": "pfedhn", "hidden": [8, 4], "embedding": 3, "server_optimizer": {"learning_rate": 0.2}}
+    wanted = methods.pfedhn((8, 4), embedding=3, server=averaging(sgd(0.2), by="uniform"))
+    assert build_method(MethodConfig.model_validate(table)) == wanted
+
+
+@pytest.mark.parametrize("options", [{"hidden": (3, 0)}, {"embedding": 0}])
+def test_what_pfedhn_refuses(options: dict[str, Any]) -> None:
+    hidden, embedding = options.get("hidden", (100, 100, 100)), options.get("embedding", 16)
+    with pytest.raises(MethodError) as error:
+        methods.pfedhn(**options)
+    assert str(error.value) == f"hidden and embedding must be positive; got {hidden} and {embedding}."
