@@ -88,8 +88,11 @@ class LocalDevice:
             return
         flat: dict[int, Params] = {}
         work = [Work(self.job.data.index(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
-        results = self.engine.train(self.job, work, orders[0].round, orders[0].progress)
-        for done, (order, result) in enumerate(zip(orders, results, strict=True), 1):
+        round, progress = orders[0].round, orders[0].progress
+        # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
+        for done, (order, result) in enumerate(
+            zip(orders, self.engine.train(self.job, work, round, progress), strict=True), 1
+        ):
             if result.kept is not None and result.clients:
                 self._pooled = (result.clients, result.kept)
             elif result.kept is not None:

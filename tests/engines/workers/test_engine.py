@@ -380,10 +380,11 @@ def test_ctrl_c_ends_the_round_and_its_workers(engine: Workers) -> None:
     slow = scripted(lambda: time.sleep(60))
     work = job(slow["model"](), slow["method"], slow["data"], after_step=stop)
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as held:  # the traceback lives on
         Rounds(work, engine)([0, 2])
     assert time.monotonic() - began < 10
     assert len(processes(engine)) < 2  # the one that trains is ended at once
+    assert held.type is KeyboardInterrupt
 
 
 @FORK
