@@ -107,9 +107,10 @@ def adapt_client(
     method, split, source = run.method, own_split(run), data or run.data
     if not method.adapt.phases:
         raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
-    own = {**own_default(run, source.ids[client]), **(start or {})}
+    name = source.ids[client]
+    own = {**own_default(run, name), **(start or {})}
     if method.adapt.start is not None:
-        own |= split.personal(method.adapt.start({**run.server, **own}))
+        own |= split.personal(method.adapt.start({**run.sent(name).params, **own}))
     if not len(rows):
         return Adapted(own)
     trainable = sorted(run.net.trainable())
@@ -119,14 +120,13 @@ def adapt_client(
             raise MethodError(
                 f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
             )
-    params = {**run.server, **{n: v.to(run.device) for n, v in own.items()}}
-    name = source.ids[client]
+    sent = run.sent(name)
+    params = {**sent.params, **{n: v.to(run.device) for n, v in own.items()}}
     draws = Stream(numpy_seed(run), f"personalize/{name}", len(rows), f"Client {name!r}, adapting")
     held = source.rows(client, "valid")
-    sent = method.server.sent(run.whole, name).flat
     adapting = Client(phases=method.adapt.phases, tables=method.client.tables)
     result = local_run(
-        run.net, split, adapting, params, sent, source, rows, draws, device=run.device,
+        run.net, split, adapting, params, sent.flat, source, rows, draws, device=run.device,
         valid=np.arange(held.start, held.stop),
     )  # fmt: skip
     found = {name: value.cpu() for name, value in split.personal(result.params).items()}
@@ -139,8 +139,8 @@ def own_split(run: Run) -> Split:
 
 
 def own_default(run: Run, client: str) -> Params:
-    """Return a new client's own parameters before it adapts: private defaults, and copies of the server's values."""
-    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.server).items()}
+    """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent."""
+    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()}
     return {**copies, **run.private.default(client)}
 
 
