@@ -13,9 +13,10 @@ from torch import nn
 import fedkeep.split.split as split_room
 from fedkeep import Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, NonFiniteError
-from fedkeep.core.params import clone
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params, clone
 from fedkeep.engines import Stream
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.experiments.personalization import Protocol, personalization_curve, slower, tuning_phases
 from fedkeep.methods.base import forward
 from tests.tiny import Logits, Scalar, bits, classes, pairs
@@ -102,10 +103,12 @@ def test_remark_4_fedavg_s_ag_is_the_curve_s_first_value() -> None:
     assert first == pytest.approx(run.evaluate("test", shared=True)["accuracy_user_mean"])
 
 
+def opposite(net: Net, params: Params, batch: Batch) -> torch.Tensor:
+    return -net(params, batch)
+
+
 def test_several_predictions_share_the_fine_tuning(run: Run) -> None:
-    curves = personalization_curve(
-        run, STEEP, predicts={"same": forward, "no": lambda net, params, batch: -net(params, batch)}
-    )
+    curves = personalization_curve(run, STEEP, predicts={"same": forward, "no": opposite})
     assert curves.accuracy["same"] == curves.accuracy["own"]
     assert curves.accuracy["no"] != curves.accuracy["own"]
     assert curves.accuracy["own"] == personalization_curve(run, STEEP).accuracy["own"]
@@ -146,7 +149,7 @@ def test_one_phase_trains_everything_several_take_turns_on_their_own() -> None:
 @pytest.mark.parametrize("kind", ["local", "fedprox", "ditto", "apfl", "lg_fedavg"])
 def test_every_kind_of_method_has_a_curve(kind: str) -> None:
     make = methods.METHODS[kind]
-    options: dict[str, Any] = {"optimizer": sgd(0.3), "batch_size": 4}
+    options: dict[str, Any] = {"local": Phase(optimizer=sgd(0.3), batch_size=4)}
     if kind == "lg_fedavg":
         options["private"] = "linear.*"
     run = trained(make(**options))

@@ -10,12 +10,13 @@ import torch
 
 import fedkeep
 import fedkeep.split.split as split_room
-from fedkeep import Phase, Run, methods, sgd, simulate
+from fedkeep import Adapt, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.engines import Stream
-from fedkeep.engines.local import batches
+from fedkeep.engines.batches import batches
 from fedkeep.experiments.analyses import cold_start_form
 from fedkeep.experiments.personalize import cold_start, first_examples, fit_private, personalize_client
+from fedkeep.methods import Global, Sent
 from tests.tiny import Logits, Noisy, bits, classes, everyone
 
 DATA = classes(counts=(12, 9, 13, 7, 4, 16), kind="f8", test=4)
@@ -49,7 +50,7 @@ def test_no_example_leaves_the_default(run: Run) -> None:
 
 
 def test_the_default_itself_cannot_be_changed_by_the_caller() -> None:
-    own = simulate(Logits(), methods.furl("user"), classes(kind="f4"), rounds=0)
+    own = simulate(Logits(), methods.furl("user", private_init=0.0), classes(kind="f4"), rounds=0)
     for values in (fit_private(own, 0, np.zeros(0, np.int64)), personalize_client(own, "user-0", 0)[0]):
         values["user"].add_(1)
     assert own.private.default(0)["user"].tolist() == [0.0] * 3
@@ -155,9 +156,31 @@ def refused(run: Run, **changes: Any) -> str:
     return str(error.value)
 
 
+def moved(server: Global, client: str) -> Sent:
+    return Sent(params={n: v + len(client) for n, v in server.params.items()}, state=server.state)
+
+
+def test_a_client_adapts_from_what_it_is_sent(run: Run) -> None:
+    from dataclasses import replace
+
+    client = int(run.held_out[0])
+    rows = first_examples(run, client, 3)
+    sending = replace(run, method=run.method.on_server(send=moved))
+    params = moved(run.whole, DATA.ids[client]).params
+    by_hand = fit_private(replace(run, server=params), client, rows)
+    assert torch.equal(fit_private(sending, client, rows)["user"], by_hand["user"])
+    assert not torch.equal(fit_private(run, client, rows)["user"], by_hand["user"])
+    whole = replace(sending, method=sending.method.adapting(split=Split("*")))
+    copied = fit_private(whole, client, rows[:0])
+    assert all(torch.equal(copied[name], value) for name, value in params.items())
+
+
 def test_methods_that_cannot_personalise_are_refused(run: Run) -> None:
-    assert refused(run, adapt=()) == "'furl' has no phases of adaptation, so there is nothing to personalise."
-    assert refused(run, adapt=(Phase(),)) == (
+    assert (
+        refused(run, adapt=Adapt())
+        == "'furl' has no phases of adaptation, so there is nothing to personalise."
+    )
+    assert refused(run, adapt=Adapt(phases=(Phase(),))) == (
         "The adaptation of 'furl' trains the federated 'linear.bias'; it must be frozen."
     )
 

@@ -363,18 +363,19 @@ def test_parameters_are_the_clients_whole_model() -> None:
         run.parameters("usr-4")
 
 
-def test_extend_adds_the_methods_own_modules() -> None:
-    def extend(model: nn.Module) -> nn.Module:
-        model.user = nn.Parameter(torch.zeros(3))
-        return model
+def with_user(model: nn.Module) -> nn.Module:
+    model.user = nn.Parameter(torch.zeros(3))
+    return model
 
+
+def test_extend_adds_the_methods_own_modules() -> None:
     class Base(Logits):
         def __init__(self) -> None:
             super().__init__()
             del self.user
 
     given = Base()
-    run = simulate(given, FURL.but(extend=extend), DATA, rounds=1, cohort=2)
+    run = simulate(given, FURL.but(extend=with_user), DATA, rounds=1, cohort=2)
     assert set(everyone(run.private, 6)) == {"user"}
     assert "user" not in given.state_dict()
 
@@ -393,7 +394,7 @@ def test_a_million_clients_cost_only_the_cohort() -> None:
 
 def test_judging_needs_no_more_than_the_run() -> None:
     run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3, evaluate_every=1)
-    judged = judge(run.method, run.net, run.server, run.private, run.data, run.clients.tolist(), "test")
+    judged = judge(run.method, run.net, run.whole, run.private, run.data, run.clients.tolist(), "test")
     last = {r.metric: r.value for r in run.history if r.split == "test" and r.round == 2 and r.client is None}
     assert judged[0].metrics() == last == run.evaluate()
     assert dataclasses.is_dataclass(judged[0])

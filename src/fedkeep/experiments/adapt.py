@@ -17,7 +17,7 @@ from torch import nn
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, misfit
-from fedkeep.engines import Judgement, first_kept, judge
+from fedkeep.engines import Judgement, first_global, first_kept, judge
 from fedkeep.experiments.personalize import (
     Adapted,
     adapt_client,
@@ -95,14 +95,9 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
         )
     default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run))
     return replace(
-        run,
-        net=net,
-        method=method,
-        server=server,
-        private=MemoryStore(default, run.data.ids),
-        history=[],
-        folder=None,
-    )
+        run, net=net, method=method, server=server, state=first_global(method, net, run.data, run.device).state,
+        private=MemoryStore(default, run.data.ids), history=[], folder=None,
+    )  # fmt: skip
 
 
 def adapt_clients(
@@ -115,8 +110,8 @@ def adapt_clients(
 ) -> AdaptedClients:
     """Adapt clients on all of their training examples, each from its own values.
 
-    A client that took part in federation starts from its kept private values (a stateless method: from default
-    ones), and whatever is its own while it adapts beyond these from the server's.
+    A client that took part in federation starts from its kept private values (from default ones, if the method's start
+    anew in every round), and whatever is its own while it adapts beyond these from what it is sent.
 
     Args:
         run: a finished run; nothing of it is changed.

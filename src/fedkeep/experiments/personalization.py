@@ -245,9 +245,10 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
 
 
 def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
-    method = run.method.but(predict=predict)
+    method = run.method.but(predict=predict).on_server(send=None)  # what it was sent has been trained since
     store = MemoryStore(Default(method.split.personal(params)), run.data.ids)
-    server = run.whole.but(params={n: v for n, v in params.items() if n in run.server})
+    sent = run.sent(str(run.data.ids[client]))
+    server = run.whole.but(params={n: params[n] for n in sent.params}, state=sent.state)
     judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
     ((accuracy, _),) = judged[0].per_client().values()
     return accuracy

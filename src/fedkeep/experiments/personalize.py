@@ -108,10 +108,9 @@ def adapt_client(
     if not method.adapt.phases:
         raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
     name = source.ids[client]
-    sent = method.server.sent(run.whole, name)
     own = {**own_default(run, name), **(start or {})}
     if method.adapt.start is not None:
-        own |= split.personal(method.adapt.start({**sent.params, **own}))
+        own |= split.personal(method.adapt.start({**run.sent(name).params, **own}))
     if not len(rows):
         return Adapted(own)
     trainable = sorted(run.net.trainable())
@@ -121,6 +120,7 @@ def adapt_client(
             raise MethodError(
                 f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
             )
+    sent = run.sent(name)
     params = {**sent.params, **{n: v.to(run.device) for n, v in own.items()}}
     draws = Stream(numpy_seed(run), f"personalize/{name}", len(rows), f"Client {name!r}, adapting")
     held = source.rows(client, "valid")
@@ -139,9 +139,8 @@ def own_split(run: Run) -> Split:
 
 
 def own_default(run: Run, client: str) -> Params:
-    """Return a new client's own parameters before it adapts: private defaults, and copies of what the server sends."""
-    sent = run.sent(client).params
-    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(sent).items()}
+    """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent."""
+    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()}
     return {**copies, **run.private.default(client)}
 
 

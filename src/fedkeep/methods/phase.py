@@ -90,7 +90,7 @@ class Phase:
     @property
     def schedule(self) -> tuple[object, ...]:
         """What phases must agree in to take turns on the same mini-batches."""
-        return (self.epochs, self.steps, self.batch_size, self.examples)
+        return (self.epochs if self.steps is None else 0, self.steps, self.batch_size, self.examples)
 
     def trained_names(self, split: Split, names: list[str]) -> list[str]:
         """Return which of ``names`` (the model's trainable parameters) this phase trains.

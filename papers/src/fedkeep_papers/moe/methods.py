@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.optim import adam
+from fedkeep.core.optim import adam, sgd
 from fedkeep.core.records import Record
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.build import build_data, build_model
@@ -24,6 +24,7 @@ from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import (
     Method,
+    Phase,
     apfl,
     ditto,
     fedmmd,
@@ -66,39 +67,41 @@ class Entry:
 
     Attributes:
         about: its settings in words.
-        make: makes it, given optimizer, epochs and batch_size.
+        make: makes it, given the local phase.
         adapts: clients have models of their own only after the method's adaptation, at the end.
     """
 
     about: str
-    make: Callable[..., Method]
+    make: Callable[[Phase], Method]
     adapts: bool = False
 
 
 METHODS: dict[str, Entry] = {
-    "FedProx": Entry("μ = 0.01", lambda **o: fedprox(0.01, **o)),
-    "FedMMD": Entry("λ = 0.01", lambda **o: fedmmd(**o)),
-    "FedPer": Entry("a private last layer", lambda **o: fedper(HEAD, **o)),
+    "FedProx": Entry("μ = 0.01", lambda p: fedprox(0.01, local=p)),
+    "FedMMD": Entry("λ = 0.01", lambda p: fedmmd(local=p)),
+    "FedPer": Entry("a private last layer", lambda p: fedper(HEAD, local=p)),
     "FedRep": Entry(
-        "a private last layer, 3 epochs of it, then 3 of the rest", lambda **o: fedrep(HEAD, head_epochs=3, **o)
+        "a private last layer, 3 epochs of it, then 3 of the rest", lambda p: fedrep(HEAD, head_epochs=3, local=p)
     ),
     "LG-FedAvg": Entry(
-        "both convolutions and the first linear layer are private", lambda **o: lg_fedavg(ENCODER, **o)
+        "both convolutions and the first linear layer are private", lambda p: lg_fedavg(ENCODER, local=p)
     ),
     "FedRecon": Entry(
-        "the last layer is made anew in each round, by 50 steps of SGD 0.1", lambda **o: fedrecon(HEAD, **o)
+        "the last layer is made anew in each round, by 50 steps of SGD 0.1", lambda p: fedrecon(HEAD, local=p)
     ),
-    "Ditto": Entry("λ = 0.1", lambda **o: ditto(0.1, **o)),
-    "APFL": Entry("α is learned, from 0.5", lambda **o: apfl(0.5, **o)),
+    "Ditto": Entry("λ = 0.1", lambda p: ditto(0.1, local=p)),
+    "APFL": Entry("α is learned, from 0.5", lambda p: apfl(0.5, local=p)),
     "pFedMe": Entry(
         "λ = 15, 5 steps of Adam 1e-3 on each mini-batch; w by SGD 0.01",
-        lambda optimizer, **o: pfedme(15.0, own_optimizer=adam(10 * optimizer.learning_rate), **o),
+        lambda p: pfedme(
+            15.0, own_optimizer=adam(10 * p.optimizer.learning_rate), local=p.but(optimizer=sgd(0.01))
+        ),
     ),
     "Per-FedAvg": Entry(
-        "first order, α = 0.01; judged after one step of each client", lambda **o: per_fedavg(**o), adapts=True
+        "first order, α = 0.01; judged after one step of each client", lambda p: per_fedavg(local=p), adapts=True
     ),
     "PFL-DA": Entry(
-        "a private copy and a linear gate on features", lambda **o: pfl_da(**o).but(extend=AddGate("out"))
+        "a private copy and a linear gate on features", lambda p: pfl_da(local=p).but(extend=AddGate("out"))
     ),
 }  # fmt: skip
 
@@ -162,12 +165,8 @@ class MethodCell:
 
     def method(self) -> Method:
         """Return the method."""
-        options = {
-            "optimizer": adam(self.learning_rate),
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-        }
-        return METHODS[self.name].make(**options)
+        phase = Phase(optimizer=adam(self.learning_rate), epochs=self.epochs, batch_size=self.batch_size)
+        return METHODS[self.name].make(phase)
 
 
 @dataclass(frozen=True)
