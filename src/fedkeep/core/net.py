@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
 from fedkeep.core.errors import MethodError, did_you_mean
-from fedkeep.core.params import Batch, Params, clone
+from fedkeep.core.params import Batch, Params, clone, is_state
 
 
 class _Caller(nn.Module):
@@ -41,8 +41,7 @@ class Net:
         self._caller = _Caller(module)
         self._arguments: dict[str, tuple[dict[str, bool], bool]] = {}
         self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
-        tensors = module.state_dict(keep_vars=True).values()
-        self._tied = len({id(t) for t in tensors}) < len(tensors)
+        self._aliases = aliases(module)
         self._bound: Mapping[str, Tensor] | None = None
 
     def initial(self) -> Params:
@@ -95,8 +94,15 @@ class Net:
         other = {} if params is held else {n: v for n, v in params.items() if held.get(n) is not v}
         if not other and held:
             return getattr(self.module, method)(**arguments)
-        prefixed = {f"module.{name}": value for name, value in other.items()}
-        return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=self._tied)
+        prefixed = {f"module.{name}": value for name, value in self.placed(other).items()}
+        return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=False)
+
+    def placed(self, params: Mapping[str, Tensor]) -> Params:
+        """Return values by every place in the module where they belong: tied ones several times, state nowhere."""
+        own = {name: value for name, value in params.items() if not is_state(name)}
+        for name in self._aliases.keys() & own.keys():
+            own |= dict.fromkeys(self._aliases[name], own[name])
+        return own
 
     def bound(self, params: Mapping[str, Tensor]) -> Bound:
         """Hold ``params`` in the module for a while (a context), so that many calls with this dict cost no swapping.
@@ -127,7 +133,7 @@ class Bound:
 
     def __enter__(self) -> Self:
         self._before = self.net._bound
-        self._held = _reparametrize_module(self.net.module, dict(self.params), tie_weights=self.net._tied)
+        self._held = _reparametrize_module(self.net.module, self.net.placed(self.params), tie_weights=False)
         self._held.__enter__()
         self.net._bound = self.params
         return self
@@ -137,12 +143,31 @@ class Bound:
         assert isinstance(self.params, dict)
         self.params.update(values)
         for name, value in values.items():
-            owner, _, leaf = name.rpartition(".")
-            self.net.module.get_submodule(owner)._parameters[leaf] = value  # type: ignore[assignment]
+            for place in (name, *self.net._aliases.get(name, ())):
+                owner, _, leaf = place.rpartition(".")
+                self.net.module.get_submodule(owner)._parameters[leaf] = value  # type: ignore[assignment]
 
     def __exit__(self, *error: object) -> None:
         self.net._bound = self._before
         self._held.__exit__(None, None, None)
+
+
+def aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return, for each tensor that several layers share (tied weights), its first name and where else it stands.
+
+    A layer that is registered under two names is one place.
+    """
+    first: dict[int, str] = {}
+    places: dict[str, list[str]] = {}
+    for prefix, layer in module.named_modules():
+        for leaf, tensor in [*layer._parameters.items(), *layer._buffers.items()]:
+            if tensor is None:
+                continue
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            known = first.setdefault(id(tensor), name)
+            if known != name:
+                places.setdefault(known, []).append(name)
+    return {name: tuple(others) for name, others in places.items()}
 
 
 class PooledNet(Net):
