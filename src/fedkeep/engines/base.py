@@ -47,7 +47,8 @@ class Job:
 
     def declared(self) -> Params:
         """Return zeros of what clients send along, under ``server/NAME``: names, shapes and types that may leave."""
-        return prefixed(SERVER, self.method.client.sends(self.net))
+        sends = self.method.client.sends(self.net)
+        return prefixed(SERVER, {name: value.to(self.device) for name, value in sends.items()})
 
 
 def first_global(method: Method, net: Net, data: FederatedData, device: str = "cpu") -> Global:
