@@ -66,7 +66,7 @@ class Job:
 
     def declared(self) -> Params:
         """Return zeros of what clients send along, under ``server/NAME``."""
-        return declared(self.method, self.net)
+        return {n: v.to(self.device) for n, v in declared(self.method, self.net).items()}
 
 
 def first_global(

@@ -6,6 +6,7 @@ way wherever it runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -71,11 +72,13 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     rows = allowed(job.data, train_rows(job.data, client), "opted_in")
     params = to(params, job.device)
     module = {n: v for n, v in params.items() if not is_state(n)}
-    hook = method.client.start
+    hook, calls = method.client.start, itertools.count()
     given = Start(
         net=job.net, sent=Sent.of(own(sent)), kept=Kept.of(own({n: params[n] for n in kept})), params=module,
         loss=lambda changed: mean_loss(job, rows, sent, {**params, **changed}),
-        train=lambda phase, changed: trained(job, phase, sent, {**params, **changed}, rows, draws),
+        train=lambda phase, changed: trained(
+            job, phase, sent, {**params, **changed}, rows, draws, next(calls)
+        ),
         outputs=partial(outputs, job, params, rows),
     )  # fmt: skip
     started = without_draws(f"start of {method.name!r}", lambda: hook(given))
@@ -99,9 +102,11 @@ def mean_loss(job: Job, rows: np.ndarray, sent: Params, params: Params) -> float
     return total / max(len(rows), 1)
 
 
-def trained(job: Job, phase: Phase, sent: Params, params: Params, rows: np.ndarray, draws: Stream) -> Params:
-    """Return all parameters after a phase of a hook's own; its streams are not those of the client's phases."""
-    own = Stream(draws.seed, f"start/{draws.client}", draws.round, str(draws))
+def trained(
+    job: Job, phase: Phase, sent: Params, params: Params, rows: np.ndarray, draws: Stream, call: int
+) -> Params:
+    """Return all parameters after a phase of a hook's own; each call has streams that nothing else has."""
+    own = Stream(draws.seed, f"start/{call}/{draws.client}", draws.round, str(draws))
     client = Client(phases=(phase,), tables="whole")
     result = local_run(
         job.net, job.method.split, client, params, sent, job.data, rows, own, device=job.device

@@ -140,13 +140,15 @@ def own_split(run: Run) -> Split:
 
 def own_default(run: Run, client: str) -> Params:
     """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent."""
-    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()}
+    copies = {
+        n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()
+    }
     return {**copies, **run.private.default(client)}
 
 
 def own_store(run: Run) -> MemoryStore:
     """Return an empty store of what is a client's own while it adapts."""
-    return MemoryStore(Default(own_default(run, "")), run.data.ids)
+    return MemoryStore(Default(own_default(run, str(run.data.ids[0]))), run.data.ids)
 
 
 def numpy_seed(run: Run) -> int:

@@ -104,7 +104,8 @@ class Start:
         loss: returns the first phase's mean loss over the client's opted-in examples, dropout off, given parameters
             by name; those that are absent are as in ``params``.
         train: trains with a phase of its own, by the local run, from parameters by name likewise; returns all
-            parameters after it. Nothing of it is kept or uploaded but what ``start`` returns.
+            parameters after it. Every call draws its own mini-batches. Nothing of it is kept or uploaded but what
+            ``start`` returns.
         outputs: applies a function (net, params, batch) to the client's opted-in examples, batch by batch, dropout off
             and without gradients, and yields its results with their batches.
     """

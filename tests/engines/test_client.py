@@ -1,0 +1,56 @@
+"""What a method's hooks are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedkeep import Method, methods, sgd
+from fedkeep.core.net import Net
+from fedkeep.engines import first_global, first_kept
+from fedkeep.engines.client import begin
+from fedkeep.methods import Client, Finish, Finished, Phase, Start, Started
+from tests.tiny import Logits, classes, job, same_bits
+
+DATA = classes()
+SEEN: list[Any] = []
+
+
+def train_twice(start: Start) -> Started:
+    """Train from the same values twice, and again."""
+    phase = Phase(batch_size=1, optimizer=sgd(0.5))
+    SEEN.append([start.train(phase, {}) for _ in range(2)])
+    return Started()
+
+
+def one_count(net: Net) -> dict[str, torch.Tensor]:
+    """Return what is sent."""
+    return {"count": torch.zeros(1)}
+
+
+def send_count(done: Finish) -> Finished:
+    """Send a number along."""
+    return Finished(sends={"count": torch.ones(1)})
+
+
+def begun(method: Method) -> Any:
+    """Return what the method's start notes of a client."""
+    SEEN.clear()
+    work = job(Logits().double(), method, DATA)
+    sent = first_global(method, work.net, DATA).params
+    begin(work, sent, first_kept(method, work.net), 1, 0)
+    return SEEN[0]
+
+
+def test_every_call_of_train_draws_its_own_mini_batches() -> None:
+    method = methods.furl("user").on_client(start=train_twice)
+    first, again = begun(method), begun(method)
+    assert not same_bits(first[0], first[1])
+    assert all(same_bits(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_what_clients_send_along_is_declared_on_the_device() -> None:
+    method = Method(client=Client(sends=one_count, finish=send_count))
+    declared = job(Logits(), method, DATA, device="meta").declared()
+    assert {n: v.device.type for n, v in declared.items()} == {"server/count": "meta"}
