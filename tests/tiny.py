@@ -32,6 +32,7 @@ from fedkeep.engines import (
     first_kept,
     run_round,
 )
+from fedkeep.engines.faults import Faults
 from fedkeep.methods import RunningMean, Sent
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore
@@ -176,8 +177,8 @@ class Rounds:
         server: what the server has.
     """
 
-    def __init__(self, work: Job, engine: Engine | None = None, on_fault: Any = "stop") -> None:
-        self.work, self.on_fault = work, on_fault
+    def __init__(self, work: Job, engine: Engine | None = None, faults: Faults = Faults()) -> None:
+        self.work, self.faults = work, faults
         self.device = LocalDevice(work, engine or Sequential())
         self.server = first_global(work.method, work.net, work.data, work.device)
 
@@ -186,7 +187,7 @@ class Rounds:
         ids = [str(self.work.data.ids[c]) for c in clients]
         server = self.server.but(progress=progress)
         self.server, report = run_round(
-            self.work.method, self.device, server, ids, self.work.declared(), self.on_fault
+            self.work.method, self.device, server, ids, self.work.declared(), self.faults
         )
         return report
 

@@ -14,6 +14,7 @@ from fedkeep import Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.engines import Engine, Sequential, Vectorised, Workers
+from fedkeep.engines.faults import Faults
 from fedkeep.engines.workers.pool import start_method
 from fedkeep.methods import Finish, Finished, Global, Init, Optimize, Reduced, Sent, Start, Started
 from tests.tiny import Logits, Noisy, Rounds, Scalar, classes, everyone, job, pairs, results, same_bits
@@ -189,7 +190,7 @@ def test_what_finish_breaks_is_the_clients_fault(
         work = job(Logits(), method, DATA)
         default = work.store.read([1])
         work.store.write([1], {**default, "client/rounds": torch.ones(1, dtype=torch.int64)})
-        rounds = Rounds(work, made := engine(), on_fault)
+        rounds = Rounds(work, made := engine(), Faults(broken=on_fault))
         message = f"Client 'user-1', round 0: what finish of 'furl' {what} is NaN or infinite."
         if on_fault == "stop":
             with pytest.raises(NonFiniteError) as error:

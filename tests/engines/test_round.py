@@ -14,6 +14,7 @@ from fedkeep import FederatedData, Phase, Split, averaging, methods, sgd, simula
 from fedkeep.core.errors import ConfigError, NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Sampler
+from fedkeep.engines.faults import Faults
 from fedkeep.engines.round import permuted
 from fedkeep.split import Upload
 from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, results, same_bits
@@ -121,7 +122,7 @@ def test_a_client_that_breaks_down_stops_the_run_and_is_named() -> None:
 
 def test_a_client_that_breaks_down_may_sit_out() -> None:
     work = job(Fragile(), METHOD, BROKEN)
-    rounds = Rounds(work, on_fault="skip")
+    rounds = Rounds(work, faults=Faults(broken="skip"))
     report = rounds([0, 1, 2])
     assert report.clients == 2
     assert len(report.refused) == 1
@@ -161,7 +162,7 @@ def test_a_faulty_upload_is_refused_while_the_round_goes_on(
 
 def test_if_all_break_down_the_server_stays() -> None:
     data = pairs({"bad": [(13, 1)]})
-    run = simulate(Fragile(), METHOD, data, rounds=2, on_nonfinite="skip")
+    run = simulate(Fragile(), METHOD, data, rounds=2, on_nonfinite="skip", min_clients=0)
     assert float(run.server["w"]) == 0.0
     assert run.round == 2
     refused = [r for r in run.history if r.metric == "refused_clients"]

@@ -9,6 +9,8 @@
     ├── StoreError       private state cannot be read or written
     ├── UploadError      an upload was refused: names, shapes or values are wrong
     ├── NonFiniteError   a loss, gradient or parameter became NaN or infinite
+    ├── LostError        a client did not answer
+    ├── RoundError       too few clients took part in a round
     └── WorkerError      a process that trains clients could not start, or died
 
 A message says what was wanted, what was got, and what to do.
@@ -54,6 +56,14 @@ class UploadError(FedkeepError):
 
 class NonFiniteError(FedkeepError):
     """A loss, gradient or parameter became NaN or infinite."""
+
+
+class LostError(FedkeepError):
+    """A client did not answer."""
+
+
+class RoundError(FedkeepError):
+    """Too few clients took part in a round, so that it does not count."""
 
 
 class WorkerError(FedkeepError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -152,9 +152,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give back what the engine holds beyond memory, e.g. processes; the next round takes it again."""
         ...
-
-
-OnFault = Literal["stop", "skip"]
 
 
 def train_rows(data: FederatedData, client: int) -> np.ndarray:

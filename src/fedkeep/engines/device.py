@@ -14,9 +14,9 @@ from typing import Protocol
 
 import torch
 
-from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.params import Params, to
 from fedkeep.engines.base import Engine, Job, Work
+from fedkeep.engines.faults import Fault
 from fedkeep.methods import Kept, Sent, newest
 from fedkeep.split import Upload
 
@@ -53,7 +53,7 @@ class Answer:
     client: str
     upload: Upload | None = None
     loss: float = float("nan")
-    fault: NonFiniteError | UploadError | None = None
+    fault: Fault | None = None
 
 
 class Device(Protocol):

@@ -70,6 +70,7 @@ class LocalResult:
         tables: the tables that were trained by local rows.
         loss: the mean of the mini-batch losses of the last phase, of those on opted-in examples where others are
             opted out; NaN if no step was taken.
+        looked_at: whether there is such a loss.
         dropped: why private values are as they were before, where opted-out examples made them NaN; else empty.
         steps: optimiser steps taken.
         states: the optimisers' states after each phase.
@@ -80,6 +81,7 @@ class LocalResult:
     start: Mapping[str, Tensor]
     tables: list[LocalTable]
     loss: float = float("nan")
+    looked_at: bool = False
     dropped: str = ""
     steps: int = 0
     states: list[OptimizerState] = field(default_factory=list)
@@ -144,7 +146,7 @@ def local_run(
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
         run.all(result)
     run.drop_what_opted_out_examples_broke(result)
-    fault = "the training loss" if result.steps and not np.isfinite(result.loss) else nonfinite(current)
+    fault = "the training loss" if result.looked_at and not np.isfinite(result.loss) else nonfinite(current)
     if fault is not None:
         raise broken(draws, fault, result.steps)
     return result
@@ -417,7 +419,7 @@ class _Pass:
             self.run.params[name] = value
         opted_out = self.phase.examples == "all" and "opted_in" in self.run.data.columns
         if self.steps and not (opted_out and any(p.examples != "all" for p in self.run.phases)):
-            result.loss = total / self.steps
+            result.loss, result.looked_at = total / self.steps, True
 
 
 def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:

@@ -10,11 +10,12 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError, UploadError
+from fedkeep.core.errors import ConfigError, LostError, MethodError, NonFiniteError, UploadError
 from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.base import UPLOAD, OnFault
+from fedkeep.engines.base import UPLOAD
 from fedkeep.engines.device import Answer, Device, Order
+from fedkeep.engines.faults import Fault, Faults
 from fedkeep.methods import Global, Method, Reduced, Sent
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
@@ -30,7 +31,8 @@ class RoundReport:
         loss: mean training loss, weighted as the uploads.
         download_bytes, upload_bytes: per client, the mean over the cohort.
         aggregate_seconds, seconds: time of decoding, reducing and updating, and of the whole round.
-        refused: messages about clients that sat out.
+        refused: messages about clients that sat out, whatever their fault.
+        lost: how many of these did not answer.
     """
 
     clients: int
@@ -41,6 +43,7 @@ class RoundReport:
     aggregate_seconds: float
     seconds: float
     refused: tuple[str, ...] = ()
+    lost: int = 0
 
 
 class Sampler:
@@ -106,7 +109,7 @@ class Received:
         losses: mean training losses, likewise.
         upload_bytes, download_bytes: of each.
         clients: how many clients trained, by an upload of their own or together.
-        refused: messages about clients whose upload was not taken.
+        faults: of clients whose upload was not taken.
         reports: sums of what the links of the upload chain report.
     """
 
@@ -115,7 +118,7 @@ class Received:
     upload_bytes: list[int] = field(default_factory=list)
     download_bytes: list[int] = field(default_factory=list)
     clients: int = 0
-    refused: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
     reports: Params = field(default_factory=dict)
 
     @property
@@ -140,7 +143,7 @@ def run_round(
     server: Global,
     cohort: Sequence[str],
     declared: Params,
-    on_fault: OnFault = "stop",
+    faults: Faults = Faults(),
 ) -> tuple[Global, RoundReport]:
     """Run one round; the device stages what clients keep, and keeps it if their upload was taken.
 
@@ -150,14 +153,14 @@ def run_round(
         server: what the server has; it is not changed, but its optimiser's state goes on.
         cohort: the ids of the clients; their order changes nothing.
         declared: zeros of what clients send along, under ``server/NAME``.
-        on_fault: a client whose training or upload is broken ends the run, or sits out the round.
+        faults: what to do about clients that break down, send something malformed, or are lost.
 
     Returns:
         What the server has after the round, and measurements.
 
     Raises:
-        NonFiniteError, UploadError: a client's training broke down or its upload is malformed, and ``on_fault`` is
-            ``"stop"``.
+        NonFiniteError, UploadError, LostError: a client has a fault of a kind that stops the run.
+        RoundError: too few clients took part.
         MethodError: the method's update changes names, shapes or types.
     """
     began = time.perf_counter()
@@ -178,13 +181,14 @@ def run_round(
     seconds = 0.0
     for order, answer in zip(orders, device.train(orders), strict=True):
         arrived = time.perf_counter()
-        upload = take(method, order, answer, declared, received, on_fault)
+        upload = take(method, order, answer, declared, received, faults)
         if upload is None:
             reduction.skip(answer.client)
         else:
             reduction.add(answer.client, upload)
         seconds += time.perf_counter() - arrived
     trained = time.perf_counter()
+    faults.check_enough(server.round, received.clients, len(cohort), received.faults)
     total = sum(received.weights.values())
     if total > 0:
         server = updated(method, server, reduction.value())
@@ -199,12 +203,13 @@ def run_round(
         upload_bytes=round_mean(received.upload_bytes, 0),
         aggregate_seconds=seconds + combined - trained,
         seconds=time.perf_counter() - began,
-        refused=tuple(received.refused),
+        refused=tuple(str(fault) for fault in received.faults),
+        lost=sum(isinstance(fault, LostError) for fault in received.faults),
     )
 
 
 def take(
-    method: Method, order: Order, answer: Answer, declared: Params, received: Received, on_fault: OnFault
+    method: Method, order: Order, answer: Answer, declared: Params, received: Received, faults: Faults
 ) -> Upload | None:
     """Look at an answer, note what it says, and return its upload, decoded and checked; None: there is none."""
     try:
@@ -216,10 +221,11 @@ def take(
         start = {**order.sent.params, **declared}
         links = under(UPLOAD, order.sent.state)
         upload, reports = decode(method, start, answer.upload, answer.client, links)
-    except (NonFiniteError, UploadError) as error:
-        if on_fault == "stop":
+        faults.check_weight(upload.weight, answer.client)
+    except (NonFiniteError, UploadError, LostError) as error:
+        if faults.policy(error) == "stop":
             raise
-        received.refused.append(str(error))
+        received.faults.append(error)
         return None
     received.clients += 1
     received.reports = Chain.total(received.reports, reports)

@@ -163,6 +163,7 @@ class RunConfig(_Strict):
     evaluate_shared: bool = False
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    min_clients: int = Field(1, ge=0)
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:

@@ -27,7 +27,7 @@ from fedkeep.engines import (
     tasks_of,
     to_records,
 )
-from fedkeep.engines.base import OnFault
+from fedkeep.engines.faults import Faults
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, check_tensors, layout
@@ -47,7 +47,7 @@ class Plan:
         sampler: draws the cohorts.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too.
-        on_fault: a client whose training or upload is broken ends the run, or sits out the round.
+        faults: what rounds do about clients that break down, send something malformed, or are lost.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
 
@@ -55,8 +55,8 @@ class Plan:
     rounds: int
     sampler: Sampler
     every: int
+    faults: Faults
     evaluate_shared: bool = False
-    on_fault: OnFault = "stop"
     progress: bool | None = None
 
 
@@ -111,7 +111,7 @@ class Drive:
         plan, run, data = self.plan, self.run, self.run.data
         server = self.server.but(progress=self.server.round / plan.rounds)
         cohort = [str(data.ids[c]) for c in plan.sampler(server.round)]
-        self.server, report = run_round(run.method, self.device, server, cohort, self.declared, plan.on_fault)
+        self.server, report = run_round(run.method, self.device, server, cohort, self.declared, plan.faults)
         run.round, run.server, run.state = self.server.round, self.server.params, self.server.state
         run.engine, run.engine_reason = in_use(self.engine, run.engine_reason)
         return report
@@ -142,6 +142,8 @@ class Drive:
             records.append(record("traffic", "upload_bytes", report.upload_bytes, report.clients))
         if report.refused:
             records.append(record("train", "refused_clients", len(report.refused), report.clients))
+        if report.lost:
+            records.append(record("train", "lost_clients", report.lost, report.clients))
         return records
 
     def _judge(self, split: str, *, shared: bool) -> list[Judgement]:

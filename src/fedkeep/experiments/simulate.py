@@ -21,6 +21,7 @@ from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
 from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.engines.faults import Faults
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, check_state, in_use, restored
 from fedkeep.experiments.engine import check_engine, make_engine
@@ -51,6 +52,7 @@ def simulate(
     evaluate_shared: bool = False,
     hold_out: float = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
+    min_clients: int = 1,
     private: PrivateStore | None = None,
     name: str = "",
     config: Mapping[str, Any] | None = None,
@@ -81,7 +83,9 @@ def simulate(
             round is always evaluated. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
-        on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN, or ``"skip"`` that client's round.
+        on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
+            ``"skip"`` that client's round.
+        min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
         private: a store to go on with, e.g. of another task's run (only without ``out``).
         name: for reports.
         config, config_text: the configuration that led here, kept in the run's folder.
@@ -101,7 +105,7 @@ def simulate(
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
-        evaluate_shared, hold_out, on_nonfinite, private, name, config, config_text,
+        evaluate_shared, hold_out, on_nonfinite, min_clients, private, name, config, config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
 
@@ -112,7 +116,8 @@ class _Simulation:
         self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
         cohort: int, seed: int, engine: str, workers: int | None, device: str,
         sampling: Literal["shuffled", "independent"], evaluate_every: int | None, evaluate_shared: bool,
-        hold_out: float, on_nonfinite: Literal["stop", "skip"], private: PrivateStore | None, name: str,
+        hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int, private: PrivateStore | None,
+        name: str,
         config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
         module = method.made_for(model)
@@ -121,7 +126,6 @@ class _Simulation:
         self.module, self.method, self.data = module.to(device), method, data
         self.seed, self.device, self.name = seed, device, name or method.name
         self.config, self.config_text, self.given_store = config, config_text, private
-        self.on_nonfinite = on_nonfinite
         self.net = Net(self.module)
         self.initial = self.net.initial()
         self.default = Default(first_kept(method, self.net), method.client.keep.value, seed)
@@ -134,6 +138,7 @@ class _Simulation:
         every = self.sampler.rounds_per_epoch if evaluate_every is None else evaluate_every
         if on_nonfinite not in ("stop", "skip"):
             raise ConfigError(f"on_nonfinite must be 'stop' or 'skip'; got {on_nonfinite!r}.")
+        self.faults = Faults(broken=on_nonfinite, malformed=on_nonfinite, minimum=min_clients)
         if every < 0:
             raise ConfigError(f"evaluate_every must be at least 0 (0: never); got {every}.")
         if evaluate_shared and method.predict_shared is None:
@@ -150,6 +155,7 @@ class _Simulation:
             "evaluate_every": every,
             "hold_out": hold_out,
             "on_nonfinite": on_nonfinite,
+            "min_clients": min_clients,
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
             "model": {
@@ -210,7 +216,7 @@ class _Simulation:
         )  # fmt: skip
         plan = Plan(
             name=self.name, rounds=self.rounds, sampler=self.sampler, every=self.every,
-            evaluate_shared=self.evaluate_shared, on_fault=self.on_nonfinite, progress=progress,
+            evaluate_shared=self.evaluate_shared, faults=self.faults, progress=progress,
         )  # fmt: skip
         device = LocalDevice(job, self.engine)
         drive = Drive(plan, run, server, device, self.engine, job.declared(), directory, best)

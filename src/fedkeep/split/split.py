@@ -107,11 +107,11 @@ class Split:
         """Return an upload that ``upload`` made in another process, put together again from its parts.
 
         Raises:
-            SplitError: a private name is among them.
+            UploadError: a private name is among them.
         """
         left = self.private_names(deltas)
         if left:
-            raise SplitError(f"The private {left[0]!r} left a client.")
+            raise UploadError(f"An upload was refused: the private {left[0]!r} is in it.")
         return Upload(deltas, weight, rows, _key=Upload._made_by_split)
 
     def check(self, module: nn.Module) -> None:

@@ -38,7 +38,7 @@ class Stacked:
     Attributes:
         params: all parameters, those named in ``stacked`` with a client axis.
         received: what terms compare with; those named in ``cut`` with a client axis.
-        losses, steps: of each client, as in ``LocalResult``.
+        losses, steps, looked_at: of each client, as in ``LocalResult``.
     """
 
     def __init__(self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float) -> None:
@@ -65,6 +65,7 @@ class Stacked:
         self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
         self.losses = np.full(len(clients), np.nan)
         self.steps = np.zeros(len(clients), np.int64)
+        self.looked_at = np.zeros(len(clients), bool)
 
     def _stack(self) -> None:
         first = self.starts[0]
@@ -137,8 +138,9 @@ class Stacked:
             for table in tables:
                 trained[table.parameter] = trained[table.parameter][: len(table.rows)]
             local = LocalResult(
-                trained, start, tables, float(self.losses[k]), dropped.get(int(k), ""), int(self.steps[k])
-            )
+                trained, start, tables, float(self.losses[k]), bool(self.looked_at[k]), dropped.get(int(k), ""),
+                int(self.steps[k]),
+            )  # fmt: skip
             yield finish(self.job, self.sent[k], own, start, local, client, self.round, self.progress)
 
     def _faults(self) -> list[NonFiniteError | None]:
@@ -150,7 +152,7 @@ class Stacked:
         for k, draws in enumerate(self.draws):
             steps = int(self.steps[k])
             bad = [n for n, good in zip(names, fine[k], strict=True) if not good]
-            if steps and not np.isfinite(self.losses[k]):
+            if self.looked_at[k] and not np.isfinite(self.losses[k]):
                 bad = ["the training loss"]
             faults.append(broken(draws, bad[0], steps) if bad else None)
         return faults

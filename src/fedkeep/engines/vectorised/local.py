@@ -160,6 +160,7 @@ class Pass:
         opted_out = self.phase.examples == "all" and "opted_in" in self.clients.job.data.columns
         if not (opted_out and any(p.examples != "all" for p in self.clients.client.phases)):
             self.clients.losses[stepped] = total[stepped] / self.steps_taken[stepped]
+            self.clients.looked_at |= stepped
         self.clients.steps += self.steps_taken
 
 

@@ -168,7 +168,10 @@ def opened(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> C
     for name, value in own.take(reply["layout"]).items():
         part, _, tensor = name.partition(":")
         parts[part][tensor] = value.clone()
-    upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
+    try:
+        upload = split.arrived(parts["deltas"], reply["weight"], parts["rows"])
+    except UploadError as error:
+        return ClientResult(client, fault=error)
     return ClientResult(client, upload, parts["kept"], reply["loss"], note=reply["note"])
 
 

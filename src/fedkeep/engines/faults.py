@@ -1,0 +1,64 @@
+"""What a round does about clients that break down, send something malformed, or are never heard of again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedkeep.core.errors import ConfigError, LostError, NonFiniteError, RoundError, UploadError
+
+Policy = Literal["stop", "skip"]
+Fault = NonFiniteError | UploadError | LostError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What a round does about each kind of fault, and which uploads it takes at all.
+
+    Attributes:
+        broken: a client's training became NaN: ``"stop"`` the run with an error, or ``"skip"`` the client's round.
+        malformed: a client's upload has wrong names, shapes, types, values or weight.
+        lost: a client did not answer.
+        minimum: clients that must have taken part for the round to count.
+        heaviest: the largest weight of an upload, in examples: a client that claims more would outweigh all others.
+    """
+
+    broken: Policy = "stop"
+    malformed: Policy = "stop"
+    lost: Policy = "skip"
+    minimum: int = 1
+    heaviest: float = 1e9
+
+    def __post_init__(self) -> None:
+        for name in ("broken", "malformed", "lost"):
+            if getattr(self, name) not in ("stop", "skip"):
+                raise ConfigError(f"{name} must be 'stop' or 'skip'; got {getattr(self, name)!r}.")
+        if self.minimum < 0 or not self.heaviest > 0:
+            raise ConfigError(
+                f"minimum must be at least 0 and heaviest positive; got {self.minimum} and {self.heaviest}."
+            )
+
+    def policy(self, fault: Fault) -> Policy:
+        """Return what to do about a fault."""
+        if isinstance(fault, LostError):
+            return self.lost
+        return self.broken if isinstance(fault, NonFiniteError) else self.malformed
+
+    def check_weight(self, weight: float, client: str) -> None:
+        """Raise UploadError if an upload weighs more than any client can."""
+        if weight > self.heaviest:
+            raise UploadError(
+                f"The upload of client {client!r} was refused: its weight is {weight:g}; at most {self.heaviest:g} "
+                f"examples are taken."
+            )
+
+    def check_enough(self, round: int, taken: int, asked: int, faults: Sequence[Fault]) -> None:
+        """Raise RoundError if too few clients took part for a round to count."""
+        if taken >= min(self.minimum, asked):
+            return
+        first = f" The first fault: {faults[0]}" if faults else ""
+        raise RoundError(
+            f"Round {round} does not count: {taken} of {asked} clients took part, and at least {self.minimum} must. "
+            f"Nothing was lost: the last finished round is kept.{first}"
+        )

@@ -1,0 +1,129 @@
+"""Faults of clients: which stop a run, which sit out, and which rounds count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedkeep import Phase, methods, simulate
+from fedkeep.core.errors import ConfigError, FedkeepError, LostError, NonFiniteError, RoundError, UploadError
+from fedkeep.engines import Answer, LocalDevice, Order, Sequential
+from fedkeep.engines.faults import Faults
+from fedkeep.methods.terms import squared_error
+from tests.engines.test_round import BROKEN, METHOD, Fragile
+from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, same_bits
+
+FURL = methods.furl("user", local=Phase(batch_size=4))
+DATA = classes()
+
+
+class Unreliable(LocalDevice):
+    """A device some of whose answers are others."""
+
+    def __init__(self, *arguments: Any, answers: dict[str, Any]) -> None:
+        super().__init__(*arguments)
+        self.answers = answers
+
+    def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
+        for answer in super().train(orders):
+            change = self.answers.get(answer.client)
+            yield answer if change is None else change(answer)
+
+
+def lost(answer: Answer) -> Answer:
+    return Answer(client=answer.client, fault=LostError(f"Client {answer.client!r} did not answer."))
+
+
+def heavy(answer: Answer) -> Answer:
+    assert answer.upload is not None
+    return replace(answer, upload=replace(answer.upload, weight=1e12))
+
+
+def rounds(faults: Faults, **answers: Any) -> tuple[Rounds, Any]:
+    work = job(Logits(), FURL, DATA)
+    made = Rounds(work, faults=faults)
+    named = {name.replace("_", "-"): change for name, change in answers.items()}
+    made.device = Unreliable(work, Sequential(), answers=named)
+    return made, work
+
+
+def test_a_lost_client_sits_out_and_is_told_apart() -> None:
+    found, work = rounds(Faults(), user_1=lost)
+    report = found([0, 1, 2])
+    assert (report.clients, report.lost) == (2, 1)
+    assert report.refused == ("Client 'user-1' did not answer.",)
+    other, without = rounds(Faults())
+    other([0, 2])
+    assert same_bits(found.server.params, other.server.params)
+    assert same_bits(
+        everyone(work.store, 6), everyone(without.store, 6)
+    )  # what the lost one trained is dropped
+    with pytest.raises(LostError):
+        rounds(Faults(lost="stop"), user_1=lost)[0]([0, 1, 2])
+
+
+def test_an_upload_that_would_outweigh_all_others_is_refused() -> None:
+    message = (
+        "The upload of client 'user-2' was refused: its weight is 1e+12; at most 1e+09 examples are taken."
+    )
+    with pytest.raises(UploadError) as error:
+        rounds(Faults(), user_2=heavy)[0]([0, 1, 2])
+    assert str(error.value) == message
+    report = rounds(Faults(malformed="skip"), user_2=heavy)[0]([0, 1, 2])
+    assert (report.refused, report.clients, report.lost) == ((message,), 2, 0)
+
+
+def test_each_kind_has_a_policy_of_its_own() -> None:
+    work = job(Fragile(), METHOD, BROKEN)
+    with pytest.raises(NonFiniteError):
+        Rounds(work, faults=Faults(malformed="skip"))([0, 1, 2])
+    assert Rounds(work, faults=Faults(broken="skip"))([0, 1, 2]).clients == 2
+
+
+@pytest.mark.parametrize("least", [2, 5])
+def test_a_round_of_too_few_does_not_count(least: int) -> None:
+    found, work = rounds(Faults(minimum=least), user_1=lost, user_2=lost)
+    before = everyone(work.store, 6)
+    with pytest.raises(RoundError) as error:
+        found([0, 1, 2])
+    assert str(error.value) == (
+        f"Round 0 does not count: 1 of 3 clients took part, and at least {least} must. Nothing was lost: the last "
+        f"finished round is kept. The first fault: Client 'user-1' did not answer."
+    )
+    assert found.server.round == 0
+    assert same_bits(everyone(work.store, 6), before)
+
+
+def test_simulate_says_how_many_must_take_part() -> None:
+    method = methods.furl("user", local=Phase(loss=squared_error()))
+    options: dict[str, Any] = {"rounds": 2, "cohort": 3, "on_nonfinite": "skip"}
+    assert simulate(Fragile(), method, BROKEN, **options).round == 2
+    with pytest.raises(
+        RoundError, match="Round 0 does not count: 2 of 3 clients took part, and at least 3 must"
+    ):
+        simulate(Fragile(), method, BROKEN, min_clients=3, **options)
+    alone = pairs({"bad": [(13, 1)]})
+    with pytest.raises(RoundError, match="0 of 1 clients took part"):
+        simulate(Fragile(), method, alone, **options)
+    assert simulate(Fragile(), method, alone, min_clients=0, **options).round == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"broken": "ignore"}, "broken must be 'stop' or 'skip'; got 'ignore'."),
+        ({"minimum": -1}, "minimum must be at least 0 and heaviest positive; got -1 and 1000000000.0."),
+        ({"heaviest": 0}, "minimum must be at least 0 and heaviest positive; got 1 and 0."),
+    ],
+)
+def test_what_faults_cannot_be(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Faults(**fields)
+    assert str(error.value) == message
+
+
+def test_errors_have_one_root() -> None:
+    assert all(issubclass(kind, FedkeepError) for kind in (LostError, RoundError))
