@@ -76,7 +76,7 @@ def test_local_keeps_everything() -> None:
 
 TRAINED = {
     "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
-    "pfedme": ("federated", 1),
+    "pfedme": ("federated", 1), "fedala": ("federated", 0),
 }  # fmt: skip
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
@@ -142,7 +142,7 @@ def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
         "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da",
+        "pfl_da", "fedala",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

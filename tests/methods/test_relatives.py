@@ -95,6 +95,10 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "pfl_da": (Parts, methods.pfl_da(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "kteps": (Parts, methods.kteps(0.5, 0.5, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fedala": (
+        Deep,
+        methods.fedala("head.*", rate=2.0, tolerance=1e-4, most_passes=3, local=Phase(batch_size=4, optimizer=sgd(0.3))),
+    ),
     "mixture": (
         lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
         methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),

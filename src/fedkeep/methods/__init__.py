@@ -20,6 +20,7 @@ from fedkeep.methods.client import (
     newest,
 )
 from fedkeep.methods.ditto import ditto
+from fedkeep.methods.fedala import fedala
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
 from fedkeep.methods.fedfusion import fedfusion
@@ -48,6 +49,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "apfl": apfl,
     "asp_mtl": asp_mtl,
     "ditto": ditto,
+    "fedala": fedala,
     "fedbn": fedbn,
     "fedfusion": fedfusion,
     "fedmmd": fedmmd,
@@ -93,6 +95,7 @@ __all__ = [
     "batch_norm_names",
     "by_share",
     "ditto",
+    "fedala",
     "fedavg",
     "fedbn",
     "fedfusion",
