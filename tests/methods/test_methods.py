@@ -33,6 +33,7 @@ from fedkeep.methods.fedfusion import FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.moon import Contrast
 from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.per_fedavg import AfterOneStep
 from fedkeep.methods.pfedme import Apart
@@ -85,6 +86,7 @@ LOSSES = {
     "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),
+    "moon": Contrast(loss=terms.squared_error()),
     "asp_mtl": AdversarialLoss(terms.squared_error()),
     "pfl_da": MixtureLoss(terms.squared_error()),
     "kteps": BranchLoss(loss=terms.squared_error()),
@@ -142,7 +144,7 @@ def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
         "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da", "fedala",
+        "pfl_da", "fedala", "moon",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

@@ -99,6 +99,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         Deep,
         methods.fedala("head.*", rate=2.0, tolerance=1e-4, most_passes=3, local=Phase(batch_size=4, optimizer=sgd(0.3))),
     ),
+    "moon": (Parts, methods.moon(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "mixture": (
         lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
         methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
@@ -178,7 +179,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
         rounds([0, 1, 2, 3])
     names = method.split.private_names(work.net.initial())
     assert bool(names) == (
-        name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion", "per_fedavg")
+        name not in ("fedavg", "fedprox", "fine_tuned", "fedmmd", "fedfusion", "per_fedavg", "moon")
     )
     for upload in engine.bytes:
         assert not any(f'"{n}"'.encode() in upload for n in names)

@@ -36,6 +36,7 @@ from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture
+from fedkeep.methods.moon import moon
 from fedkeep.methods.per_fedavg import per_fedavg
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
@@ -62,6 +63,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
     "mixture": mixture,
+    "moon": moon,
     "per_fedavg": per_fedavg,
     "pfedme": pfedme,
     "pfl_da": pfl_da,
@@ -111,6 +113,7 @@ __all__ = [
     "lg_fedavg",
     "local",
     "mixture",
+    "moon",
     "newest",
     "per_fedavg",
     "pfedme",
