@@ -32,6 +32,7 @@ from fedkeep.methods.base import forward
 from fedkeep.methods.fedfusion import FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.fedrod import TwoHeads
 from fedkeep.methods.kteps import BranchLoss
 from fedkeep.methods.moon import Contrast
 from fedkeep.methods.outputs import OnOutput
@@ -86,6 +87,7 @@ LOSSES = {
     "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),
+    "fedrod": TwoHeads(loss=terms.squared_error()),
     "moon": Contrast(loss=terms.squared_error()),
     "asp_mtl": AdversarialLoss(terms.squared_error()),
     "pfl_da": MixtureLoss(terms.squared_error()),
@@ -144,7 +146,7 @@ def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
         "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da", "fedala", "moon",
+        "pfl_da", "fedala", "fedrod", "moon",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

@@ -29,6 +29,7 @@ from fedkeep.methods.fedper import fedper
 from fedkeep.methods.fedprox import fedprox
 from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
+from fedkeep.methods.fedrod import fedrod
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
 from fedkeep.methods.kteps import kteps
@@ -58,6 +59,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedprox": fedprox,
     "fedrecon": fedrecon,
     "fedrep": fedrep,
+    "fedrod": fedrod,
     "fine_tuned": fine_tuned,
     "kteps": kteps,
     "kteps_star": kteps_star,
@@ -106,6 +108,7 @@ __all__ = [
     "fedprox",
     "fedrecon",
     "fedrep",
+    "fedrod",
     "fine_tuned",
     "furl",
     "kteps",
