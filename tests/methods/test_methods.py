@@ -31,6 +31,7 @@ from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
 from fedkeep.methods.fedfusion import FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
+from fedkeep.methods.fedproto import NearPrototypes
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.fedrod import TwoHeads
 from fedkeep.methods.kteps import BranchLoss
@@ -87,6 +88,7 @@ LOSSES = {
     "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),
+    "fedproto": NearPrototypes(loss=terms.squared_error()),
     "fedrod": TwoHeads(loss=terms.squared_error()),
     "moon": Contrast(loss=terms.squared_error()),
     "asp_mtl": AdversarialLoss(terms.squared_error()),
@@ -115,7 +117,7 @@ def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> No
     assert (phase.epochs, phase.steps, phase.batch_size, phase.clip_norm) == (3, None, 7, 2.0)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n != "local"])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("local", "fedproto")])
 def test_every_method_weights_and_applies_as_told(name: str) -> None:
     method = METHODS[name](weighting="uniform", server_optimizer=sgd(1.0, momentum=0.9))
     assert (method.weighting, method.server_optimizer) == ("uniform", sgd(1.0, momentum=0.9))
@@ -146,7 +148,7 @@ def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
         "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da", "fedala", "fedrod", "moon",
+        "pfl_da", "fedala", "fedproto", "fedrod", "moon",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

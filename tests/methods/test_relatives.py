@@ -99,6 +99,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
         Deep,
         methods.fedala("head.*", rate=2.0, tolerance=1e-4, most_passes=3, local=Phase(batch_size=4, optimizer=sgd(0.3))),
     ),
+    "fedproto": (Parts, methods.fedproto(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "fedrod": (Parts, methods.fedrod(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "moon": (Parts, methods.moon(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "mixture": (

@@ -26,6 +26,7 @@ from fedkeep.methods.fedbn import batch_norm_names, fedbn
 from fedkeep.methods.fedfusion import fedfusion
 from fedkeep.methods.fedmmd import fedmmd
 from fedkeep.methods.fedper import fedper
+from fedkeep.methods.fedproto import fedproto
 from fedkeep.methods.fedprox import fedprox
 from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
@@ -56,6 +57,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedfusion": fedfusion,
     "fedmmd": fedmmd,
     "fedper": fedper,
+    "fedproto": fedproto,
     "fedprox": fedprox,
     "fedrecon": fedrecon,
     "fedrep": fedrep,
@@ -105,6 +107,7 @@ __all__ = [
     "fedfusion",
     "fedmmd",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedrecon",
     "fedrep",
