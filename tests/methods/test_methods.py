@@ -32,8 +32,11 @@ from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
 from fedkeep.methods.fedfusion import FusionLoss
 from fedkeep.methods.fedmmd import TwoStreams
+from fedkeep.methods.fedproto import NearPrototypes
 from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.fedrod import TwoHeads
 from fedkeep.methods.kteps import BranchLoss
+from fedkeep.methods.moon import Contrast
 from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.per_fedavg import AfterOneStep
 from fedkeep.methods.pfedme import Apart
@@ -74,7 +77,7 @@ def test_local_keeps_everything() -> None:
 
 TRAINED = {
     "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
-    "pfedme": ("federated", 1),
+    "pfedme": ("federated", 1), "fedala": ("federated", 0),
 }  # fmt: skip
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),
@@ -83,6 +86,9 @@ LOSSES = {
     "per_fedavg": AfterOneStep(0.01, terms.squared_error()),
     "fedmmd": TwoStreams(loss=terms.squared_error()),
     "fedfusion": FusionLoss(terms.squared_error()),
+    "fedproto": NearPrototypes(loss=terms.squared_error()),
+    "fedrod": TwoHeads(loss=terms.squared_error()),
+    "moon": Contrast(loss=terms.squared_error()),
     "asp_mtl": AdversarialLoss(terms.squared_error()),
     "pfl_da": MixtureLoss(terms.squared_error()),
     "kteps": BranchLoss(loss=terms.squared_error()),
@@ -109,7 +115,7 @@ def test_every_option_reaches_the_phase_that_trains_what_leaves(name: str) -> No
     assert (phase.epochs, phase.steps, phase.batch_size, phase.clip_norm) == (3, None, 7, 2.0)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n != "local"])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("local", "fedproto")])
 def test_every_method_weights_and_applies_as_told(name: str) -> None:
     server = averaging(sgd(1.0, momentum=0.9), by="uniform")
     assert server == Server(
@@ -142,7 +148,7 @@ def test_the_table_names_every_method() -> None:
     assert set(METHODS) == {
         "fedavg", "furl", "local", "apfl", "asp_mtl", "ditto", "fedbn", "fedfusion", "fedmmd", "fedper", "fedprox",
         "fedrecon", "fedrep", "fine_tuned", "kteps", "kteps_star", "lg_fedavg", "mixture", "per_fedavg", "pfedme",
-        "pfl_da", "scaffold", "feddyn", "ifca", "fedbabu", "pfedhn",
+        "pfl_da", "scaffold", "feddyn", "ifca", "fedbabu", "pfedhn", "fedala", "fedproto", "fedrod", "moon",
     }  # fmt: skip
     for name, build in METHODS.items():
         assert build().name == name

@@ -118,6 +118,13 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Method]] = {
     "pfl_da": (Parts, methods.pfl_da(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "kteps": (Parts, methods.kteps(0.5, 0.5, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "kteps_star": (Parts, methods.kteps_star(1, 2, table="encoder.weight", local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fedala": (
+        Deep,
+        methods.fedala("head.*", rate=2.0, tolerance=1e-4, most_passes=3, local=Phase(batch_size=4, optimizer=sgd(0.3))),
+    ),
+    "fedproto": (Parts, methods.fedproto(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "fedrod": (Parts, methods.fedrod(local=Phase(batch_size=4, optimizer=sgd(0.3)))),
+    "moon": (Parts, methods.moon(2.0, local=Phase(batch_size=4, optimizer=sgd(0.3)))),
     "mixture": (
         lambda: MixtureOfExperts(Deep(), Deep(norm=True), ConfidenceGate()),
         methods.mixture(local=Phase(batch_size=4, optimizer=sgd(0.3), epochs=3)),
@@ -209,6 +216,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
             "feddyn",
             "ifca",
             "pfedhn",
+            "moon",
         )
     )
     for upload in engine.bytes:

@@ -20,6 +20,7 @@ from fedkeep.methods.client import (
     newest,
 )
 from fedkeep.methods.ditto import ditto
+from fedkeep.methods.fedala import fedala
 from fedkeep.methods.fedavg import fedavg
 from fedkeep.methods.fedbabu import fedbabu
 from fedkeep.methods.fedbn import batch_norm_names, fedbn
@@ -27,9 +28,11 @@ from fedkeep.methods.feddyn import feddyn
 from fedkeep.methods.fedfusion import fedfusion
 from fedkeep.methods.fedmmd import fedmmd
 from fedkeep.methods.fedper import fedper
+from fedkeep.methods.fedproto import fedproto
 from fedkeep.methods.fedprox import fedprox
 from fedkeep.methods.fedrecon import fedrecon
 from fedkeep.methods.fedrep import fedrep
+from fedkeep.methods.fedrod import fedrod
 from fedkeep.methods.fine_tuned import fine_tuned
 from fedkeep.methods.furl import furl
 from fedkeep.methods.ifca import ifca
@@ -38,6 +41,7 @@ from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
 from fedkeep.methods.mixture import mixture
+from fedkeep.methods.moon import moon
 from fedkeep.methods.per_fedavg import per_fedavg
 from fedkeep.methods.pfedhn import pfedhn
 from fedkeep.methods.pfedme import pfedme
@@ -55,19 +59,23 @@ METHODS: dict[str, Callable[..., Method]] = {
     "apfl": apfl,
     "asp_mtl": asp_mtl,
     "ditto": ditto,
+    "fedala": fedala,
     "fedbn": fedbn,
     "feddyn": feddyn,
     "fedfusion": fedfusion,
     "fedmmd": fedmmd,
     "fedper": fedper,
+    "fedproto": fedproto,
     "fedprox": fedprox,
     "fedrecon": fedrecon,
     "fedrep": fedrep,
+    "fedrod": fedrod,
     "fine_tuned": fine_tuned,
     "kteps": kteps,
     "kteps_star": kteps_star,
     "lg_fedavg": lg_fedavg,
     "mixture": mixture,
+    "moon": moon,
     "per_fedavg": per_fedavg,
     "pfedhn": pfedhn,
     "pfedme": pfedme,
@@ -103,6 +111,7 @@ __all__ = [
     "batch_norm_names",
     "by_share",
     "ditto",
+    "fedala",
     "fedavg",
     "fedbabu",
     "fedbn",
@@ -110,9 +119,11 @@ __all__ = [
     "fedfusion",
     "fedmmd",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedrecon",
     "fedrep",
+    "fedrod",
     "fine_tuned",
     "furl",
     "ifca",
@@ -121,6 +132,7 @@ __all__ = [
     "lg_fedavg",
     "local",
     "mixture",
+    "moon",
     "newest",
     "per_fedavg",
     "pfedhn",

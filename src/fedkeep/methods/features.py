@@ -98,6 +98,36 @@ def width(module: nn.Module, classifier: str) -> int:
     )
 
 
+def no_counts(module: nn.Module, classifier: str) -> Tensor:
+    """Return a zero for each class that a classifier (a part of the model) tells apart, (C,), of the model's type.
+
+    Raises:
+        MethodError: the part has no linear layer that would tell.
+    """
+    layers = [layer for layer in part(module, classifier).modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise MethodError(
+            f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the number of its classes is "
+            f"not known; this training method needs a classifier that ends with nn.Linear."
+        )
+    return layers[-1].weight.detach().new_zeros(layers[-1].out_features)
+
+
+def one_hot(label: Tensor, counts: Tensor) -> Tensor:
+    """Return a 1 at each example's class, (B, C), of the type and for the classes of ``counts``.
+
+    Raises:
+        MethodError: a label is no class of the model.
+    """
+    classes = len(counts)
+    if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
+        raise MethodError(
+            f"The labels reach from {int(label.min())} to {int(label.max())}; the model's classifier knows the classes "
+            f"0 .. {classes - 1}. Make it with as many classes as the data have."
+        )
+    return nn.functional.one_hot(label, classes).to(counts.dtype)
+
+
 def extended(module: nn.Module, added: Mapping[str, nn.Module]) -> nn.Module:
     """Return a copy of a model with further parts.
 
@@ -113,6 +143,20 @@ def extended(module: nn.Module, added: Mapping[str, nn.Module]) -> nn.Module:
             )
         both.add_module(name, new)
     return both
+
+
+def nested(values: Mapping[str, Tensor]) -> nn.Module:
+    """Return a module that does nothing but hold parameters of these values, under these names (dots are layers)."""
+    whole = nn.Module()
+    for name, value in values.items():
+        *path, leaf = name.split(".")
+        owner = whole
+        for step in path:
+            if step not in owner._modules:
+                owner.add_module(step, nn.Module())
+            owner = owner.get_submodule(step)
+        owner.register_parameter(leaf, nn.Parameter(value))
+    return whole
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -104,8 +105,16 @@ class Phase:
             return [n for n in names if split.is_private(n)]
         if self.trains == "federated":
             return [n for n in names if not split.is_private(n)]
-        patterns = (self.trains,) if isinstance(self.trains, str) else self.trains
-        for pattern in patterns:
-            if not any(fnmatchcase(n, pattern) for n in names):
-                raise MethodError(f"trains={pattern!r} matches no trainable parameter; they are {names}.")
-        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+        return matching("trains", (self.trains,) if isinstance(self.trains, str) else self.trains, names)
+
+
+def matching(what: str, patterns: Sequence[str], names: list[str]) -> list[str]:
+    """Return which of ``names`` any of the patterns matches, in their order.
+
+    Raises:
+        MethodError: a pattern matches nothing; ``what`` says what it was given as.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(n, pattern) for n in names):
+            raise MethodError(f"{what}={pattern!r} matches no trainable parameter; they are {names}.")
+    return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]

@@ -1,0 +1,137 @@
+"""FedRoD: a generic head that is fair to all classes, and a private one that adds what is a client's own.
+
+Source: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, arXiv
+2107.00778, algorithm 1, with the balanced softmax (Ren et al., arXiv 2007.10740). The private head is of the generic
+one's form and starts from its values.
+One round: (1) a cohort downloads the body θ and the generic head ψ; (2) each client counts its examples by class, n_c;
+(3) at each mini-batch it steps with θ and ψ on the balanced softmax loss, of logits g(x) + log n, and from the same
+point with its private head φ on the loss of g(x) + h(x), where g and the features that h sees are frozen; (4) it
+uploads the change of θ and ψ, and keeps φ; (5) the server averages. A client predicts with g + h, the shared part
+with g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params, State
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
+from fedkeep.methods.client import Client, Start, Started
+from fedkeep.methods.features import Known, features, head, no_counts, one_hot
+from fedkeep.methods.phase import Phase
+from fedkeep.methods.server import Server
+from fedkeep.methods.terms import Term, cross_entropy, label_of
+
+
+def both_heads(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return g(x) and h(x), each (B, C); no gradient flows from h into the features."""
+    found = features(net, params, batch)
+    mine = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
+    return head(net, params, found), head(net, {**params, **mine}, found.detach())
+
+
+def predict_both(net: Net, params: Params, batch: Batch) -> Tensor:
+    """Return g(x) + h(x), shape (B, C)."""
+    generic, own = both_heads(net, params, batch)
+    return generic + own
+
+
+@dataclass(frozen=True)
+class TwoHeads(Term):
+    """L(g + log n) + L(g + h), with no gradient into g from the second.
+
+    Attributes:
+        loss: L, of logits.
+    """
+
+    loss: Term = cross_entropy()
+
+    @property
+    def reads_parameters(self) -> bool | None:
+        """True if L does: numbers of examples are no table."""
+        return self.loss.reads_parameters
+
+    @property
+    def reads_received(self) -> bool:
+        """True if L does."""
+        return self.loss.reads_received
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        """Return the term's value, a scalar."""
+        generic, own = both_heads(net, params, batch)
+        count = params["client/counts"]
+        prior = count.clamp_min(
+            torch.finfo(count.dtype).tiny
+        ).log()  # of a class without examples: almost none
+        values = [
+            self.loss(Known(net, logits), params, batch, received)
+            for logits in (generic + prior, generic.detach() + own)
+        ]
+        return values[0] + values[1]
+
+
+@dataclass(frozen=True)
+class NoCounts:
+    """The state of a new client: n = 0 for every class, which balances nothing.
+
+    Attributes:
+        classifier: the part that the model's ``head`` consists of.
+    """
+
+    classifier: str
+
+    def __call__(self, net: Net) -> State:
+        """Return the state."""
+        return {"counts": no_counts(net.module, self.classifier)}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Counts a client's examples by class.
+
+    Attributes:
+        label: the column that holds the class.
+    """
+
+    label: str
+
+    def __call__(self, start: Start) -> Started:
+        """Return n."""
+        count = torch.zeros_like(start.kept.state["counts"])
+        for label, _ in start.outputs(self.labels):
+            count += one_hot(label, count).sum(0)
+        return Started(state={"counts": count})
+
+    def labels(self, net: Net, params: Params, batch: Batch) -> Tensor:
+        """Return the classes of a batch's examples, (B,)."""
+        return label_of(batch, self.label)
+
+
+def fedrod(
+    *,
+    classifier: str = "classifier",
+    label: str = "label",
+    local: Phase = Phase(),
+    server: Server = Server(),
+) -> Method:
+    """Return FedRoD, for a classifier with ``features`` and ``head``.
+
+    Args:
+        classifier: the part that the model's ``head`` consists of; it ends with a linear layer, one output per class.
+        label: the column that holds the class.
+        local: the local phase; its loss is taken of both heads' logits, so a penalty in it counts twice.
+        server: what the server does.
+    """
+    phase = local.but(loss=TwoHeads(loss=local.loss))
+    return Method(
+        name="fedrod", split=PRIVATE, server=server,
+        client=Client(phases=(phase,), state=NoCounts(classifier=classifier), start=Count(label=label)),
+        adapt=private_part(phase), predict=predict_both,
+        extend=TwoBranches(copies=(classifier,), projections=False, classifier=classifier),
+    )  # fmt: skip
