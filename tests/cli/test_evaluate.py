@@ -92,7 +92,9 @@ def test_a_report_that_cannot_be_written(refused: Callable[..., str], run_folder
 
 def test_an_unknown_reproduction(refused: Callable[..., str]) -> None:
     message = refused("reproduce", "furl-table4")
-    assert message.startswith("Error: There is no reproduction 'furl-table4'; there are furl-table3")
+    assert message.startswith(
+        "Error: There is no reproduction 'furl-table4'; there are furl-sweep, furl-table3, "
+    )
     assert message.endswith("Did you mean 'furl-table3'?")
 
 
@@ -109,7 +111,7 @@ def test_a_reproduction_is_called_with_what_was_asked(
         asked.append((name, request))
         return request.out / "furl-table3.md"
 
-    monkeypatch.setattr("fedkeep.experiments.reproduce.reproduce", reproduce)
+    monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", reproduce)
     result = fedkeep(
         "reproduce", "furl-table3", "--data", "d", "--scale", "full", "--seeds", "0,2", "--out", "o",
         "--only", "sticker-*", "--only", "*-0",
@@ -137,7 +139,7 @@ def test_a_stopped_reproduction(fedkeep: Command, monkeypatch: pytest.MonkeyPatc
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedkeep.experiments.reproduce.reproduce", stop)
+    monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", stop)
     result = fedkeep("reproduce", "furl-table3")
     assert result.exit_code == 130
     assert result.stderr.startswith("Stopped. Call the same command again to go on")

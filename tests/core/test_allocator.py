@@ -32,13 +32,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+def environment() -> dict[str, str]:
+    """Return variables that say nothing of the allocator, and lead to this tree's fedkeep."""
+    own = {n: v for n, v in os.environ.items() if n not in (*OWN, "FEDKEEP_MALLOC")}
+    return {**own, "PYTHONPATH": str(Path(fedkeep.__file__).parent.parent)}
+
+
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc is tuned"
 )
 def test_freed_memory_is_kept() -> None:
-    environment = {n: v for n, v in os.environ.items() if n not in (*OWN, "FEDKEEP_MALLOC")}
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FAULTS], env=environment(), capture_output=True, text=True, check=True
     )
     tuned, faults = done.stdout.split()
     assert tuned == "True"
@@ -87,11 +92,8 @@ if __name__ == "__main__":
 
 def test_a_library_leaves_the_process_alone_and_its_processes_follow_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SIMULATED, encoding="utf-8")
-    environment = {n: v for n, v in os.environ.items() if n not in (*OWN, "FEDKEEP_MALLOC")}
-    source = str(Path(fedkeep.__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "program.py"], env={**environment, "PYTHONPATH": source}, capture_output=True, text=True,
-        check=True, cwd=tmp_path,
+        [sys.executable, "program.py"], env=environment(), capture_output=True, text=True, check=True, cwd=tmp_path
     )  # fmt: skip
     tuned = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
     assert done.stdout == f"(False, False) ({tuned}, {tuned})\n"

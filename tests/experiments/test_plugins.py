@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -46,7 +46,7 @@ number = 3
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a package of the module ``their_plugin``; nothing else adds anything."""
     (tmp_path / "their_plugin.py").write_text(MODULE, encoding="utf-8")
     found = metadata.entry_points
@@ -55,7 +55,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         "fedkeep.experiments.plugins.entry_points",
         lambda group: [p for p in found(group=group) if p.dist is not None and p.dist.name in known],
     )
-    monkeypatch.delitem(sys.modules, "their_plugin", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
 
     def one(name: str, **groups: dict[str, str]) -> None:
@@ -63,7 +62,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         points = {f"fedkeep.{group}": entries for group, entries in groups.items()}
         monkeypatch.syspath_prepend(write_package(tmp_path / name, name, points))
 
-    return one
+    yield one
+    for module in ("their_plugin", "their_configs"):
+        sys.modules.pop(module, None)
 
 
 def config(reader: str, **options: object) -> Config:
