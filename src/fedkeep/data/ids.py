@@ -244,7 +244,7 @@ def check_ids(ids: Iterable[object]) -> Ids:
     """Return ids in a form that finds positions; each must be allowed and unique (DataError)."""
     if isinstance(ids, RangeIds | PackedIds):
         return ids
-    given = list(ids)
+    given: list[Any] = list(ids)
     names = given if _plain(given) else [as_id(one, f"Client {row}: ") for row, one in enumerate(given)]
     if len(set(names)) < len(names):
         seen: set[object] = set()
