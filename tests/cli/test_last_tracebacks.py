@@ -38,6 +38,9 @@ ROOT = Path(__file__).resolve().parents[2]
         (".".join("a" * 30) + "=1", f"--set {'.'.join('a' * 30)}: it nests deeper than 20 levels."),
         ("run.rounds=" + "x" * 500, "toy.toml:\n  run.rounds: wanted a valid integer; got '" + "x" * 79 + " …."),
         ("run.epochs=inf", "toy.toml:\n  run.epochs: wanted a finite number; got inf."),
+        ("model.features=3", "model.features: wanted 4, as the data have; got 3. Leave it out to take the data's."),
+        ("model.classes=2", "model.classes: wanted at least 3, as the data have; got 2. Leave it out to take the data's."),
+        ("data.task=regression", "method.loss: 'cross_entropy' wants classes, but the column 'label' holds float32. For numbers as labels say method.loss.kind = 'squared_error'."),
         ("data.users=1000000000", "Generated data hold at most 100,000,000 numbers"),
     ],
 )  # fmt: skip
@@ -64,6 +67,18 @@ def test_a_model_larger_than_any_memory(refused: Refused) -> None:
     Path("toy.toml").write_text(text)
     message = refused("run", "toy.toml")
     assert message.startswith("Error: model: 'bag_of_words' cannot be made of ")
+
+
+def test_a_model_without_a_single_number(refused: Refused) -> None:
+    text = (
+        Path("toy.toml")
+        .read_text()
+        .replace('kind = "linear"', 'kind = "torch.nn:Linear"\nin_features = 0\nout_features = 3')
+    )
+    Path("toy.toml").write_text(text)
+    message = refused("run", "toy.toml")
+    assert message.startswith("Error: model: 'torch.nn:Linear' cannot be made of ")
+    assert message.endswith(": Initializing zero-element tensors is a no-op.")
 
 
 @pytest.mark.parametrize("command", ["run", "check", "evaluate", "personalize", "report"])

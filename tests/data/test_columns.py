@@ -89,3 +89,11 @@ def test_values_that_are_no_ids() -> None:
     assert message(error) == (
         "The values of a ragged column must be one flat array of integers (token ids); got shape (1,) of float64."
     )
+
+
+@pytest.mark.parametrize(
+    "offsets", [np.zeros(1), np.zeros(0, complex), np.array([0, 2**64 - 1], np.uint64), np.int64(0)]
+)
+def test_offsets_that_are_none(offsets: np.ndarray) -> None:
+    with pytest.raises(DataError, match="Wanted a ragged column's offsets"):
+        Ragged(np.zeros(0, np.int64), offsets)

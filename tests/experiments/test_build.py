@@ -279,7 +279,11 @@ def test_a_whole_run_of_reviews_with_a_personalisation_curve(tmp_path: Path) -> 
         ({"kind": "document"}, "model: missing vocabulary."),
         (
             {"kind": "linear", "features": -1},
-            "model: 'linear' cannot be made of {'classes': 3, 'features': -1}: ",
+            "model.features: wanted 4, as the data have; got -1. Leave it out to take the data's.",
+        ),
+        (
+            {"kind": "torch.nn:Linear", "in_features": 4, "out_features": -1},
+            "model: 'torch.nn:Linear' cannot be made of {'in_features': 4, 'out_features': -1}: ",
         ),
         ({"kind": "nowhere.at_all:Net"}, "model.kind: 'nowhere.at_all:Net' cannot be imported: "),
         ({"kind": "torch.nn:Linaer"}, "model.kind: 'torch.nn:Linaer' cannot be imported: "),

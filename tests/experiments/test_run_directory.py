@@ -679,7 +679,7 @@ def test_all_that_a_commit_names_is_flushed_before_it(
 
 
 def test_client_ids_with_path_characters_write_nothing_outside(tmp_path: Path) -> None:
-    ids = ("../../evil", "/etc/passwd", "CON", "a/b\\c", "..", " ", "ü\u202e", "x" * 200)
+    ids = ("../../evil", "/etc/passwd", "CON", "a/b\\c", "..", " ", "ü", "x" * 200)
     data = classes(counts=(3, 4, 5, 2, 3, 3, 3, 3), kind="f4", ids=ids)
     out = tmp_path / "deep" / "run"
     done = run(out, data=data, rounds=4)

@@ -287,3 +287,14 @@ def test_no_label_is_left_out_without_a_word(weight: Tensor | None) -> None:
     net = Net(nn.Linear(3, 2))
     with pytest.raises(IndexError, match="-100"):
         terms.cross_entropy()(net, net.initial(), batch, {})
+
+
+def test_cross_entropy_of_numbers() -> None:
+    net = Net(torch.nn.Linear(2, 3))
+    batch = {"input": torch.zeros(2, 2), "label": torch.tensor([0.5, 1.0])}
+    with pytest.raises(MethodError) as error:
+        terms.cross_entropy()(net, net.initial(), batch, {})
+    assert str(error.value) == (
+        "Cross-entropy wants classes, but the column 'label' holds torch.float32. For numbers as labels take the loss "
+        "squared_error."
+    )

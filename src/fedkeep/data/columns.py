@@ -112,7 +112,7 @@ def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
 def as_offsets(given: ArrayLike, what: str) -> NDArray[np.int64]:
     """Return whole numbers as int64; DataError where they are none, or too large for it."""
     array = np.asarray(given)
-    if array.dtype.kind not in "iu" and array.size:
+    if array.dtype.kind not in "iu" and (array.size or array.dtype.kind != "f"):  # numpy takes [] for floats
         raise DataError(f"Wanted {what} as whole numbers; got {array.dtype}.")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"Wanted {what} below 2^63; got {array.max()}.")

@@ -244,9 +244,8 @@ def check_ids(ids: Iterable[object]) -> Ids:
     """Return ids in a form that finds positions; each must be allowed and unique (DataError)."""
     if isinstance(ids, RangeIds | PackedIds):
         return ids
-    given = list(ids)
-    plain = _plain(given)
-    names = [str(one) if plain else as_id(one, f"Client {row}: ") for row, one in enumerate(given)]
+    given: list[Any] = list(ids)
+    names = given if _plain(given) else [as_id(one, f"Client {row}: ") for row, one in enumerate(given)]
     if len(set(names)) < len(names):
         seen: set[object] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

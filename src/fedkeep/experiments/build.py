@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -181,11 +183,35 @@ def build_model(config: Config, data: FederatedData, folder: Path | None = None)
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
-        made = _model("model", config.model.kind, config.model.options, sizes_of(data))
+        sizes = sizes_of(data)
+        _check_loss(config.method.loss, data)
+        _check_sizes(config.model.options, sizes)
+        made = _model("model", config.model.kind, config.model.options, sizes)
     if config.model.word_vectors is not None:
         path = _located("model.word_vectors", config.model.word_vectors, folder)
         start_from_vectors(made, path, data, config.seed)
     return made
+
+
+def _check_loss(config: LossConfig, data: FederatedData) -> None:
+    """Raise ConfigError where the loss wants classes and the data hold numbers, before a run's folder is made."""
+    label = data.columns.get(config.label)
+    if config.kind == "cross_entropy" and isinstance(label, np.ndarray) and label.dtype.kind == "f":
+        raise ConfigError(
+            f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
+            f"numbers as labels say method.loss.kind = 'squared_error'."
+        )
+
+
+def _check_sizes(options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError where a size is given that the data do not fit."""
+    for name, wanted in sizes.items():
+        got, exact = options.get(name), name in ("features", "channels", "side")
+        if isinstance(got, int) and (got < wanted or (exact and got != wanted)):
+            raise ConfigError(
+                f"model.{name}: wanted {'' if exact else 'at least '}{wanted}, as the data have; got {got}. Leave it "
+                f"out to take the data's."
+            )
 
 
 def start_from_vectors(model: nn.Module, path: Path, data: FederatedData, seed: int) -> None:
@@ -230,8 +256,12 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
         given[name] = _model(f"{place}.{name}", value["kind"], parts, sizes) if inner else value
     checked = check_options(place, make, given)
     try:
-        return make(**checked)
-    except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "error", "Initializing zero-element tensors"
+            )  # a size of 0: nothing could learn
+            return make(**checked)
+    except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError, UserWarning) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {reason}.") from error

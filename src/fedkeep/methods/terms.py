@@ -175,6 +175,11 @@ class CrossEntropy(Term):
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         logits = output_of(net(params, batch), self.task)
         label = label_of(batch, self.label)
+        if label.is_floating_point():
+            raise MethodError(
+                f"Cross-entropy wants classes, but the column {self.label!r} holds {label.dtype}. For numbers as "
+                f"labels take the loss squared_error."
+            )
         weight = batch.get("weight")
         if self.task is None:
             if weight is None:
