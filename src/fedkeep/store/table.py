@@ -76,6 +76,10 @@ class TableStore:
             self._layout.append((name, offset, size, value.dtype, tuple(value.shape)))
             offset += -(-size // 8) * 8
         self.row_bytes = offset
+        kinds = {dtype for _, _, size, dtype, _ in self._layout if size}
+        self._kind = (
+            {torch.float32: np.float32, torch.float64: np.float64}.get(*kinds) if len(kinds) == 1 else None
+        )
         self._staged: dict[int, np.ndarray] = {}
         self._end: int | None = None  # of the journal's last record; None: the next one begins a new journal
         self._entries = np.zeros(self.clients, np.uint64)  # takes memory only where something is written
@@ -177,7 +181,8 @@ class TableStore:
         index = self._check(clients)
         if not len(index):
             return {n: torch.empty((0, *shape), dtype=dtype) for n, _, _, dtype, shape in self._layout}
-        rows = self._rows_of(index)
+        rows, unseen = self._rows_of(index)
+        self._check_finite(index, rows)
         out: Params = {}
         for name, start, size, dtype, shape in self._layout:
             if not size:
@@ -185,28 +190,29 @@ class TableStore:
                 continue
             part = np.ascontiguousarray(rows[:, start : start + size])
             out[name] = torch.from_numpy(part).view(dtype).reshape(len(index), *shape)
-        for position, client in enumerate(index.tolist()):
-            if not self._entries[client] and client not in self._staged:
-                values = self.default(self.ids[client])
-                for name, *_ in self._layout:
-                    out[name][position] = values[name]
-        self._check_finite(index, out)
+        for position in unseen:
+            values = self.default(self.ids[int(index[position])])
+            for name, *_ in self._layout:
+                out[name][position] = values[name]
         return out
 
-    def _rows_of(self, index: np.ndarray) -> np.ndarray:
-        """Return copies of rows, with those that are staged, after their checksums were looked at."""
+    def _rows_of(self, index: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """Return copies of rows, with those that are staged, their checksums looked at; and which have no values yet."""
+        unseen = []
         rows = self._rows[index] if len(self._rows) else np.zeros((len(index), self.row_bytes), np.uint8)
         for position, (client, entry) in enumerate(
             zip(index.tolist(), self._entries[index].tolist(), strict=True)
         ):
             if (staged := self._staged.get(client)) is not None:
                 rows[position] = staged
-            elif entry and zlib.crc32(rows[position]) != entry & journal.CRC:
+            elif not entry:
+                unseen.append(position)
+            elif zlib.crc32(rows[position]) != entry & journal.CRC:
                 raise StoreError(
                     f"The private values of client {self.ids[client]!r} in {self._table_path} are damaged: their "
                     f"checksum is not the one kept of round {entry >> 32}. Restore the store from a copy."
                 )
-        return rows
+        return rows, unseen
 
     def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
         """Stage new values, each (clients, *shape).
@@ -233,7 +239,7 @@ class TableStore:
                 continue
             flat = value.contiguous().reshape(len(index), -1).view(torch.uint8)
             rows[:, start : start + size] = flat.numpy()
-        self._check_finite(index, params)
+        self._check_finite(index, rows)
         for position, client in enumerate(index.tolist()):
             self._staged[client] = rows[position]
 
@@ -382,14 +388,20 @@ class TableStore:
             )
         return index
 
-    def _check_finite(self, index: np.ndarray, params: Mapping[str, Tensor]) -> None:
-        for name, *_, dtype, _ in self._layout:
-            value = params[name]
-            if dtype.is_floating_point and not bool(torch.isfinite(value).all()):
-                bad = next(k for k in range(len(index)) if not bool(torch.isfinite(value[k]).all()))
+    def _check_finite(self, index: np.ndarray, rows: np.ndarray) -> None:
+        """Check all values at once where they are of one type: a row's gaps are zeros. It is done in every round."""
+        if self._kind is not None and bool(np.isfinite(rows.view(self._kind)).all()):
+            return
+        for name, start, size, dtype, _ in self._layout:
+            if not dtype.is_floating_point or not size:
+                continue
+            part = torch.from_numpy(np.ascontiguousarray(rows[:, start : start + size])).view(dtype)
+            finite = torch.isfinite(part).all(1)
+            if not bool(finite.all()):
+                client = self.ids[int(index[int(finite.logical_not().nonzero()[0])])]
                 raise StoreError(
-                    f"Private {name!r} of client {self.ids[int(index[bad])]!r} holds a NaN or an infinity; the store "
-                    f"{self.folder} keeps finite values only."
+                    f"Private {name!r} of client {client!r} holds a NaN or an infinity; the store {self.folder} keeps "
+                    f"finite values only."
                 )
 
 
