@@ -6,7 +6,8 @@ checksum costs at most 5 % of a flushed commit; and fedkeep's own table is on th
 A round reads the states of a cohort, writes all of them, and commits. Measured for states of 256 B, 10 KB and 100 KB,
 among 1 000 and 1 000 000 users, in fedkeep's table with a journal, in SQLite with a write-ahead log and one transaction
 a round, and in LMDB where it is installed, with the same promises (``store_contenders.py``). A cohort is drawn from 300
-users spread over all ids, so that most have a state. Stores take turns, round by round. Microseconds a client, medians over rounds:
+users spread over all ids, so that most have a state. Stores take turns, round by round. Microseconds a client, medians
+over rounds:
 
 - ``read`` and ``write``: ``write`` is all that a round writes, the commit included, without waiting for the disk. That
   is what survives ``kill -9``. The claim of 20 µs is about these, with a cohort of 100.

@@ -266,9 +266,8 @@ class _Simulation:
                 state = directory.recover(store)
                 if state is not None:
                     self._restore(server, state)
-                    check_tensors(
-                        out, layout(split.federated(self.initial)), layout(server.params), server.params
-                    )
+                    wanted = layout(split.federated(self.initial))
+                    check_tensors(directory.folder, wanted, layout(server.params), server.params)
                     server.round = directory.round
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()

@@ -65,7 +65,7 @@ def rounds(content: bytes, row_bytes: int) -> Iterator[Round]:
         clients = np.frombuffer(content, np.int64, count, body)
         entries = np.frombuffer(content, np.uint64, count, body + 8 * count)
         rows = np.frombuffer(content, np.uint8, count * row_bytes, first).reshape(count, row_bytes)
-        if any(zlib.crc32(row) != int(e) & CRC for row, e in zip(rows, entries, strict=True)):
+        if any(zlib.crc32(row.data) != int(e) & CRC for row, e in zip(rows, entries, strict=True)):
             return
         yield Round(run, round, clients, entries, rows, before, after, end)
         start, last = end, round
