@@ -2,7 +2,7 @@
 
 SQLite and LMDB keep what fedkeep's table does: a checksum for each row, looked at when the row is read; two versions of
 a row until the round is committed elsewhere, so that a round can be taken back; and a digest of all rows, brought
-forward with each round. One safetensors file per user keeps none of that.
+forward with each round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from fedkeep.store import Default, TableStore
@@ -72,41 +71,6 @@ def flushing(wanted: bool) -> Iterator[None]:
         yield
     finally:
         os.fsync = sync
-
-
-class Files:
-    """One safetensors file per user."""
-
-    def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
-        self.folder, self.default, self.flush = folder, default, flush
-
-    def path(self, client: int) -> Path:
-        """Return a user's file; no folder gets more than a thousand."""
-        return self.folder / str(client // 1000) / f"{client}.safetensors"
-
-    def read(self, clients: list[int]) -> Params:
-        rows = []
-        for client in clients:
-            try:
-                rows.append(load(self.path(client).read_bytes()))
-            except FileNotFoundError:
-                rows.append(self.default)
-        return {n: torch.stack([row[n] for row in rows]) for n in self.default}
-
-    def write(self, clients: list[int], params: Params) -> None:
-        for position, client in enumerate(clients):
-            path = self.path(client)
-            path.parent.mkdir(exist_ok=True)
-            part = path.with_suffix(".part")
-            with open(part, "wb") as file:
-                file.write(save({n: v[position].clone() for n, v in params.items()}))
-                if self.flush:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(part, path)
-
-    def commit(self, round: int) -> None:
-        """Do nothing: each file is there already."""
 
 
 class Rows:
@@ -248,5 +212,5 @@ def check(value: Any, crc: int) -> None:
 
 
 STORES: dict[str, Callable[[Path, Params, Sequence[str], bool], Store]] = {
-    "fedkeep": Table, "files": Files, "sqlite": Sqlite, **({"lmdb": Lmdb} if lmdb else {}),
+    "fedkeep": Table, "sqlite": Sqlite, **({"lmdb": Lmdb} if lmdb else {}),
 }  # fmt: skip

@@ -4,10 +4,10 @@ checksum costs at most 5 % of a flushed commit; and fedkeep's own table is on th
     python -m benchmarks.stores [--rounds N] [--quick]
 
 A round reads the states of a cohort, writes all of them, and commits. Measured for states of 256 B, 10 KB and 100 KB,
-among 1 000 and 1 000 000 users, in fedkeep's table with a journal, in one safetensors file per user (written beside its
-place and renamed), in SQLite with a write-ahead log and one transaction a round, and in LMDB where it is installed; all
-but the files with the same promises (``store_contenders.py``). A cohort is drawn from 300 users spread over all ids, so
-that most have a state. Stores take turns, round by round. Microseconds a client, medians over rounds:
+among 1 000 and 1 000 000 users, in fedkeep's table with a journal, in SQLite with a write-ahead log and one transaction
+a round, and in LMDB where it is installed, with the same promises (``store_contenders.py``). A cohort is drawn from 300
+users spread over all ids, so that most have a state. Stores take turns, round by round. Microseconds a client, medians
+over rounds:
 
 - ``read`` and ``write``: ``write`` is all that a round writes, the commit included, without waiting for the disk. That
   is what survives ``kill -9``. The claim of 20 µs is about these, with a cohort of 100.
@@ -228,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows += some
         print(*map(line, some), sep="\n", flush=True)
     cost = {str(cohort): checksums(10_000, cohort, 4 if options.quick else 200) for cohort in COHORTS}
-    harmed = {n: dict(damaged(n, 3 if options.quick else 60)) for n in STORES if n != "files"}
+    harmed = {n: dict(damaged(n, 3 if options.quick else 60)) for n in STORES}
     over = {
         name: math.exp(statistics.fmean(math.log(r["times"]) for r in rows if r["store"] == name))
         for name in STORES
@@ -285,11 +285,11 @@ def page(
 ) -> str:
     """Return the page of results."""
     head = (
-        "# Private states: a table with a journal, one file per user, SQLite, LMDB\n\n"
+        "# Private states: a table with a journal, SQLite, LMDB\n\n"
         "Made by `python -m benchmarks.stores`; microseconds a client, medians. *write*: all that a round writes, the\n"
         "commit included, without waiting for the disk (it survives `kill -9`). *flushed*: the same, with every file\n"
         "flushed to the disk before the round ends (it survives a loss of power). *times*: how many times as long\n"
-        "as in fedkeep's table a round's read and flushed write take together. All but the files look at a checksum\n"
+        "as in fedkeep's table a round's read and flushed write take together. All look at a checksum\n"
         "of each row that they read, can take the last round back, and keep a digest of all rows.\n\n"
         "| state | users | cohort | store | read | write | flushed | times |\n|---|---|---|---|---|---|---|---|\n"
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fault_folders
+from benchmarks import fault_folders, fault_runs
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.records import Extent
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGALRM and SIGKILL")
@@ -26,12 +27,12 @@ def test_a_tenth_of_the_campaign() -> None:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_folders.Scene]:
-    with fault_folders.short_journal():
+    with fault_runs.short_journal():
         yield fault_folders.Scene(tmp_path_factory.mktemp("faults") / "private", "private")
 
 
 def unchecked(self: Extent, path: Path) -> bytes:
-    return path.read_bytes()[: self.bytes] if path.exists() else b""
+    return path.read_bytes()[: self.size] if path.exists() else b""
 
 
 CHECKS: dict[str, tuple[str, Any]] = {
@@ -52,7 +53,7 @@ def test_without_a_check_the_campaign_finds_silent_faults(
 
 def test_how_an_action_ends_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> bool:
-        raise fault_folders.FedkeepError
+        raise FedkeepError
 
     def crashed() -> bool:
         raise MemoryError
@@ -61,6 +62,6 @@ def test_how_an_action_ends_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         while True:
             pass
 
-    monkeypatch.setattr(fault_folders, "PATIENCE", 1)
+    monkeypatch.setattr(fault_runs, "PATIENCE", 1)
     actions = (lambda: True, lambda: False, refused, crashed, hung)
-    assert [fault_folders.ended(a) for a in actions] == ["right", "silent", "refused", "crashed", "hung"]
+    assert [fault_runs.ended(a) for a in actions] == ["right", "silent", "refused", "crashed", "hung"]

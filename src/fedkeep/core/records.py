@@ -45,11 +45,11 @@ class Extent:
     """How much of a growing file was committed.
 
     Attributes:
-        bytes: how long the file was.
+        size: how many bytes the file was long.
         sha256: of these bytes.
     """
 
-    bytes: int = 0
+    size: int = 0
     sha256: str = NOTHING
 
     @classmethod
@@ -65,15 +65,15 @@ class Extent:
             RunError: the file is shorter, cannot be read, or its bytes are others.
         """
         try:
-            if not self.bytes and not path.exists():
+            if not self.size and not path.exists():
                 return b""
             with open(path, "rb") as file:
-                content = file.read(self.bytes)
+                content = file.read(self.size)
         except OSError as error:
             raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
-        if len(content) < self.bytes:
+        if len(content) < self.size:
             raise RunError(
-                f"{path} is shorter than the {self.bytes} bytes that were committed; restore the run from a copy."
+                f"{path} is shorter than the {self.size} bytes that were committed; restore the run from a copy."
             )
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise RunError(

@@ -40,7 +40,7 @@ class Commit:
     def to_bytes(self) -> bytes:
         """Return the content of ``commit.json``."""
         extents = {
-            name: {"bytes": extent.bytes, "sha256": extent.sha256}
+            name: {"bytes": extent.size, "sha256": extent.sha256}
             for name, extent in (("records", self.records), ("timings", self.timings))
         }
         return sealed_bytes(

@@ -230,8 +230,8 @@ class RunDirectory:
         try:
             for name in GROWING:
                 path, extent = self.folder / f"{name}.jsonl", getattr(self.last, name)
-                if path.exists() and path.stat().st_size > extent.bytes:
-                    os.truncate(path, extent.bytes)
+                if path.exists() and path.stat().st_size > extent.size:
+                    os.truncate(path, extent.size)
             for path in (*self.folder.iterdir(), *(self.folder / "private").iterdir()):
                 server = re.fullmatch(r"server-\d+\.safetensors", path.name) and path.name != self.last.server
                 if server or LEFTOVER.fullmatch(path.name):
@@ -284,9 +284,9 @@ class RunDirectory:
         found.update(content)
         try:
             with open(path, "ab") as file:
-                if file.tell() != before.bytes:
+                if file.tell() != before.size:
                     raise RunError(
-                        f"{path} was changed while the run went on: wanted {before.bytes} bytes, found {file.tell()}. "
+                        f"{path} was changed while the run went on: wanted {before.size} bytes, found {file.tell()}. "
                         f"Restore the run from a copy, then resume."
                     )
                 file.write(content)
@@ -298,7 +298,7 @@ class RunDirectory:
                 f"Free some space or check the rights, then resume."
             ) from error
         self._hashes[name] = found
-        return Extent(before.bytes + len(content), found.hexdigest())
+        return Extent(before.size + len(content), found.hexdigest())
 
 
 def new_run_id() -> str:

@@ -146,7 +146,7 @@ def read_run(folder: Path) -> RunFiles:
     for name, extent in (("records.jsonl", commit.records), ("timings.jsonl", commit.timings)):
         path = folder / name
         records += _checked(path, read_records(path, extent))
-        if path.exists() and path.stat().st_size > extent.bytes:
+        if path.exists() and path.stat().st_size > extent.size:
             notes.append(
                 f"What {name} holds after round {commit.round} is of no finished round and is left out."
             )

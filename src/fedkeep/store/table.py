@@ -12,14 +12,11 @@ looked at whenever the row is read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +29,11 @@ from fedkeep.core.files import whole_or_error, write_whole
 from fedkeep.core.params import Params
 from fedkeep.store import journal
 from fedkeep.store.base import ClientIndices, Default
+from fedkeep.store.disk import hash_of_ids, write_at, writing
 
 FORMAT = 2
 JOURNAL_BYTES = 32 << 20
 _ENTRY = 8
-_POSIX = hasattr(os, "pwrite")
 
 
 class TableStore:
@@ -76,6 +73,10 @@ class TableStore:
             self._layout.append((name, offset, size, value.dtype, tuple(value.shape)))
             offset += -(-size // 8) * 8
         self.row_bytes = offset
+        kinds = {dtype for _, _, size, dtype, _ in self._layout if size}
+        self._kind = (
+            {torch.float32: np.float32, torch.float64: np.float64}.get(*kinds) if len(kinds) == 1 else None
+        )
         self._staged: dict[int, np.ndarray] = {}
         self._end: int | None = None  # of the journal's last record; None: the next one begins a new journal
         self._entries = np.zeros(self.clients, np.uint64)  # takes memory only where something is written
@@ -132,7 +133,7 @@ class TableStore:
             "format": FORMAT,
             "run": self.run,
             "clients": self.clients,
-            "ids_sha256": _hash(self.ids),
+            "ids_sha256": hash_of_ids(self.ids),
             "row_bytes": self.row_bytes,
             "columns": [[n, str(d), list(shape)] for n, _, _, d, shape in self._layout],
         }
@@ -177,7 +178,8 @@ class TableStore:
         index = self._check(clients)
         if not len(index):
             return {n: torch.empty((0, *shape), dtype=dtype) for n, _, _, dtype, shape in self._layout}
-        rows = self._rows_of(index)
+        rows, unseen = self._rows_of(index)
+        self._check_finite(index, rows)
         out: Params = {}
         for name, start, size, dtype, shape in self._layout:
             if not size:
@@ -185,28 +187,29 @@ class TableStore:
                 continue
             part = np.ascontiguousarray(rows[:, start : start + size])
             out[name] = torch.from_numpy(part).view(dtype).reshape(len(index), *shape)
-        for position, client in enumerate(index.tolist()):
-            if not self._entries[client] and client not in self._staged:
-                values = self.default(self.ids[client])
-                for name, *_ in self._layout:
-                    out[name][position] = values[name]
-        self._check_finite(index, out)
+        for position in unseen:
+            values = self.default(self.ids[int(index[position])])
+            for name, *_ in self._layout:
+                out[name][position] = values[name]
         return out
 
-    def _rows_of(self, index: np.ndarray) -> np.ndarray:
-        """Return copies of rows, with those that are staged, after their checksums were looked at."""
+    def _rows_of(self, index: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """Return copies of rows, staged ones too, after a look at their checksums; and which have no values yet."""
+        unseen = []
         rows = self._rows[index] if len(self._rows) else np.zeros((len(index), self.row_bytes), np.uint8)
         for position, (client, entry) in enumerate(
             zip(index.tolist(), self._entries[index].tolist(), strict=True)
         ):
             if (staged := self._staged.get(client)) is not None:
                 rows[position] = staged
-            elif entry and zlib.crc32(rows[position]) != entry & journal.CRC:
+            elif not entry:
+                unseen.append(position)
+            elif zlib.crc32(rows[position].data) != entry & journal.CRC:
                 raise StoreError(
                     f"The private values of client {self.ids[client]!r} in {self._table_path} are damaged: their "
                     f"checksum is not the one kept of round {entry >> 32}. Restore the store from a copy."
                 )
-        return rows
+        return rows, unseen
 
     def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
         """Stage new values, each (clients, *shape).
@@ -233,7 +236,7 @@ class TableStore:
                 continue
             flat = value.contiguous().reshape(len(index), -1).view(torch.uint8)
             rows[:, start : start + size] = flat.numpy()
-        self._check_finite(index, params)
+        self._check_finite(index, rows)
         for position, client in enumerate(index.tolist()):
             self._staged[client] = rows[position]
 
@@ -271,13 +274,13 @@ class TableStore:
         path, end = self._journal_path, self._end
         self._end = None  # if this fails, half a record may stand there
         if end is None or end + len(record) > JOURNAL_BYTES:
-            with whole_or_error(self._table_path), _writing(self._table_path) as handle:
+            with whole_or_error(self._table_path), writing(self._table_path) as handle:
                 os.fsync(handle)
             write_whole(path, record)
             end = 0
         else:
-            with whole_or_error(path), _writing(path) as handle:
-                _write_at(handle, memoryview(record), end)
+            with whole_or_error(path), writing(path) as handle:
+                write_at(handle, memoryview(record), end)
                 os.fsync(handle)
         self._end = end + len(record)
 
@@ -291,10 +294,10 @@ class TableStore:
         index = np.fromiter(self._staged, np.int64, len(self._staged))
         path, start = self._table_path, self.clients * _ENTRY
         try:  # not through the map: on a full disk that would end the process, not raise
-            with _writing(path) as handle:
+            with writing(path) as handle:
                 for client, entry in sorted(zip(index.tolist(), entries, strict=True)):
-                    _write_at(handle, self._staged[client].data, start + client * self.row_bytes)
-                    _write_at(handle, memoryview(entry.tobytes()), client * _ENTRY)
+                    write_at(handle, self._staged[client].data, start + client * self.row_bytes)
+                    write_at(handle, memoryview(entry.tobytes()), client * _ENTRY)
         except OSError as error:
             raise StoreError(
                 f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the journal holds the last "
@@ -382,40 +385,18 @@ class TableStore:
             )
         return index
 
-    def _check_finite(self, index: np.ndarray, params: Mapping[str, Tensor]) -> None:
-        for name, *_, dtype, _ in self._layout:
-            value = params[name]
-            if dtype.is_floating_point and not bool(torch.isfinite(value).all()):
-                bad = next(k for k in range(len(index)) if not bool(torch.isfinite(value[k]).all()))
+    def _check_finite(self, index: np.ndarray, rows: np.ndarray) -> None:
+        """Check all values at once where they are of one type: a row's gaps are zeros. It is done in every round."""
+        if self._kind is not None and bool(np.isfinite(rows.view(self._kind)).all()):
+            return
+        for name, start, size, dtype, _ in self._layout:
+            if not dtype.is_floating_point or not size:
+                continue
+            part = torch.from_numpy(np.ascontiguousarray(rows[:, start : start + size])).view(dtype)
+            finite = torch.isfinite(part).all(1)
+            if not bool(finite.all()):
+                client = self.ids[int(index[int(finite.logical_not().nonzero()[0])])]
                 raise StoreError(
-                    f"Private {name!r} of client {self.ids[int(index[bad])]!r} holds a NaN or an infinity; the store "
-                    f"{self.folder} keeps finite values only."
+                    f"Private {name!r} of client {client!r} holds a NaN or an infinity; the store {self.folder} keeps "
+                    f"finite values only."
                 )
-
-
-def _hash(ids: Sequence[str]) -> str:
-    found, rest = hashlib.sha256(), iter(ids)
-    while some := list(islice(rest, 4096)):
-        found.update(json.dumps(some).encode())
-    return found.hexdigest()
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[int]:
-    """Open a file to write into it, by the system's own calls: they take a fifth of the time of ``open``."""
-    handle = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _write_at(handle: int, content: memoryview, place: int) -> None:
-    """Write all of ``content``; the system may take it in pieces."""
-    while content:
-        if _POSIX:
-            done = os.pwrite(handle, content, place)
-        else:
-            os.lseek(handle, place, os.SEEK_SET)
-            done = os.write(handle, content)
-        content, place = content[done:], place + done
