@@ -140,7 +140,9 @@ def own_split(run: Run) -> Split:
 
 def own_default(run: Run, client: str) -> Params:
     """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent."""
-    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()}
+    copies = {
+        n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()
+    }
     return {**copies, **run.private.default(client)}
 
 

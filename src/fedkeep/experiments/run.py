@@ -87,7 +87,7 @@ class Run:
         return out
 
     def parameters(self, client: str | int) -> Params:
-        """Return a client's whole model, frozen and federated and its own private parameters, by name; it is named by its id."""
+        """Return the whole model of a client, named by its id: frozen, federated and its private parameters."""
         frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
         name = str(self.data.ids[self.data.index(client)])
         own = self.method.split.merge(self.sent(name).params, self.kept(name).params)
