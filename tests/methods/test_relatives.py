@@ -173,6 +173,7 @@ def test_stopped_and_continued_is_never_stopped(
             trained(name, out=tmp_path / "run")
     again = trained(name, out=tmp_path / "run", resume=True)
     assert same_bits(on_server(whole), on_server(again))
+    assert list(on_server(whole)) == list(on_server(again))
     assert same_bits(everyone(whole.private, 6), everyone(again.private, 6))
 
 

@@ -212,7 +212,8 @@ def restored(tensors: Mapping[str, Tensor], server: Global, engine: Engine, phas
     if isinstance(engine, Centralised):
         engine.states = [OptimizerState.from_tensors(under(f"pooled/{k}/", tensors)) for k in range(phases)]
     return server.but(
-        params=under("params/", tensors), state=under("state/", tensors), links=under("links/", tensors),
+        params=ordered(under("params/", tensors), server.params), state=ordered(under("state/", tensors), server.state),
+        links=under("links/", tensors),
         optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
     )  # fmt: skip
 
@@ -222,3 +223,8 @@ def check_state(folder: Path, wanted: Global, found: Global) -> None:
     for part in ("params", "state", "links"):
         want, have = getattr(wanted, part), getattr(found, part)
         check_tensors(folder, layout(want), layout(have), have)
+
+
+def ordered(tensors: Params, like: Params) -> Params:
+    """Return the tensors in the order of names of others: a file has none, and sums over names go by it."""
+    return {**{name: tensors[name] for name in like if name in tensors}, **tensors}

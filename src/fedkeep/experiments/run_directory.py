@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import remove_leftovers, write_whole
 from fedkeep.core.params import Params, check_finite, difference_of_names, nonfinite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, read_commit, read_info
@@ -65,6 +65,8 @@ class RunDirectory:
         self._hashes = {name: hashlib.sha256() for name in GROWING}
         self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
         self._lock = _acquired(folder, writable)
+        if writable:
+            remove_leftovers(folder)
 
     @classmethod
     def create(cls, folder: Path, info: Mapping[str, Any]) -> RunDirectory:

@@ -45,9 +45,10 @@ def generated(phi: State, v: Tensor) -> Params:
         if (weight := phi.get(f"{LAYER}{k}.weight")) is None:
             break
         v = nn.functional.relu(nn.functional.linear(v, weight, phi[f"{LAYER}{k}.bias"]))
-    names = [
-        n.removeprefix(OUT).removesuffix(".bias") for n in phi if n.startswith(OUT) and n.endswith(".bias")
-    ]
+    biases = sorted(
+        n for n in phi if n.startswith(OUT) and n.endswith(".bias")
+    )  # sums over them go by this order
+    names = [n.removeprefix(OUT).removesuffix(".bias") for n in biases]
     return {n: phi[f"{OUT}{n}.bias"] + phi[f"{OUT}{n}.weight"] @ v.to(phi[f"{OUT}{n}.weight"]) for n in names}
 
 
