@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 import fedkeep
-from fedkeep import Phase
+from fedkeep import Method, Phase
 from fedkeep.core.describe import describe, differences, digest
-from fedkeep.core.errors import did_you_mean
+from fedkeep.core.errors import ConfigError, did_you_mean
 
 
 def test_methods_are_described_to_the_last_field() -> None:
@@ -44,3 +54,85 @@ def test_digest_sees_names_shapes_types_and_values() -> None:
 def test_suggestions() -> None:
     assert did_you_mean("haed", ["head", "body"]) == " Did you mean 'head'?"
     assert did_you_mean("xyz", ["head", "body"]) == ""
+
+
+def scaled(value: float, by: float = 2.0) -> float:
+    return by * value
+
+
+@dataclass(frozen=True)
+class Decay:
+    rate: float = 0.01
+
+    def __call__(self, value: float) -> float:
+        return value * (1 - self.rate)
+
+
+def test_functions_are_told_apart_by_where_they_are_found() -> None:
+    assert describe(scaled).endswith("test_describe.scaled")
+    partial = describe(functools.partial(scaled, by=3.0))
+    assert partial == {"partial": describe(scaled), "args": [], "keywords": {"by": 3.0}}
+    assert describe(Decay(0.5))["rate"] == 0.5
+    assert describe(Decay).endswith("test_describe.Decay")
+
+
+def closed_over(rate: float) -> Callable[[float], float]:
+    def decay(value: float) -> float:
+        return value * rate
+
+    return decay
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (lambda value: value, "the function '<lambda>', which cannot be imported by its name, "),
+        (closed_over(0.5), "the function 'closed_over.<locals>.decay', which cannot be imported by its name, "),
+        (torch.zeros(2), "a Tensor, "),
+        (object(), "a object, "),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused_when_a_method_is_made(value: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Method(name="mine", predict=value)
+    assert str(error.value) == (
+        f"methods.mine.predict is {what}so a run that is resumed or a device could not tell whether it has the same. "
+        "Wanted: plain values, frozen dataclasses of plain values, or functions defined at the top of a module. Put "
+        "what it computes into such a function, and its settings into the fields of a frozen dataclass with __call__."
+    )
+
+
+SCRIPT = """
+import sys
+import torch, fedkeep
+from fedkeep import Method
+
+def predict(net, params, batch):
+    return {factor} * net(params, batch)
+
+torch.manual_seed(0)
+fedkeep.simulate(
+    fedkeep.models.Linear(4, 3), Method(name="mine", predict=predict), fedkeep.data.toy(), rounds=int(sys.argv[2]),
+    out=sys.argv[1], resume=len(sys.argv) > 3, engine="sequential",
+)
+"""
+
+
+def test_a_run_is_not_resumed_with_another_function_of_the_script(tmp_path: Path) -> None:
+    def go(factor: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(factor=factor))
+        command = [sys.executable, str(script), str(tmp_path / "run"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+
+    assert go(1, "2").returncode == 0
+    again = go(1, "2", "resume")
+    assert again.returncode == 0, again.stderr
+    other = go(5, "2", "resume")
+    assert other.returncode != 0
+    assert "method.predict.source_sha256" in other.stderr
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).resolve().parents[2]
+    return {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}

@@ -35,7 +35,8 @@ from fedkeep.engines.workers.pool import start_method
 from fedkeep.methods import METHODS, EarlyStopping
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel
-from fedkeep.privacy import Draw, Encoded, Link
+from fedkeep.privacy import Draw, Encoded, Link, QuantileClip, TopK
+from tests.engines.test_frozen import Backbone
 from tests.engines.test_round import BROKEN, Fragile
 from tests.methods.parts import Parts
 from tests.methods.test_relatives import DATA, ROWS
@@ -149,6 +150,11 @@ MORE: dict[str, Case] = {
             )),
     ),
     "upload chain": Case(Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(Halved(),))),
+    "top-k with error feedback": Case(Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(TopK(0.3),))),
+    "quantile clipping": Case(
+        Logits, methods.furl("user", local=Phase(batch_size=4)).but(upload=(QuantileClip(bound=0.2), TopK(0.5)))
+    ),
+    "a frozen backbone": Case(Backbone, methods.furl("user", local=Phase(batch_size=4))),
     "the share of FedAvg": Case(Logits, methods.furl("user", private_scale="fedavg", local=Phase(optimizer=adam(0.05)))),
     "uniform weights, no state": Case(
         Logits, methods.furl("user", private_init="model", server=averaging(by="uniform")).on_client(keep=Init(every_round=True))

@@ -1,0 +1,94 @@
+"""What a term reads of tables, found out where the term does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep import Client, Method, Phase, methods, sgd, simulate
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params
+from fedkeep.engines.tables.reads import resolved
+from fedkeep.methods.terms import Term, cross_entropy, l2_penalty
+from fedkeep.privacy import GaussianNoise
+from tests.engines.test_conformance import Words
+from tests.tiny import same_bits, texts
+
+DATA = texts(counts=(4, 9, 3, 5, 12, 1), vocabulary=300)
+LOCAL = Phase(batch_size=2, optimizer=sgd(0.2))
+
+
+@dataclass(frozen=True)
+class Pulled(Term):
+    """FedProx's term as somebody would write it who has never heard of tables."""
+
+    mu: float = 0.5
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        names = [n for n in received if n in net.trainable()]
+        return 0.5 * self.mu * torch.stack([((params[n] - received[n]) ** 2).sum() for n in names]).sum()
+
+
+@dataclass(frozen=True)
+class Silent(Term):
+    """A cross-entropy that does not say what it reads."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        return cross_entropy()(net, params, batch, received)
+
+
+def method(loss: Term, **client: object) -> Method:
+    return Method(client=Client(phases=(LOCAL.but(loss=loss),), **client))  # type: ignore[arg-type]
+
+
+def trained(what: Method) -> tuple[Params, list[float]]:
+    torch.manual_seed(0)
+    run = simulate(Words().double(), what, DATA, rounds=3, cohort=4, engine="sequential", evaluate_every=0)
+    return run.server, [r.value for r in run.history if r.metric == "upload_bytes"]
+
+
+def loss_of(what: Method) -> Term:
+    return resolved(what, Net(Words().double()), DATA).client.phases[0].loss
+
+
+def test_a_term_that_says_nothing_is_as_good_as_one_that_does() -> None:
+    packaged = trained(methods.fedprox(0.5, local=LOCAL))
+    own = trained(method(cross_entropy() + Pulled(0.5)))
+    assert own[1] == packaged[1]  # the client's own rows, not 12 KB of table
+    for name, value in packaged[0].items():
+        torch.testing.assert_close(own[0][name], value, rtol=0, atol=1e-15)
+    whole = trained(method(cross_entropy() + Pulled(0.5), tables="whole"))
+    assert same_bits(own[0], whole[0])
+    assert max(own[1]) < min(whole[1]) / 5
+
+
+def test_what_is_found() -> None:
+    silent, pulled = loss_of(method(Silent())), loss_of(method(Pulled()))
+    assert (silent.reads_parameters, silent.pull) == (False, 0.0)
+    assert (pulled.reads_parameters, pulled.reads_received, pulled.pull) == (False, True, None)
+    assert loss_of(method(cross_entropy())) == cross_entropy()  # it says so itself
+
+
+def test_a_term_that_reads_tables_has_them_whole_and_says_so() -> None:
+    @dataclass(frozen=True)
+    class Shrinks(Term):
+        def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+            return params["embedding.weight"].square().sum()
+
+    with pytest.warns(UserWarning, match="'embedding.weight' is trained and sent whole, though the first"):
+        assert loss_of(method(Silent() + 0.1 * Shrinks())).reads_parameters
+    with pytest.warns(UserWarning, match="trained and sent whole"):
+        loss_of(method(cross_entropy() + 0.1 * l2_penalty("*")))
+
+
+def test_exact_tables_are_whole_where_the_upload_chain_changes_every_row() -> None:
+    """Noise falls on rows that a client never looks up, too."""
+    noisy = methods.fedavg(local=LOCAL).but(upload=(GaussianNoise(0.01),))
+    exact, whole = trained(noisy), trained(noisy.on_client(tables="whole"))
+    assert same_bits(exact[0], whole[0])
+    assert exact[1] == whole[1]
+    assert trained(noisy.on_client(tables="local"))[1] != whole[1]

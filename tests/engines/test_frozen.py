@@ -1,0 +1,105 @@
+"""The frozen half: part of the model, and in no upload, average, store, noise or traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Phase, Split, methods, simulate
+from fedkeep.core.errors import RunError, SplitError
+from fedkeep.privacy import GaussianNoise
+from tests.tiny import Rounds, classes, everyone, job, results
+
+DATA = classes(kind="f4")
+FURL = methods.furl("user", local=Phase(batch_size=4))
+
+
+class Backbone(nn.Module):
+    """A frozen layer with a constant and a buffer that is not persistent, below a head and a private vector."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.body = nn.Linear(3, 4).requires_grad_(False)
+            self.head = nn.Linear(4, 3)
+            self.user = nn.Parameter(torch.zeros(3))
+            self.register_buffer("scale", torch.tensor(2.0))
+            self.register_buffer("positions", torch.arange(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.scale * self.body(x))) + self.user
+        return out
+
+
+def test_what_is_frozen_is_neither_sent_back_nor_kept_nor_counted() -> None:
+    model = Backbone()
+    run = simulate(model, FURL, DATA, rounds=3, cohort=4)
+    assert sorted(run.server) == ["head.bias", "head.weight"]
+    assert sorted(everyone(run.private, 6)) == ["user"]
+    federated = (4 * 3 + 3) * 4
+    assert {r.value for r in run.history if r.metric in ("upload_bytes", "download_bytes")} == {federated}
+    whole = run.parameters("user-0")
+    assert sorted(whole) == ["body.bias", "body.weight", "head.bias", "head.weight", "scale", "user"]
+    assert torch.equal(whole["body.weight"], model.body.weight)
+    assert not torch.equal(whole["head.weight"], model.head.weight)
+    (result,) = results(job(Backbone(), FURL, DATA), [0])
+    assert result.upload is not None
+    assert sorted(result.upload.deltas) == ["head.bias", "head.weight"]
+
+
+def test_noise_leaves_the_frozen_half_alone() -> None:
+    rounds = Rounds(job(Backbone(), FURL.but(upload=(GaussianNoise(0.5),)), DATA))
+    rounds([0, 1])
+    assert sorted(rounds.server.params) == ["head.bias", "head.weight"]
+
+
+def test_a_frozen_backbone_trains_like_a_model_that_holds_it_elsewhere() -> None:
+    class Held(Backbone):
+        def __init__(self) -> None:
+            super().__init__()
+            body = self.body
+            del self.body
+            self.__dict__["body"] = body  # no parameter of the module
+
+    one, other = (simulate(m, FURL, DATA, rounds=3, cohort=4) for m in (Backbone(), Held()))
+    assert all(torch.equal(one.server[n], other.server[n]) for n in one.server)
+
+
+def test_a_pattern_freezes_what_could_be_trained() -> None:
+    model = Backbone()
+    method = FURL.but(split=Split("user", frozen="head.bias"))
+    run = simulate(model, method, DATA, rounds=2, cohort=4)
+    assert sorted(run.server) == ["head.weight"]
+    assert torch.equal(run.parameters("user-0")["head.bias"], model.head.bias)
+    assert model.head.bias.requires_grad  # the user's model is left as it was
+
+
+class Counting(Backbone):
+    """Its forward pass changes a buffer that nobody said is to change."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale += 0.0  # type: ignore[operator]
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
+def test_a_frozen_tensor_that_training_changed_is_named(engine: str) -> None:
+    with pytest.raises(SplitError) as error:
+        simulate(Counting(), FURL, DATA, rounds=1, cohort=1, engine=engine)
+    assert str(error.value).endswith(
+        "training changed 'scale', which is frozen: it would be another on every client. If it is a buffer that "
+        "training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
+        "private where a pattern says so."
+    )
+
+
+def test_another_frozen_half_is_another_run(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "cohort": 4, "out": tmp_path / "run"}
+    simulate(Backbone(), FURL, DATA, **options)
+    with pytest.raises(RunError, match="frozen_sha256"):
+        simulate(Backbone(seed=1), FURL, DATA, resume=True, **options)
