@@ -83,16 +83,16 @@ def test_the_texts_of_few_clients_are_described(fedkeep: Command) -> None:
 
 
 def test_a_part_that_cannot_move_is_a_warning(fedkeep: Command) -> None:
-    """FURL's default value is zero: both layers of a private network then stay there."""
+    """Where FURL's private values are set to zero, both layers of a private network stay there."""
     small = ("--set", "data.users=4", "--set", "data.examples=10")
-    result = fedkeep("check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]')
+    zero = ("--set", "method.private_init=0.0")
+    result = fedkeep(
+        "check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]', *zero
+    )
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Warning: To be trained, but unable to move: user, embedding.weight, ")
     assert "mlp.1.weight, mlp.1.bias, mlp.3.weight. Their gradient is exactly zero" in result.stderr
-    own = ("--set", "method.private_init=model")
-    result = fedkeep(
-        "check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]', *own
-    )
+    result = fedkeep("check", "demo/personalized-fl", *small, "--set", 'method.private=["user", "mlp.*"]')
     assert result.stderr == ""
 
 

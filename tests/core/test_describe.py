@@ -87,7 +87,10 @@ def closed_over(rate: float) -> Callable[[float], float]:
     ("value", "what"),
     [
         (lambda value: value, "the function '<lambda>', which cannot be imported by its name, "),
-        (closed_over(0.5), "the function 'closed_over.<locals>.decay', which cannot be imported by its name, "),
+        (
+            closed_over(0.5),
+            "the function 'closed_over.<locals>.decay', which cannot be imported by its name, ",
+        ),
         (torch.zeros(2), "a Tensor, "),
         (object(), "a object, "),
     ],

@@ -217,7 +217,7 @@ def test_engines_agree(contender: str, case: str, kind: str) -> None:
                 ours[name],
                 value,
                 rtol=0,
-                atol=most * max(1.0, float(value.abs().max())) if value.numel() else 0,
+                atol=most * max(1.0, float(value.double().abs().max())) if value.numel() else 0,
             )
     assert [(r.round, r.split, r.client, r.metric, r.n) for r in found.history] == [
         (r.round, r.split, r.client, r.metric, r.n) for r in expected.history

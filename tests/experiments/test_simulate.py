@@ -398,3 +398,32 @@ def test_judging_needs_no_more_than_the_run() -> None:
     last = {r.metric: r.value for r in run.history if r.split == "test" and r.round == 2 and r.client is None}
     assert judged[0].metrics() == last == run.evaluate()
     assert dataclasses.is_dataclass(judged[0])
+
+
+class TwoLayers(nn.Module):
+    """The docstring's own example of FURL: a user vector and a private head of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Parameter(torch.zeros(3))
+        self.head = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x + self.user)
+        return out
+
+
+def test_a_private_head_of_two_layers_trains() -> None:
+    torch.manual_seed(0)
+    model = TwoLayers()
+    run = simulate(model, methods.furl(["user", "head.*"]), DATA, rounds=3, cohort=6)
+    kept = everyone(run.private, len(DATA))
+    start = dict(model.named_parameters())
+    assert all(not torch.equal(values[0], start[name]) for name, values in kept.items())
+
+
+def test_a_part_that_is_set_to_where_it_cannot_move_is_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match=r"unable to move: user, head\.0\.weight, head\.0\.bias, head\.2\.weight\."
+    ):
+        simulate(TwoLayers(), methods.furl(["user", "head.*"], private_init=0.0), DATA, rounds=1, cohort=6)

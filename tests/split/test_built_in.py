@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedkeep import FederatedData, Method, Split, check_split, methods, models
-from fedkeep.cli.check import first_values, stays
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch
+from fedkeep.engines.moves import first_values, losses, stays
 from tests.engines.test_conformance import CASES
 from tests.tiny import texts
 
@@ -27,15 +27,15 @@ def first_batches(data: FederatedData, pooled: bool = False) -> list[Batch]:
     return [{**batch, **who} for batch, who in zip(batches, whose, strict=True)]
 
 
-def checked(model: nn.Module, method: Method, batches: list[Batch]) -> tuple[list[str], list[str]]:
+def checked(
+    model: nn.Module, method: Method, batches: list[Batch], data: FederatedData
+) -> tuple[list[str], list[str]]:
     """Return violations and what no phase can move, as ``fedkeep check`` finds them."""
     net = Net(model)
-    start = first_values(net, method, 0)
-    reports = [
-        check_split(model, method.split, batches, loss=phase.loss, start=start, trains=())
-        for phase in method.phases
-    ]
-    return [str(v) for report in reports for v in report.violations], list(stays(net, method, batches, start))
+    start, terms = first_values(net, method, 0), losses(net, method, data)
+    reports = [check_split(model, method.split, batches, loss=term, start=start, trains=()) for term in terms]
+    violations = [str(v) for report in reports for v in report.violations]
+    return violations, list(stays(net, method, batches, start, terms))
 
 
 # Each task has a classifier of its own; the model's stands beside them, and no loss reaches it.
@@ -48,7 +48,7 @@ def test_methods(name: str) -> None:
     model = case.model().double()
     method = case.method
     whole = method.extend(model) if method.extend else model
-    violations, stays = checked(whole, method, first_batches(case.data, pooled=name == "asp_mtl"))
+    violations, stays = checked(whole, method, first_batches(case.data, name == "asp_mtl"), case.data)
     assert violations == []
     assert stays == STAYS.get(name, [])
 

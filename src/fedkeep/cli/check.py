@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_folder, find_config
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params
 from fedkeep.data import FederatedData, Ragged, text_statistics
-from fedkeep.engines import first_kept
-from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.moves import first_batches, first_values, losses, stays
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.methods import Method
 from fedkeep.report.wording import size
-from fedkeep.split import CheckReport, check_split, immovable
+from fedkeep.split import CheckReport, check_split
 from fedkeep.split.check import stuck
 from fedkeep.split.probe import EQUATIONS
-from fedkeep.store import Default
 
-USERS, EXAMPLES = 3, 8
 SHOWN = 40
 
 
@@ -40,19 +33,17 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     net = Net(module)
     pooled = found.config.run.engine == "pooled"
     batches = first_batches(examples, net, whose=pooled)
-    start = first_values(net, method, found.config.seed)
+    start, terms = first_values(net, method, found.config.seed), losses(net, method, examples)
     reports = [
-        check_split(
-            module, method.split, batches, loss=p.loss, seed=found.config.seed, start=start, trains=()
-        )
-        for p in method.client.phases
+        check_split(module, method.split, batches, loss=loss, seed=found.config.seed, start=start, trains=())
+        for loss in terms
     ]
     show_split(
         found.config.name or found.label, method, reports[0], None if pooled else found.config.run.cohort
     )
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:
         show_texts(examples)
-    if still := stays(net, method, batches, start):
+    if still := stays(net, method, batches, start, terms):
         complain(f"Warning: {stuck(still)}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
@@ -68,37 +59,6 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
             else "fewer than two users have training examples"
         )
         say(f"✓ patterns match, nothing is tied across the halves. No equation was probed: {why}.")
-
-
-def first_values(net: Net, method: Method, seed: int) -> Params:
-    """Return the values that a new client's first training starts from."""
-    return {**net.initial(), **Default(first_kept(method, net), method.client.keep.value, seed)("")}
-
-
-def stays(net: Net, method: Method, batches: Sequence[Batch], start: Params) -> tuple[str, ...]:
-    """Return the parameters that a round of the method is to train and cannot move from where they start."""
-    names = sorted(net.trainable())
-    phases = [(phase.loss, phase.trained_names(method.split, names)) for phase in method.client.phases]
-    return immovable(net, method.split.halves(net.module), start, batches, phases)
-
-
-def first_batches(
-    data: FederatedData, net: Net, users: int = USERS, examples: int = EXAMPLES, *, whose: bool = False
-) -> list[Batch]:
-    """Return a small batch of training examples of each of the first users that have any.
-
-    ``whose``: with the column ``client`` of centralised training, each example's client.
-    """
-    kind = float_type(net.initial())
-    batches = []
-    for client in range(len(data)):
-        rows = list(data.rows(client, "train")[:examples])
-        if rows:
-            batch = load_batch(data, rows, "cpu", kind)  # type: ignore[arg-type]
-            batches.append({**batch, "client": torch.full((len(rows),), client)} if whose else batch)
-        if len(batches) == users:
-            break
-    return batches
 
 
 def show_texts(data: FederatedData) -> None:

@@ -22,6 +22,7 @@ from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
 from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.faults import Faults
+from fedkeep.engines.moves import warn_of_what_stays
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, check_state, in_use, restored
 from fedkeep.experiments.engine import check_engine, make_engine
@@ -210,6 +211,7 @@ class _Simulation:
         progress: bool | None,
     ) -> None:  # fmt: skip
         method = resolved(self.method, self.net, self.data, self.device)
+        warn_of_what_stays(method, self.net, self.data, self.seed)
         job = Job(
             method, self.net, self.data, run.private, self.seed, self.device,
             after_step=lambda part: drive.finished(part),

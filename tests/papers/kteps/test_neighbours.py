@@ -30,7 +30,7 @@ def run(*, projected: bool = True) -> Run:
     )
     method = methods.fedavg(local=Phase(optimizer=sgd(0.5, momentum=0.9), batch_size=4))
     if projected:
-        method = method.but(upload=(Projection(2, 5),))
+        method = method.but(upload=(Projection(2, 5),)).on_client(tables="local")
     return simulate(model, method, DATA, rounds=1, cohort=9, seed=3, evaluate_every=0)
 
 

@@ -14,6 +14,7 @@ from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
 from fedkeep.engines import Job, LocalDevice, Sequential, run_round
 from fedkeep.engines.client import train_client
 from fedkeep.engines.round import decode
+from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.run import Run
 from fedkeep.split import Upload
 from fedkeep.store import MemoryStore
@@ -96,8 +97,9 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     store = MemoryStore(run.private.default, run.private.ids)
     store.write(everyone, run.private.read(everyone))
     seed = run.private.default.seed
-    job = Job(run.method, run.net, run.data, store, seed, run.device)
-    plain = Job(run.method.but(upload=()), run.net, run.data, store, seed, run.device)
+    method = resolved(run.method, run.net, run.data, run.device)
+    job = Job(method, run.net, run.data, store, seed, run.device)
+    plain = Job(method.but(upload=()), run.net, run.data, store, seed, run.device)
     stacked = store.read([client])
     own: Params = {n: v[0] for n, v in stacked.items()}
     name_of, given = str(run.data.ids[client]), run.sent(str(run.data.ids[client])).flat
