@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Method, Phase, adam, averaging, methods, sgd
+from fedkeep import Client, FederatedData, Method, Phase, Split, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
@@ -22,7 +23,7 @@ from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
 from tests.methods.test_relatives import ROWS
-from tests.tiny import Logits, Noisy, Rounds, bits, classes, job, parts
+from tests.tiny import Logits, Noisy, Rounds, bits, classes, job, parts, same_bits
 
 
 class Watched(Sequential):
@@ -246,3 +247,54 @@ def test_who_has_nothing_opted_in_has_no_uniform_weight() -> None:
     method = methods.ditto(local=Phase(batch_size=3), server=averaging(by="uniform"))
     uploads, *_ = leaves(with_copy(Noisy()), method, data)
     assert sorted(w for w, _ in uploads[:3]) == [0.0, 1.0, 1.0]
+
+
+class Moving(nn.Module):
+    """Its private statistic follows the examples and is added to the logits."""
+
+    updated_buffers = ("seen",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.copy_(0.5 * self.seen.detach() + 0.5 * x.detach().mean(0))  # type: ignore[operator,union-attr]
+        return self.head(torch.tanh(self.linear(x))) + self.seen.to(x.dtype)  # type: ignore[no-any-return,union-attr]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_private_buffer_that_opted_out_examples_move_reaches_no_federated_phase(engine: str) -> None:
+    phases = (
+        Phase(trains="private", examples="all", batch_size=4),
+        Phase(trains="federated", batch_size=4),
+    )
+    method = Method(name="moving", split=Split(("head.*", "seen")), client=Client(phases=phases))
+    data = classes(opted_in=True, kind="f4")
+    with pytest.raises(MethodError, match="reads private ones that another phase trains on opted-out"):
+        simulate(Moving(), method, data, rounds=2, cohort=6, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers"])
+def test_opted_out_examples_that_break_a_private_phase_decide_nothing(engine: str) -> None:
+    """The client uploads as if they were fine, and keeps what it had."""
+    found = []
+    for broken in (False, True):
+        data = classes(opted_in=True, kind="f4")
+        inside = np.asarray(data.columns["opted_in"])
+        if broken:
+            data.columns["x"][~inside] = np.nan  # type: ignore[index]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            run = simulate(
+                Logits(), methods.ditto(0.4, local=Phase(batch_size=3)), data, rounds=2, cohort=6, engine=engine,
+                evaluate_every=0,
+            )  # fmt: skip
+        notes = [str(each.message) for each in said if "keeps what it had" in str(each.message)]
+        assert bool(notes) == broken
+        found.append((run.server, [r.value for r in run.history]))
+    assert same_bits(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]  # losses and traffic, too
