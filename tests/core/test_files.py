@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.files import read_tensors, write_tensors, write_whole
+from fedkeep.core.files import read_tensors, remove_leftovers, write_tensors, write_whole
 from tests.tiny import fill_disk
 
 
@@ -138,6 +138,23 @@ def test_a_name_that_is_taken_is_not_written_through(tmp_path: Path, monkeypatch
         write_whole(tmp_path / "state", b"new")
     assert (tmp_path / "precious").read_bytes() == b"precious"
     assert taken.is_symlink()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    mine = [
+        "page.part",
+        "a.0123456789abcdef",
+        ".0123456789abcdef.part",
+        "a.0123456789ABCDEF.part",
+        "a.01.part",
+    ]
+    for name in [*mine, "state.0123456789abcdef.part"]:
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link.0123456789abcdef.part").symlink_to(tmp_path / "page.part")
+    (tmp_path / "folder.0123456789abcdef.part").mkdir()
+    remove_leftovers(tmp_path)
+    kept = [*mine, "link.0123456789abcdef.part", "folder.0123456789abcdef.part"]
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
 
 
 def test_a_file_has_the_usual_rights(tmp_path: Path) -> None:

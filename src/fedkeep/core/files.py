@@ -7,9 +7,10 @@ that stands there already is neither written through nor removed.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,6 +21,7 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.params import Params
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
+LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -41,6 +43,18 @@ def write_whole(path: Path, content: bytes) -> None:
             part.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left of the files that it was writing in a folder.
+
+    Only for a folder that is ours and locked: regular files called ``NAME.<16 random digits>.part``. What can't be
+    removed stays; nothing reads it.
+    """
+    for path in folder.glob("*.part"):
+        if LEFTOVER.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            with suppress(OSError):
+                path.unlink()
 
 
 def beside(path: Path) -> Path:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import remove_leftovers, write_whole
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record, to_line
 from fedkeep.store import PrivateStore
@@ -122,6 +122,8 @@ class RunDirectory:
             raise RunError(
                 f"{self.folder} is in use by another process. Wait for it, or name another folder."
             ) from error
+        for place in (self.folder, self.folder / "private"):  # both are ours, and locked
+            remove_leftovers(place)
 
     def close(self) -> None:
         """Release the folder."""
