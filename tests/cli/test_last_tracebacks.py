@@ -15,7 +15,8 @@ import filelock
 import pytest
 import torch
 
-from fedkeep.cli.output import visible
+from fedkeep.core.describe import visible
+from fedkeep.experiments.progress import make_progress
 from tests.cli.conftest import Command
 
 Refused = Callable[..., str]
@@ -208,6 +209,14 @@ def test_no_file_drives_the_terminal(fedkeep: Command) -> None:
     assert "\\x1b[2J\\u202eToy" in result.stdout
     assert "\x1b" not in result.output
     assert "\u202e" not in result.output
+
+
+def test_no_name_drives_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress(True, "\x1b[2J\u202e[red]Toy", 3) as bar:
+        bar.update(1, {})
+    shown = capsys.readouterr().err
+    assert "\\x1b[2J\\u202e[red]Toy" in shown
+    assert "\u202e" not in shown
 
 
 # --- Ctrl-C

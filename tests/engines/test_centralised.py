@@ -79,7 +79,7 @@ OPTIMIZERS = {
 def test_pooled_training_is_central_training_with_a_user_table(name: str, kind: type[Logits]) -> None:
     ours, theirs = OPTIMIZERS[name]
     model = kind().double()
-    method = methods.furl("user", local=Phase(optimizer=ours, batch_size=4))
+    method = methods.furl("user", private_init=0.0, local=Phase(optimizer=ours, batch_size=4))
     run = simulate(model, method, DATA, rounds=4, seed=9, engine="pooled")
     central = Central(model, len(DATA)).double()
     centralised(central, DATA, method.client.phases[0], theirs(central), 4, 9)

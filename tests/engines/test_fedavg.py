@@ -237,7 +237,9 @@ def test_furl_that_cannot_move_its_vectors_is_fedavg() -> None:
             out: torch.Tensor = self.linear(x)
             return out
 
-    frozen = methods.furl("user", local=Phase(optimizer=sgd(0.3, rates={"user": 0.0}), batch_size=4))
+    frozen = methods.furl(
+        "user", private_init=0.0, local=Phase(optimizer=sgd(0.3, rates={"user": 0.0}), batch_size=4)
+    )
     one = simulate(Logits().double(), frozen, DATA, rounds=4, cohort=4, seed=7)
     two = simulate(
         Without().double(),

@@ -32,6 +32,13 @@ ENGINES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def hooks_may_be_made_on_the_spot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are of what hooks do; that a method refuses nested functions is shown in tests/core."""
+    monkeypatch.setattr("fedkeep.methods.base.describe", lambda *_: None)
+    monkeypatch.setattr("fedkeep.experiments.simulate.describe", lambda *_: None)
+
+
 def one(net: Net) -> dict[str, Tensor]:
     """State: a counter, and three numbers."""
     return {"rounds": torch.tensor(0), "three": torch.full((3,), 0.5)}

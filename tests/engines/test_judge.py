@@ -55,7 +55,7 @@ def test_evaluation_equals_a_plain_loop(
     data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
     run = simulate(
         kind().double(),
-        methods.furl("user", local=Phase(optimizer=sgd(0.5))),
+        methods.furl("user", private_init=0.0, local=Phase(optimizer=sgd(0.5))),
         data,
         rounds=4,
         cohort=3,

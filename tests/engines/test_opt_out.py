@@ -47,7 +47,8 @@ def leaves(model: nn.Module, method: Method, data: FederatedData) -> tuple[list[
     states = []
     for number in range(6):
         rounds(Sampler(len(data), 3, "shuffled", 2)(number), number / 6)
-        states.append({n: bits(v) for n, v in rounds.server.params.items()})
+        server = {**rounds.server.params, **rounds.server.state}
+        states.append({n: bits(v) for n, v in server.items()})
     return engine.bits, states, work.store.read(range(len(data)))
 
 

@@ -356,7 +356,7 @@ def test_loss() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"kind": "fural"}, "method.kind: there is no method 'fural'; there are fedavg, furl, local, "),
+        ({"kind": "fural"}, "method.kind: there is no method 'fural'; there are fedavg, fedbabu, furl, "),
         ({"batch": 3}, "method.batch: unknown key. "),
         ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
         ({"weighting": "none"}, "method.weighting: wanted one of 'examples', 'uniform'; got 'none'."),

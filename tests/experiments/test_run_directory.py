@@ -474,7 +474,7 @@ class TestLength:
 
     def test_a_schedule_that_follows_the_length_forbids_it(self, tmp_path: Path) -> None:
         out = tmp_path / "run"
-        method = methods.furl("user", batch_size=4, optimizer=sgd(0.1, schedule="cosine"))
+        method = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.1, schedule="cosine")))
         run(out, method=method)
         before = files(out)
         with pytest.raises(RunError) as error:

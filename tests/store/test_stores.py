@@ -176,7 +176,7 @@ def test_a_rule_of_private_parameters_leaves_a_methods_state_as_it_begins(rule: 
     ones = torch.ones(3)
     default = Default({"user": ones, "client/user": 2 * ones}, rule, seed=3)
     for _ in range(2):
-        made = default(0)
+        made = default("a")
         assert torch.equal(made["client/user"], 2 * ones)
         assert torch.equal(made["user"], ones) == (rule == "model")
         made["client/user"].zero_()  # the default is a copy

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedkeep.core.describe import visible
 from fedkeep.report.wording import metric_name, number
 
 WIDE = 160
@@ -21,13 +22,6 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = shutil.get_terminal_size().columns if stream.isatty() else WIDE
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
-
-
-def visible(text: str) -> str:
-    r"""Return a text with what doesn't print written out (``\x1b``, ``\u202e``), so that no file drives a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\u00a0" else ascii(c)[1:-1] for c in text)
 
 
 def say(text: str) -> None:

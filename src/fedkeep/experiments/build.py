@@ -325,12 +325,16 @@ def build_method(config: MethodConfig) -> Method:
     loss = build_loss(config.loss)
     settings = {name: options.pop(name) for name in LOCAL if name in options}
     options["local"] = local.but(loss=loss, optimizer=config.optimizer.build(), **settings)
-    weighting = options.pop("weighting", None)
-    method = make(**options)
-    if weighting is not None:
-        method = method.on_server(reduce=WeightedMean(by=weighting))
+    said: dict[str, Any] = {}
+    if (weighting := options.pop("weighting", None)) is not None:
+        said["reduce"] = WeightedMean(by=weighting)
     if config.server_optimizer is not None:
-        method = method.on_server(update=Optimize(optimizer=config.server_optimizer.build()))
+        said["update"] = Optimize(optimizer=config.server_optimizer.build())
+    if said:  # the rest is as the method has it where nothing is said
+        server = inspect.signature(make).parameters.get("server")
+        known = None if server is None else server.default
+        options["server"] = (known or make(**options).server).but(**said)
+    method = make(**options)
     if config.adapt is None:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedkeep.core.optim import OptimizerState
@@ -211,10 +212,11 @@ def restored(tensors: Mapping[str, Tensor], server: Global, engine: Engine, phas
     """
     if isinstance(engine, Centralised):
         engine.states = [OptimizerState.from_tensors(under(f"pooled/{k}/", tensors)) for k in range(phases)]
+    step = {"step": torch.zeros((), dtype=torch.int64)}
     return server.but(
         params=ordered(under("params/", tensors), server.params), state=ordered(under("state/", tensors), server.state),
         links=under("links/", tensors),
-        optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
+        optimizer=OptimizerState.from_tensors(step | under("optimizer/", tensors)),
     )  # fmt: skip
 
 

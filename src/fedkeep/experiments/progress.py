@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from fedkeep.core.describe import visible
+
 
 class Progress(Protocol):
     """Shows how far a run has come."""
@@ -92,6 +94,7 @@ class Bar:
 
     def __init__(self, title: str, total: int, done: float = 0) -> None:
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Rich
 
@@ -104,7 +107,9 @@ class Bar:
             TextColumn("{task.fields[metrics]}"),
             console=Console(stderr=True),
         )
-        self._task = self._rich.add_task(title, total=total, completed=int(done), rate="", metrics="")
+        self._task = self._rich.add_task(
+            escape(visible(title)), total=total, completed=int(done), rate="", metrics=""
+        )
         self._began, self._start = time.perf_counter(), done
 
     def __enter__(self) -> Self:

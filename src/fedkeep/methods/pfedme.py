@@ -40,6 +40,11 @@ class Apart(Term):
         if not self.lam > 0:
             raise MethodError(f"lam must be positive; got {self.lam}.")
 
+    @property
+    def reads_parameters(self) -> bool:
+        """True: it is of the values themselves."""
+        return True
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, a scalar."""
         theta = {n: v for n, v in copy_of(params).items() if n in net.trainable()}

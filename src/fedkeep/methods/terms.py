@@ -234,6 +234,11 @@ class L2Penalty(Term):
 
     pattern: str = "*"
 
+    @property
+    def reads_parameters(self) -> bool:
+        """True: it is of the values themselves."""
+        return True
+
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         chosen = [
             v for name, v in params.items() if fnmatchcase(name, self.pattern) and v.is_floating_point()

@@ -82,7 +82,7 @@ class Default:
             raise TypeError(f"A client's default values are drawn by its id, a text; got {client!r}.")
         draw = generator(self.seed, "private_init", client)
         return {
-            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if ruled(n, v) else v
+            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if ruled(n, v) else v.clone()
             for n, v in self.initial.items()
         }
 
