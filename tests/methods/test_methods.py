@@ -97,7 +97,7 @@ LOSSES = {
     "kteps_star": BranchLoss(loss=terms.squared_error()),
     "mixture": OnOutput("global_logits", terms.squared_error()),
     "scaffold": terms.squared_error() + Correction(),
-    "feddyn": terms.squared_error() + Linear() + Proximal(0.1),
+    "feddyn": terms.squared_error() + Proximal(0.1) + Linear(),
 }
 
 

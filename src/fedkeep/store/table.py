@@ -74,8 +74,8 @@ class TableStore:
             offset += -(-size // 8) * 8
         self.row_bytes = offset
         kinds = {dtype for _, _, size, dtype, _ in self._layout if size}
-        known = {torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8")}
-        self._kind = known.get(*kinds) if len(kinds) == 1 else None
+        known: dict[torch.dtype, str] = {torch.float32: "f4", torch.float64: "f8"}
+        self._kind = known.get(next(iter(kinds))) if len(kinds) == 1 else None
         self._staged: dict[int, np.ndarray] = {}
         self._end: int | None = None  # of the journal's last record; None: the next one begins a new journal
         self._entries = np.zeros(self.clients, np.uint64)  # takes memory only where something is written
