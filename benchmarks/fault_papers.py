@@ -25,7 +25,7 @@ def _write(random: Random, path: Path, text: str) -> None:
 
 
 def _zulip(random: Random, folder: Path) -> Trial:
-    from fedkeep_papers.readers import zulip_channels
+    from fedkeep_papers.furl.zulip import zulip_channels
 
     share = random.choice((0.0, 0.01))
     rows = [
@@ -47,7 +47,7 @@ def _zulip(random: Random, folder: Path) -> Trial:
 
 
 def _fdu(random: Random, folder: Path) -> Trial:
-    from fedkeep_papers.readers import fdu_mtl
+    from fedkeep_papers.kteps.fdu_mtl import fdu_mtl
 
     share = random.choice((0.0, 0.01))
     rows = [
@@ -66,7 +66,7 @@ def _fdu(random: Random, folder: Path) -> Trial:
 
 
 def _tang(random: Random, folder: Path) -> Trial:
-    from fedkeep_papers.readers import tang
+    from fedkeep_papers.kteps.tang import tang
 
     for split in ("train", "test"):
         rows = [

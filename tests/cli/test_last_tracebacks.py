@@ -226,7 +226,9 @@ def test_ctrl_c_while_the_libraries_are_loaded(tmp_path: Path) -> None:
     """A torch that never finishes loading stands for the second that the real one takes."""
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
-    command = [sys.executable, "-c", "from fedkeep_command import main; main()", "list"]
+    # Where tests run in the background, Ctrl-C is ignored, and processes inherit that.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = [sys.executable, "-c", f"{heard}from fedkeep_command import main; main()", "list"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
