@@ -356,7 +356,10 @@ def test_loss() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"kind": "fural"}, "method.kind: there is no method 'fural'; there are fedavg, fedbabu, furl, "),
+        (
+            {"kind": "fural"},
+            f"method.kind: there is no method 'fural'; there are {', '.join(methods.METHODS)}. Did you mean 'furl'?",
+        ),
         ({"batch": 3}, "method.batch: unknown key. "),
         ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
         ({"weighting": "none"}, "method.weighting: wanted one of 'examples', 'uniform'; got 'none'."),

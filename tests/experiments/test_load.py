@@ -19,6 +19,7 @@ from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.load import load_run, run_folder_config
 from fedkeep.experiments.run import Run
+from fedkeep.experiments.run_directory import layout
 from fedkeep.experiments.simulate import simulate
 from tests.tiny import files, same_bits
 
@@ -224,6 +225,14 @@ def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "r" / "commit.json").write_text(json.dumps(seal(commit)), encoding="utf-8")
     assert fault(RunError, tmp_path / "r") == (
         f"{tmp_path / 'r'} does not hold what the run needs: missing ['linear.bias']. Restore the run from a copy."
+    )
+    whole = {"params/linear.weight": torch.zeros(3, 4), "params/linear.bias": torch.zeros(3)}
+    content = save(whole)
+    (tmp_path / "r" / commit["server"]).write_bytes(content)
+    commit |= {"server_sha256": hashlib.sha256(content).hexdigest(), "tensors": layout(whole)}
+    (tmp_path / "r" / "commit.json").write_text(json.dumps(seal(commit)), encoding="utf-8")
+    assert fault(RunError, tmp_path / "r") == (
+        f"{tmp_path / 'r'} does not hold what the run needs: missing ['optimizer/step']. Restore the run from a copy."
     )
 
 

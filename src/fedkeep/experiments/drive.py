@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedkeep.core.optim import OptimizerState
@@ -201,30 +200,35 @@ def checkpoint(server: Global, engine: Engine) -> Params:
     return state
 
 
-def restored(tensors: Mapping[str, Tensor], server: Global, engine: Engine, phases: int) -> Global:
+def restored(
+    folder: Path, tensors: Mapping[str, Tensor], server: Global, engine: Engine, phases: int
+) -> Global:
     """Return the server that ``checkpoint`` was made of; a centralised engine's optimisers are put back.
 
     Args:
+        folder: the run's, for messages.
         tensors: what ``checkpoint`` returned, on the device.
-        server: gives what does not change in a run.
+        server: a new one; gives what does not change in a run, and names, shapes and types.
         engine: as for ``checkpoint``.
         phases: the method's.
+
+    Raises:
+        RunError: a name is missing or not known, a shape or type differs, or a value is NaN or infinite.
     """
+    for part in ("params", "state", "links"):
+        want, have = getattr(server, part), under(f"{part}/", tensors)
+        check_tensors(folder, layout(want), layout(have), have)
+    pooled = [f"pooled/{k}/" for k in range(phases)] if isinstance(engine, Centralised) else []
+    steps = {f"{prefix}step": "int64 scalar" for prefix in ("optimizer/", *pooled)}
+    counted = {name: tensors[name] for name in steps if name in tensors}
+    check_tensors(folder, steps, layout(counted), counted)
     if isinstance(engine, Centralised):
-        engine.states = [OptimizerState.from_tensors(under(f"pooled/{k}/", tensors)) for k in range(phases)]
-    step = {"step": torch.zeros((), dtype=torch.int64)}
+        engine.states = [OptimizerState.from_tensors(under(prefix, tensors)) for prefix in pooled]
     return server.but(
         params=ordered(under("params/", tensors), server.params), state=ordered(under("state/", tensors), server.state),
         links=under("links/", tensors),
-        optimizer=OptimizerState.from_tensors(step | under("optimizer/", tensors)),
+        optimizer=OptimizerState.from_tensors(under("optimizer/", tensors)),
     )  # fmt: skip
-
-
-def check_state(folder: Path, wanted: Global, found: Global) -> None:
-    """Raise RunError unless a restored server has the names, shapes and types of a new one, and finite values."""
-    for part in ("params", "state", "links"):
-        want, have = getattr(wanted, part), getattr(found, part)
-        check_tensors(folder, layout(want), layout(have), have)
 
 
 def ordered(tensors: Params, like: Params) -> Params:

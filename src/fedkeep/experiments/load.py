@@ -12,7 +12,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import Sequential, first_global, first_kept
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
-from fedkeep.experiments.drive import check_state, restored
+from fedkeep.experiments.drive import restored
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
@@ -86,9 +86,7 @@ def load_run(
     finally:
         directory.close()
     if state is not None:
-        found = restored(to(state, device), server, engine, 0)
-        check_state(folder, server, found)
-        server = found
+        server = restored(folder, to(state, device), server, engine, 0)
     return Run(
         net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
         history, directory.round, folder, device, state=server.state,

@@ -24,7 +24,7 @@ from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept,
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, check_state, in_use, restored
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.partitions import partition_counts, write_partition
@@ -186,9 +186,9 @@ class _Simulation:
                 state = directory.recover(store)
                 if state is not None:
                     phases = len(self.method.client.phases)
-                    found = restored(to(state, self.device), server, self.engine, phases)
-                    check_state(directory.folder, server, found)
-                    server = found.but(round=directory.round)
+                    server = restored(
+                        directory.folder, to(state, self.device), server, self.engine, phases
+                    ).but(round=directory.round)
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
             name, reason = in_use(self.engine, self.reason)
