@@ -158,3 +158,9 @@ def train_rows(data: FederatedData, client: int) -> np.ndarray:
     """Return the row numbers of a client's training examples."""
     rows = data.rows(client, "train")
     return np.arange(rows.start, rows.stop)
+
+
+def valid_rows(data: FederatedData, client: int) -> np.ndarray:
+    """Return the row numbers of a client's validation examples."""
+    rows = data.rows(client, "valid")
+    return np.arange(rows.start, rows.stop)
