@@ -14,7 +14,7 @@ from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.data import FederatedData
-from fedkeep.methods import Global, Kept, Method
+from fedkeep.methods import Global, Kept, Method, Phase
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
@@ -57,6 +57,11 @@ class Job:
             return stored
         state = {name: value for name, value in stored.items() if is_state(name)}
         return {**defaults(self.store, clients), **state}
+
+    @cached_property
+    def leaving(self) -> list[Phase]:
+        """The phases that train something that leaves a client."""
+        return self.method.leaving(sorted(self.net.trainable()))
 
     @cached_property
     def frozen(self) -> Params:

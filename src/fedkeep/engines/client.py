@@ -147,8 +147,7 @@ def finish(
                 f"{draws}: what finish of {method.name!r} {what} as {bad!r} is NaN or infinite."
             )
             return ClientResult(client, fault=fault)
-    leaving = method.leaving(sorted(job.net.trainable()))
-    weight = method.server.reduce.weight(examples_of(job, leaving, rows, draws))
+    weight = method.server.reduce.weight(examples_of(job, rows, draws))
     upload, links = encode(job, sent, kept, local, done, weight, name, round)
     keep = widen(method.split.personal(local.trained), kept, local.tables)
     state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
@@ -258,7 +257,7 @@ def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:
     return {**trained, **cut}
 
 
-def examples_of(job: Job, leaving: Sequence[Phase], rows: np.ndarray, draws: Stream) -> float:
+def examples_of(job: Job, rows: np.ndarray, draws: Stream) -> float:
     """Return c_k: how many of a client's examples train what leaves it."""
-    counts = [len(usable(job.data, rows, phase, draws)) for phase in leaving]
+    counts = [len(usable(job.data, rows, phase, draws)) for phase in job.leaving]
     return float(max(counts, default=len(allowed(job.data, rows, "opted_in"))))

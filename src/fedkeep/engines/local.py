@@ -234,10 +234,7 @@ class Pass(ABC):
         scale: the schedule's factor on the rates.
         seen: the parameters that its loss may see: a federated phase nothing that opted-out examples made.
         before: buffers that leave the client and that this phase must not move, as they were.
-        total: the sum of losses so far, a number or one for each lane.
     """
-
-    total: Any
 
     def __init__(self, lanes: Lanes, number: int) -> None:
         self.lanes, self.number, self.phase = lanes, number, lanes.client.phases[number]
@@ -279,7 +276,11 @@ class Pass(ABC):
 
     @abstractmethod
     def gradients(self, step: Step) -> Params:
-        """Return the gradients of the loss by name, and add the loss to ``total``."""
+        """Return the gradients of the loss by name, and add the loss to ``totals``."""
+
+    @abstractmethod
+    def totals(self) -> np.ndarray:
+        """Return the sum of each lane's losses so far, (lanes,) float64."""
 
     @abstractmethod
     def clip(self, grads: Params, bound: float) -> Params:
@@ -345,7 +346,7 @@ class Pass(ABC):
         lanes = self.lanes
         self.catch_up()
         lanes.stopped.append([stopper.restore() for stopper in self.stoppers] or [0] * len(lanes.draws))
-        total = np.atleast_1d(np.asarray(torch.as_tensor(self.total, dtype=torch.float64).cpu()))
+        total = self.totals()
         if self.hides and np.isnan(total).any():
             raise MethodError(READS_HIDDEN)
         lanes.params.update(self.before)

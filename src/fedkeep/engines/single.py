@@ -128,7 +128,8 @@ class LanePass(Pass):
 
     def __init__(self, lane: Lane, number: int) -> None:
         super().__init__(lane, number)
-        self.state, self.total = lane.states[number], 0.0
+        self.state = lane.states[number]
+        self.total: Tensor | float = 0.0
         tables = lazy_tables(self.phase, lane.tables[0]) if lane.lazy and not self.hides else []
         self.lazy: LazyRows | None = None
         if tables:
@@ -166,6 +167,10 @@ class LanePass(Pass):
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
         return slopes(loss, leaves)
+
+    def totals(self) -> np.ndarray:
+        """Return the sum of the losses so far."""
+        return np.array([float(self.total)])
 
     def clip(self, grads: Params, bound: float) -> Params:
         """Scale the gradients in place."""

@@ -182,6 +182,10 @@ class StackedPass(Pass):
         self.total[self.pick] += losses
         return grads
 
+    def totals(self) -> np.ndarray:
+        """Return the sum of each client's losses so far."""
+        return np.asarray(self.total.double().cpu())
+
     def computed(self, step: Step, pick: Pick, batch: Batch) -> tuple[Params, Tensor, Params]:
         """Return some clients' values (with buffers as the step left them), losses and gradients."""
         stacked = picked({n: v for n, v in self.seen.items() if n in self.lanes.stacked}, pick)
