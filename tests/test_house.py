@@ -121,7 +121,7 @@ def test_gradients_are_taken_in_the_local_run_alone() -> None:
         if lines and name not in MAY_TAKE_GRADIENTS and not name.startswith(MAY_DEFINE_BACKWARD)
     }
     assert all(taken[name] for name in MAY_TAKE_GRADIENTS)  # the search finds what it looks for
-    assert elsewhere == {}, "a second training loop? engines.local.local_run is the one"
+    assert elsewhere == {}, "a second training loop? engines/local.py has the one"
 
 
 def test_nothing_is_unpickled() -> None:

@@ -60,13 +60,11 @@ class Contender:
     """How an engine is called, and how near to ``sequential`` it must come: to the bit, or within ``tolerance``.
 
     ``tolerance`` is by type: the greatest difference in any parameter, relative to the largest one (float64, float32).
-    ``without``: cases that the engine refuses or hands to another one. ``kinds``: the types that it is tried with.
-    ``marks``: of pytest.
+    ``kinds``: the types that it is tried with. ``marks``: of pytest.
     """
 
     options: Mapping[str, Any]
     tolerance: tuple[float, float] | None = None
-    without: frozenset[str] = frozenset()
     kinds: tuple[str, ...] = ("float64", "float32")
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
@@ -78,7 +76,7 @@ CONTENDERS: dict[str, Contender] = {
     "workers(1)": Contender({"engine": "workers", "workers": 1}, kinds=("float32",), marks=(FORK,)),
     "workers(2)": Contender({"engine": "workers", "workers": 2}, kinds=("float64",), marks=(FORK,)),
     "workers(3)": Contender({"engine": "workers", "workers": 3}, kinds=("float32",), marks=(FORK,)),
-    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5), frozenset({"early stopping"})),
+    "vectorised": Contender({"engine": "vectorised"}, (1e-12, 1e-5)),
 }
 
 
@@ -193,7 +191,6 @@ TABLE = [
     pytest.param(name, case, kind, marks=contender.marks)
     for name, contender in CONTENDERS.items()
     for case in CASES
-    if case not in contender.without
     for kind in contender.kinds
 ]
 

@@ -16,7 +16,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import LocalResult, Stream, local_run
 from fedkeep.engines.batches import batches
-from fedkeep.engines.local import failed
+from fedkeep.engines.failures import model_error
 from fedkeep.methods import terms
 from fedkeep.models import BagOfWords, DocumentModel
 from tests.engines.reference import rows_of
@@ -345,5 +345,5 @@ def test_received_parameters_carry_no_graph() -> None:
     ],
 )
 def test_what_helps_a_model_that_failed(error: Exception, examples: int, message: str) -> None:
-    found = str(failed("Client 'a', round 2", examples, error))
+    found = str(model_error("Client 'a', round 2", examples, error))
     assert found.startswith(f"Client 'a', round 2: the model failed on a batch of {message}")

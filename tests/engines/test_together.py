@@ -15,7 +15,7 @@ from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.engines import Sequential, Vectorised, auto, run_round
 from fedkeep.engines.auto import as_one_program, width
-from fedkeep.engines.vectorised import engine as together
+from fedkeep.engines.vectorised.local import Stacked
 from fedkeep.methods import EarlyStopping
 from fedkeep.models import BagOfWords
 from tests.engines.test_auto import Judged
@@ -166,7 +166,7 @@ def test_auto_trains_small_clients_together(
 ) -> None:
     """With one thread, whatever is set: the bits of ``vectorised`` so."""
     options: Any = {"rounds": 3, "cohort": 20, "out": tmp_path / "run"}
-    seen = threads_noted(monkeypatch, together, "run_together")
+    seen = threads_noted(monkeypatch, Stacked, "train")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     expected = simulate(Logits(), FURL, MANY, engine="vectorised", rounds=3, cohort=20)

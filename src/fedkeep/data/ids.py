@@ -189,12 +189,14 @@ class PackedIds(Sequence[str]):
     def position(self, client_id: str) -> int:
         """Return the position of an id, or -1 if it is not among them."""
         wanted = client_id.encode("utf-8", "surrogatepass")
+        letters, ends, order = self.text.values, self.text.offsets, self.order
 
         def at(rank: int) -> bytes:
-            return self.text[int(self.order[rank])].tobytes()
+            place = order[rank]
+            return letters[ends[place] : ends[place + 1]].tobytes()
 
-        rank = bisect.bisect_left(range(len(self)), wanted, key=at)
-        return int(self.order[rank]) if rank < len(self) and at(rank) == wanted else -1
+        rank = bisect.bisect_left(range(len(order)), wanted, key=at)
+        return int(order[rank]) if rank < len(order) and at(rank) == wanted else -1
 
     def check(self) -> None:
         """Raise DataError or ValueError unless these are ids, each once, and ``order`` sorts them.

@@ -6,9 +6,10 @@ from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
 from fedkeep.engines.device import Answer, Device, LocalDevice, Order
 from fedkeep.engines.judge import Judgement, judge, tasks_of, to_records
-from fedkeep.engines.local import LocalResult, Watch, local_run
+from fedkeep.engines.local import LocalResult, Watch
 from fedkeep.engines.round import RoundReport, Sampler, run_round
 from fedkeep.engines.sequential import Sequential
+from fedkeep.engines.single import local_run
 from fedkeep.engines.vectorised.engine import Vectorised
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.engine import Workers

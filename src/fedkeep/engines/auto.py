@@ -250,6 +250,8 @@ def as_one_program(job: Job, cohort: int) -> str | None:
         cohort: clients a round.
     """
     counts = job.data.counts("train")
+    if any(phase.early_stopping for phase in job.method.client.phases):
+        return None  # validation examples are looked at client by client
     try:
         if _least_bytes(job, int(np.argmax(counts))) > SMALL:
             return None
@@ -280,7 +282,7 @@ def width(job: Job, cohort: int) -> float:
             for k in chosen
         ]
         alone += sum(map(len, plans))
-        together += sum(1 for _ in lockstep(plans, phase.batch_size))
+        together += sum(1 for _ in lockstep(plans, phase.batch_size, np.zeros(len(plans), bool)))
     return alone / max(together, 1)
 
 

@@ -14,7 +14,7 @@ from fedkeep.core.errors import NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.data import FederatedData
-from fedkeep.methods import Global, Kept, Method
+from fedkeep.methods import Global, Kept, Method, Phase
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
@@ -57,6 +57,11 @@ class Job:
             return stored
         state = {name: value for name, value in stored.items() if is_state(name)}
         return {**defaults(self.store, clients), **state}
+
+    @cached_property
+    def leaving(self) -> list[Phase]:
+        """The phases that train something that leaves a client."""
+        return self.method.leaving(sorted(self.net.trainable()))
 
     @cached_property
     def frozen(self) -> Params:
@@ -157,4 +162,10 @@ class Engine(Protocol):
 def train_rows(data: FederatedData, client: int) -> np.ndarray:
     """Return the row numbers of a client's training examples."""
     rows = data.rows(client, "train")
+    return np.arange(rows.start, rows.stop)
+
+
+def valid_rows(data: FederatedData, client: int) -> np.ndarray:
+    """Return the row numbers of a client's validation examples."""
+    rows = data.rows(client, "valid")
     return np.arange(rows.start, rows.stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,8 +48,10 @@ class Loaded:
         columns: of all of them.
         start, end: its rows.
         longest: by ragged column, the length of its longest row.
+        who: the only lane there is.
     """
 
+    who: ClassVar = 0
     columns: Batch
     start: int
     end: int

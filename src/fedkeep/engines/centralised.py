@@ -18,7 +18,7 @@ from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream
-from fedkeep.engines.local import local_run
+from fedkeep.engines.single import local_run
 from fedkeep.engines.tables.lazy import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
 from fedkeep.methods import Method, Optimize, WeightedMean, newest

@@ -18,9 +18,10 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, to, under
-from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows
+from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
-from fedkeep.engines.local import LocalResult, local_run
+from fedkeep.engines.local import LocalResult
+from fedkeep.engines.single import local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start
 from fedkeep.privacy.draws import draws as link_draws
@@ -42,13 +43,12 @@ def train_client(
     """
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
-    held = job.data.rows(client, "valid")
     frozen = Frozen(job.frozen)
     try:
         params = begin(job, sent, kept, client, round)
         local = local_run(
             job.net, method.split, method.client, params, sent, job.data, rows, draws,
-            valid=np.arange(held.start, held.stop), device=job.device, progress=progress,
+            valid=valid_rows(job.data, client), device=job.device, progress=progress,
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
@@ -147,8 +147,7 @@ def finish(
                 f"{draws}: what finish of {method.name!r} {what} as {bad!r} is NaN or infinite."
             )
             return ClientResult(client, fault=fault)
-    leaving = method.leaving(sorted(job.net.trainable()))
-    weight = method.server.reduce.weight(examples_of(job, leaving, rows, draws))
+    weight = method.server.reduce.weight(examples_of(job, rows, draws))
     upload, links = encode(job, sent, kept, local, done, weight, name, round)
     keep = widen(method.split.personal(local.trained), kept, local.tables)
     state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
@@ -258,7 +257,7 @@ def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:
     return {**trained, **cut}
 
 
-def examples_of(job: Job, leaving: Sequence[Phase], rows: np.ndarray, draws: Stream) -> float:
+def examples_of(job: Job, rows: np.ndarray, draws: Stream) -> float:
     """Return c_k: how many of a client's examples train what leaves it."""
-    counts = [len(usable(job.data, rows, phase, draws)) for phase in leaving]
+    counts = [len(usable(job.data, rows, phase, draws)) for phase in job.leaving]
     return float(max(counts, default=len(allowed(job.data, rows, "opted_in"))))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -78,6 +79,7 @@ class LocalDevice:
 
     def __init__(self, job: Job, engine: Engine) -> None:
         self.job, self.engine = job, engine
+        self._position = lru_cache(maxsize=1 << 16)(job.data.index)
         self._staged: dict[int, Params] = {}
         self._pooled: tuple[tuple[int, ...], Params] | None = None
 
@@ -87,7 +89,7 @@ class LocalDevice:
         if not orders:
             return
         flat: dict[int, Params] = {}
-        work = [Work(self.job.data.index(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
+        work = [Work(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
         round, progress = orders[0].round, orders[0].progress
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         for done, (order, result) in enumerate(
@@ -108,7 +110,7 @@ class LocalDevice:
         if self._pooled is not None:
             clients, stacked = self._pooled
             self.job.store.write(clients, stacked)
-        taken = {self.job.data.index(client): share for client, share in shares.items()}
+        taken = {self._position(client): share for client, share in shares.items()}
         clients = tuple(c for c in self._staged if c in taken)
         if clients:
             rows = [self._staged[c] for c in clients]

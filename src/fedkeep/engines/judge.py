@@ -18,7 +18,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines.base import defaults
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.centralised import WithClient
-from fedkeep.engines.local import MODEL_ERRORS, failed
+from fedkeep.engines.failures import MODEL_ERRORS, model_error
 from fedkeep.methods import Global, Method, Sent
 from fedkeep.methods.base import forward
 from fedkeep.methods.terms import check_regression, label_of, output_of
@@ -156,7 +156,7 @@ def judge(
                 for number, task in enumerate(tasks):
                     parts[number].append(_reduce(task, output, batch, owner))
             except MODEL_ERRORS as error:
-                raise failed(_whose(data, owner, split), len(owner), error) from error
+                raise model_error(_whose(data, owner, split), len(owner), error) from error
     empty = tuple(np.zeros(0) for _ in range(4))
     return [
         Judgement(task, *(np.concatenate(column) for column in zip(*(rows or [empty]), strict=True)))

@@ -1,47 +1,34 @@
-"""THE local run: the only place where fedkeep takes gradients to train (the split checker's probes aside).
+"""Local training: the one loop over phases and mini-batches that every engine runs.
 
-A client of a federation, a cohort's member in another process, a new user who personalises, and centralised training
-over pooled examples all come through ``local_run``.
+A *lane* is one client's training. ``Lanes`` holds the tensors of one client (``single.py``) or of many side by side,
+with a client axis (``vectorised/``). These differ in how a mini-batch is made, how its gradient is computed and
+clipped, and how the optimiser's step is written back. All else is here: phases and their turns, early stopping,
+watching, what opted-out examples may touch, buffers that stay, losses, and the search for NaN.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Self
+from functools import partial
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import DataError, MethodError, NonFiniteError
+from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params, clone, nonfinite
-from fedkeep.core.seeds import stream
-from fedkeep.engines.batches import (
-    Loaded,
-    Stream,
-    batches,
-    float_type,
-    gathered,
-    load_batch,
-    steps_per_pass,
-    usable,
-)
+from fedkeep.core.params import Batch, Params
+from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
+from fedkeep.engines.failures import MODEL_ERRORS, model_error, nonfinite_error
 from fedkeep.engines.opt_out import READS_HIDDEN, tainted, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper
-from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
-from fedkeep.engines.tables.local_rows import (
-    Examples,
-    LocalTable,
-    Owned,
-    local_tables,
-    narrow,
-    widen,
-)
-from fedkeep.methods import Client, Phase
+from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
+from fedkeep.methods import Client
 from fedkeep.split import Split
 
 EVALUATION_BATCH = 512
@@ -73,13 +60,13 @@ class LocalResult:
         looked_at: whether there is such a loss.
         dropped: why private values are as they were before, where opted-out examples made them NaN; else empty.
         steps: optimiser steps taken.
-        states: the optimisers' states after each phase.
+        states: the optimisers' states after each phase, of one client trained alone.
         stopped: for a phase with early stopping, the pass (from 1) with the lowest validation loss; else 0.
     """
 
     trained: Params
     start: Mapping[str, Tensor]
-    tables: list[LocalTable]
+    tables: Sequence[LocalTable]
     loss: float = float("nan")
     looked_at: bool = False
     dropped: str = ""
@@ -93,347 +80,287 @@ class LocalResult:
         return widen(self.trained, self.start, self.tables)
 
 
-def local_run(
-    net: Net,
-    split: Split,
-    client: Client,
-    params: Mapping[str, Tensor],
-    received: Params,
-    data: Examples,
-    rows: np.ndarray,
-    draws: Stream,
-    *,
-    valid: np.ndarray | None = None,
-    device: str = "cpu",
-    progress: float = 0.0,
-    states: Sequence[OptimizerState] | None = None,
-    after_step: Callable[[int], None] | None = None,
-    watch: Watch | None = None,
-) -> LocalResult:
-    """Train on a client's own examples, phase after phase.
+class Step(Protocol):
+    """A mini-batch of some lanes."""
+
+    @property
+    def who(self) -> Any:
+        """Whose it is: the lanes' positions, an array or one number."""
+        ...
+
+    def batch(self) -> Batch:
+        """Return it; its own each time, as a model may change what it is given."""
+        ...
+
+
+class Lanes(ABC):
+    """The local training of one client or of many side by side.
 
     Args:
         net: the model as a function.
         split: the method's split.
-        client: its phases, how they take turns, and how tables are trained.
-        params: all parameters at the start, state under ``client/NAME``; they are not changed.
-        received: what the server sent, state under ``server/NAME``, for the terms that compare with it.
-        data: the data set; ``rows`` are the client's examples in it.
-        draws: names the random streams of batches and of dropout.
-        valid: the client's validation examples, for phases with early stopping.
+        client: the phases, how they take turns, and how tables are trained.
+        data: the data set.
+        rows: each lane's training examples in it.
+        valid: each lane's validation examples, for phases with early stopping.
+        draws: names each lane's random streams.
         device: where to train.
         progress: the finished part of the run in [0, 1), for learning-rate schedules.
-        states: optimiser states to go on from (centralised training); fresh ones by default.
+
+    Attributes:
+        params: all parameters; changed by training.
+        received: what the server sent, for terms that compare with it.
+        starts: each lane's parameters before training, whole.
+        tables: each lane's tables that are trained by local rows.
+        through: which lanes have stopped the present phase early.
+        losses, looked_at, steps, dropped: of each lane, as in ``LocalResult``.
+        stopped: by phase, then by lane, as in ``LocalResult``.
         after_step: called with the number of steps taken, e.g. to show progress.
         watch: looks at the parameters now and then; what it computes must not change them.
-
-    Raises:
-        NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
-        MethodError: a phase that trains federated parameters reads private ones that were trained on opted-out
-            examples, or a phase is to stop early and there are no validation examples.
     """
-    phases = client.phases
-    cut = local_tables(net, phases, params, data, rows, valid, client.tables)
-    current = {
-        name: value.detach().to(device, copy=True) for name, value in narrow(dict(params), cut).items()
-    }
-    run = _LocalRun(
-        net, split, client, current, narrow(received, cut), data, rows, valid, cut, draws, device, progress,
-        after_step, watch,
-    )  # fmt: skip
-    net.train()
-    result = LocalResult(current, params, cut, states=list(states or (p.optimizer.init() for p in phases)))
-    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        run.all(result)
-    run.drop_what_opted_out_examples_broke(result)
-    fault = "the training loss" if result.looked_at and not np.isfinite(result.loss) else nonfinite(current)
-    if fault is not None:
-        raise broken(draws, fault, result.steps)
-    return result
 
-
-def broken(draws: Stream, fault: str, steps: int) -> NonFiniteError:
-    """Return the error of a client whose training broke down."""
-    return NonFiniteError(
-        f"{draws}: {fault} became NaN or infinite after {steps} steps. "
-        f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
-    )
-
-
-MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
-"""What a model raises that does not fit its data."""
-
-
-def failed(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
-    """Return the error of a model that failed on a batch, with what usually helps."""
-    advice = "Check its forward and the data's columns"
-    if isinstance(error, torch.OutOfMemoryError):
-        advice = "Use a smaller batch_size, or another device"
-    elif isinstance(error, IndexError):
-        advice += ": an id or a label may be beyond what it was made for"
-    elif examples == 1:
-        advice += "; batch normalisation needs more than one example"
-    batch = f"a batch of {examples} example{'s' * (examples != 1)}"
-    return MethodError(
-        f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {advice}.{more}"
-    )
-
-
-@dataclass(frozen=True)
-class _LocalRun:
-    """What the phases of one local run share; ``params`` is changed in place."""
-
-    net: Net
-    split: Split
-    client: Client
     params: Params
     received: Params
-    data: Examples
-    rows: np.ndarray
-    valid: np.ndarray | None
-    tables: list[LocalTable]
-    draws: Stream
-    device: str
-    progress: float
-    after_step: Callable[[int], None] | None
-    watch: Watch | None
+    starts: Sequence[Params]
+    tables: Sequence[Sequence[LocalTable]]
 
-    @property
-    def phases(self) -> Sequence[Phase]:
-        """The passes, in order."""
-        return self.client.phases
+    def __init__(
+        self, net: Net, split: Split, client: Client, data: Examples, rows: Sequence[np.ndarray],
+        valid: Sequence[np.ndarray | None], draws: Sequence[Stream], device: str, progress: float,
+    ) -> None:  # fmt: skip
+        self.net, self.split, self.client, self.data = net, split, client, data
+        self.rows, self.valid, self.draws = rows, valid, draws
+        self.device, self.progress, self.trainable = device, progress, net.trainable()
+        count = len(draws)
+        self.through = np.zeros(count, bool)
+        self.losses, self.looked_at = np.full(count, np.nan), np.zeros(count, bool)
+        self.steps = np.zeros(count, np.int64)
+        self.dropped, self.stopped = [""] * count, list[list[int]]()
+        self.after_step: Callable[[int], None] | None = None
+        self.watch: Watch | None = None
+        self.taken = 0
 
-    def plan(self, number: int) -> Iterator[np.ndarray]:
-        """Yield the row numbers of a phase's mini-batches."""
-        pooled = self.client.pools == "clients" and isinstance(self.data, Owned)
-        owners = self.data.owners if pooled and isinstance(self.data, Owned) else None
-        return batches(self.data, self.rows, self.phases[number], self.draws, number, owners)
+    @abstractmethod
+    def seed(self, number: int) -> None:
+        """Begin each lane's stream of dropout's draws for a phase."""
 
-    def all(self, result: LocalResult) -> None:
-        """Run the phases and write into ``result``."""
-        if self.client.take_turns:
-            self._turns(result)
-            return
-        done = 0
-        for number, phase in enumerate(self.phases):
-            self._seed(number)
-            with _Pass(self, number, result.states[number]) as one:
-                stopper = self._stopper(phase, one)
-                per_pass = steps_per_pass(len(usable(self.data, self.rows, phase, self.draws)), phase)
-                steps = self.plan(number)
-                for position, loaded in enumerate(self.loaded(steps), 1):
-                    one.step(loaded, result)
+    @abstractmethod
+    def mini_batches(self, number: int) -> Iterator[Step]:
+        """Yield the mini-batches of a phase; none of lanes that are ``through``."""
+
+    @abstractmethod
+    def begin(self, number: int) -> Pass:
+        """Return the pass of a phase."""
+
+    @abstractmethod
+    def lane(self, position: int) -> Params:
+        """Return one lane's parameters: what is changed in place in these changes the lane."""
+
+    @abstractmethod
+    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
+        """Return for each lane the first of some parameters with a NaN or an infinity."""
+
+    def train(self) -> None:
+        """Run all phases."""
+        self.net.train()
+        every, done = range(len(self.client.phases)), 0
+        for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
+            self.seed(numbers[0])
+            self.through[:] = False
+            with ExitStack() as held:
+                passes = [held.enter_context(self.begin(number)) for number in numbers]
+                for step in self.mini_batches(numbers[0]):
+                    for each in passes:
+                        each.take(step)
                     done += 1
-                    self._look(done, [one], result)
-                    if (
-                        stopper is not None
-                        and position % per_pass == 0
-                        and stopper.done(position // per_pass)
-                    ):
-                        break
-                one.finish(result)
-            result.stopped.append(stopper.restore() if stopper is not None else 0)
-
-    def _turns(self, result: LocalResult) -> None:
-        self._seed(0)
-        # What a row is late in would be hidden from the other phases, so tables are lazy only where that is nothing.
-        lazy = all(p.optimizer.momentum == 0 and p.loss.pull == 0 for p in self.phases)
-        with ExitStack() as held:
-            passes = [
-                held.enter_context(_Pass(self, number, result.states[number], lazy=lazy))
-                for number in range(len(self.phases))
-            ]
-            steps = self.plan(0)
-            for position, loaded in enumerate(self.loaded(steps), 1):
+                    if self.watch is not None and done % self.watch.every == 0:
+                        self._show(self.watch, done, passes)
                 for each in passes:
-                    each.step(loaded, result)
-                self._look(position, passes, result)
-            for each in passes:
-                each.finish(result)
-                result.stopped.append(0)
+                    each.finish()
+        self._drop_what_opted_out_examples_broke()
 
-    def _look(self, done: int, passes: Sequence[_Pass], result: LocalResult) -> None:
-        if self.watch is None or done % self.watch.every:
-            return
-        buffers: Params = {}
+    def _show(self, watch: Watch, done: int, passes: Sequence[Pass]) -> None:
+        shown = dict(self.lane(0))
         for each in passes:
             each.catch_up()
-            buffers |= each.buffers
-        self.watch.look(done, result.params | buffers)
+            shown |= each.before
+        watch.look(done, widen(shown, self.starts[0], self.tables[0]))
         self.net.train()  # whoever looked may have switched to evaluation
-
-    def _seed(self, number: int) -> None:
-        seed = stream(self.draws.seed, f"noise/{number}", self.draws.client, self.draws.round)
-        # Not torch.manual_seed, which notes a traceback for a GPU each time.
-        torch.default_generator.manual_seed(seed)
-        if self.device.startswith("cuda"):
-            torch.cuda.manual_seed(seed)
-
-    def _stopper(self, phase: Phase, one: _Pass) -> Stopper | None:
-        if phase.early_stopping is None:
-            return None
-        if self.valid is None or not len(self.valid):
-            raise MethodError(
-                f"{self.draws}: a phase is to stop early by the validation loss, but there is no example in the split "
-                f"'valid'. Hold some out (data.split), or set early_stopping=None."
-            )
-        return Stopper(phase.early_stopping, one.validation_loss, self.params)
-
-    def batch(self, chosen: np.ndarray) -> Batch:
-        """Return a mini-batch."""
-        return load_batch(self.data, chosen, self.device, float_type(self.params), self.tables)
-
-    def loaded(self, steps: Iterator[np.ndarray]) -> Iterator[Loaded]:
-        """Yield mini-batches, gathered several at a time."""
-        return gathered(self.data, steps, self.device, float_type(self.params), self.tables)
 
     def tainted(self) -> set[str]:
         """Return what opted-out examples train or move."""
-        return tainted(self.data, self.phases, self.split, self.params, self.net.trainable())
+        return tainted(self.data, self.client.phases, self.split, self.params, self.trainable)
 
-    def visible(self, names: Sequence[str], trainable: frozenset[str]) -> Params:
-        """Return the parameters that a phase may see: a federated one nothing that opted-out examples made."""
-        hidden = self.tainted() if trains_federated(names, self.split) else set()
-        return veiled(self.params, hidden, self.net.initial(), trainable) if hidden else self.params
+    def _drop_what_opted_out_examples_broke(self) -> None:
+        """Put private values back as they were before in lanes where opted-out examples made one NaN."""
+        hidden = sorted(self.tainted())
+        for position, bad in enumerate(self.nonfinite(hidden) if hidden else ()):
+            if bad is None:
+                continue
+            tables = [t for t in self.tables[position] if t.parameter in hidden]
+            start, lane = narrow({n: self.starts[position][n] for n in hidden}, tables), self.lane(position)
+            for name, value in start.items():
+                (lane[name][: len(value)] if value.dim() else lane[name]).copy_(value)
+            self.dropped[position] = (
+                f"{self.draws[position]}: the private {bad!r} became NaN or infinite; the client keeps what it had."
+            )
 
-    def drop_what_opted_out_examples_broke(self, result: LocalResult) -> None:
-        """Put private values back as they were before if opted-out examples made one NaN."""
-        hidden = self.tainted()
-        bad = nonfinite({n: self.params[n] for n in hidden})
-        if bad is None:
-            return
-        start = narrow(
-            {n: result.start[n] for n in hidden}, [t for t in self.tables if t.parameter in hidden]
-        )
-        self.params.update({n: v.detach().to(self.device, copy=True) for n, v in start.items()})
-        result.dropped = (
-            f"{self.draws}: the private {bad!r} became NaN or infinite; the client keeps what it had."
-        )
+    def faults(self) -> list[NonFiniteError | None]:
+        """Return for each lane the error of a loss or a value that is not finite."""
+        found = list[NonFiniteError | None]()
+        for position, bad in enumerate(self.nonfinite(list(self.params))):
+            if self.looked_at[position] and not np.isfinite(self.losses[position]):
+                bad = "the training loss"
+            who, steps = str(self.draws[position]), int(self.steps[position])
+            found.append(None if bad is None else nonfinite_error(who, bad, steps))
+        return found
+
+    def result(self, position: int) -> LocalResult:
+        """Return what one lane's training gives."""
+        tables, trained = self.tables[position], dict(self.lane(position))
+        for table in tables:
+            trained[table.parameter] = trained[table.parameter][: len(table.rows)]
+        return LocalResult(
+            trained, self.starts[position], tables, float(self.losses[position]), bool(self.looked_at[position]),
+            self.dropped[position], int(self.steps[position]), stopped=[each[position] for each in self.stopped],
+        )  # fmt: skip
 
 
-class _Pass:
-    """The steps of one phase, a context that holds the parameters in the model; ``finish`` follows the last step."""
+class Pass(ABC):
+    """The steps of one phase: a context around them, closed by ``finish``.
 
-    def __init__(self, run: _LocalRun, number: int, state: OptimizerState, *, lazy: bool = True) -> None:
-        trainable = run.net.trainable()
-        self.run, self.phase, self.state = run, run.phases[number], state
-        self.repeats = run.client.steps(number)
-        self.names = self.phase.trained_names(run.split, [n for n in run.params if n in trainable])
-        self.scale = self.phase.optimizer.scale(run.progress)
-        self.total: Tensor | float = 0.0
-        self.steps = 0
-        frozen = (
-            {
-                n: run.params[n]
-                for n in run.received
-                if n in run.params and n not in trainable and not run.split.is_private(n)
-            }
-            if self.phase.examples == "all"
-            else {}
-        )
-        self.buffers = clone(frozen)
-        self.seen = run.visible(self.names, trainable)
-        self.lazy: LazyRows | None = None
-        tables = lazy_tables(self.phase, run.tables) if lazy and self.seen is run.params else []
-        if tables:
-            self.lazy = LazyRows(
-                tables, self.names, run.params, run.received, self.phase.optimizer, state, self.scale,
-                self.phase.loss.pull or 0.0,
-            )  # fmt: skip
-            self.seen = dict(run.params)
-        self.dense = [n for n in self.names if self.lazy is None or n not in self.lazy.of]
-        self.leaves = {name: run.params[name] for name in self.dense}
-        self.bound = run.net.bound(self.seen)
+    Attributes:
+        names: what it trains.
+        scale: the schedule's factor on the rates.
+        seen: the parameters that its loss may see: a federated phase nothing that opted-out examples made.
+        before: buffers that leave the client and that this phase must not move, as they were.
+    """
+
+    def __init__(self, lanes: Lanes, number: int) -> None:
+        self.lanes, self.number, self.phase = lanes, number, lanes.client.phases[number]
+        params, split, trainable = lanes.params, lanes.split, lanes.trainable
+        self.names = self.phase.trained_names(split, [n for n in params if n in trainable])
+        self.scale = self.phase.optimizer.scale(lanes.progress)
+        self.repeats = lanes.client.steps(number) if self.names else 0
+        hidden = lanes.tainted() if trains_federated(self.names, split) else set()
+        self.hides = bool(hidden)
+        self.seen = veiled(params, hidden, lanes.net.initial(), trainable) if hidden else params
+        leaving = [
+            n for n in lanes.received if n in params and n not in trainable and not split.is_private(n)
+        ]
+        self.before = {n: params[n].clone() for n in leaving if self.phase.examples == "all"}
+        self.steps = np.zeros(len(lanes.draws), np.int64)
+        self.stoppers = [] if self.phase.early_stopping is None else self._stoppers()
+
+    def _stoppers(self) -> list[Stopper]:
+        lanes, rule = self.lanes, self.phase.early_stopping
+        assert rule is not None
+        counts = [
+            len(usable(lanes.data, r, self.phase, d)) for r, d in zip(lanes.rows, lanes.draws, strict=True)
+        ]
+        self.per_pass = [steps_per_pass(count, self.phase) for count in counts]
+        self.batches = [0] * len(counts)
+        for draws, valid in zip(lanes.draws, lanes.valid, strict=True):
+            if valid is None or not len(valid):
+                raise MethodError(
+                    f"{draws}: a phase is to stop early by the validation loss, but there is no example in the split "
+                    f"'valid'. Hold some out (data.split), or set early_stopping=None."
+                )
+        return [Stopper(rule, partial(self.validation_loss, k), lanes.lane(k)) for k in range(len(counts))]
 
     def __enter__(self) -> Self:
-        for leaf in self.leaves.values():
-            leaf.requires_grad_()
-        self.bound.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.bound.__exit__()
-        for leaf in self.leaves.values():
-            leaf.requires_grad_(False)
+    def __exit__(self, *error: object) -> None:  # noqa: B027
+        """Nothing is held."""
 
-    def step(self, loaded: Loaded, result: LocalResult) -> None:
-        """Take the optimiser steps of one mini-batch."""
-        for _ in range(self.repeats if self.names else 0):
-            self._step(loaded.batch())
-            result.steps += 1
-            if self.run.after_step is not None:
-                self.run.after_step(result.steps)
+    @abstractmethod
+    def gradients(self, step: Step) -> Params:
+        """Return the gradients of the loss by name, and add the loss to ``totals``."""
 
-    def _step(self, batch: Batch) -> None:
-        received: Mapping[str, Tensor] = self.run.received
-        rows = Params()
-        if self.lazy is not None:
-            rows, received = self.lazy.look_up(batch)
-            self.bound.put(rows)
-        loss = self.loss(batch, received)
-        trained = [] if self.lazy is None else self.lazy.trained
-        grads = gradients(loss, self.leaves | {n: rows[n] for n in trained})
-        if self.phase.clip_norm is not None:
-            clip_(grads, self.phase.clip_norm)
-        if self.lazy is not None:
-            self.lazy.update(rows, {n: grads.pop(n) for n in trained if n in grads})
-        self.phase.optimizer.update(self.run.params, grads, self.state, self.scale)
-        self.total = self.total + loss.detach() + (0.0 if self.lazy is None else self.lazy.penalty)
-        self.steps += 1
+    @abstractmethod
+    def totals(self) -> np.ndarray:
+        """Return the sum of each lane's losses so far, (lanes,) float64."""
 
-    def loss(self, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the phase's loss on a batch."""
-        try:
-            return self.phase.loss(self.run.net, self.seen, batch, received)
-        except MODEL_ERRORS as error:
-            raise failed(str(self.run.draws), len(next(iter(batch.values()))), error) from error
+    @abstractmethod
+    def clip(self, grads: Params, bound: float) -> Params:
+        """Return gradients whose joint L2 norm is at most ``bound`` in each lane."""
 
-    def validation_loss(self) -> float:
-        """Return the phase's loss on the client's validation examples, in evaluation mode."""
-        if self.lazy is not None:
-            self.lazy.finish()
-            self.bound.put({n: self.run.params[n] for n in self.lazy.of})
-        rows = self.run.valid
-        assert rows is not None
-        total = torch.zeros((), dtype=torch.float64)
-        self.run.net.train(False)
-        with torch.no_grad():
-            for start in range(0, len(rows), EVALUATION_BATCH):
-                chosen = rows[start : start + EVALUATION_BATCH]
-                total += len(chosen) * self.loss(self.run.batch(chosen), self.run.received).double().cpu()
-        self.run.net.train()
-        return float(total) / len(rows)
+    @abstractmethod
+    def move(self, step: Step, grads: Params) -> None:
+        """Take the optimiser's step."""
+
+    @abstractmethod
+    def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
+        """Return what one lane's loss may see, and what the lane received; tables at present."""
 
     def catch_up(self) -> None:
         """Bring every row of the tables to the present."""
-        if self.lazy is not None:
-            self.lazy.finish()
+        return
 
-    def finish(self, result: LocalResult) -> None:
-        """Bring everything to the present, and write the mean loss into ``result``."""
+    def take(self, step: Step) -> None:
+        """Take the optimiser steps of one mini-batch of some lanes."""
+        for _ in range(self.repeats):
+            grads = self.gradients(step)
+            if self.phase.clip_norm is not None:
+                grads = self.clip(grads, self.phase.clip_norm)
+            self.move(step, grads)
+            self.steps[step.who] += 1
+            self.lanes.taken += 1
+            if self.lanes.after_step is not None:
+                self.lanes.after_step(self.lanes.taken)
+        for lane in np.atleast_1d(step.who).tolist() if self.stoppers else ():
+            self.batches[lane] += 1
+            epoch, rest = divmod(self.batches[lane], self.per_pass[lane])
+            self.lanes.through[lane] = not rest and self.stoppers[lane].done(epoch)
+
+    def loss(self, position: int, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        """Return the phase's loss on one lane's batch."""
+        try:
+            return self.phase.loss(self.lanes.net, params, batch, received)
+        except MODEL_ERRORS as error:
+            raise model_error(
+                str(self.lanes.draws[position]), len(next(iter(batch.values()))), error
+            ) from error
+
+    @torch.no_grad()
+    def validation_loss(self, position: int) -> float:
+        """Return the phase's loss on one lane's validation examples, in evaluation mode."""
+        lanes, rows = self.lanes, self.lanes.valid[position]
+        assert rows is not None
         self.catch_up()
-        total = float(self.total)
-        if self.seen is not self.run.params and self.lazy is None and np.isnan(total):
+        params, received = self.lane(position)
+        total = torch.zeros((), dtype=torch.float64)
+        lanes.net.train(False)
+        for start in range(0, len(rows), EVALUATION_BATCH):
+            chosen = rows[start : start + EVALUATION_BATCH]
+            kind, tables = float_type(lanes.params), lanes.tables[position]
+            batch = load_batch(lanes.data, chosen, lanes.device, kind, tables)
+            loss = self.loss(position, params, batch, received)
+            total += len(chosen) * loss.double().cpu()
+        lanes.net.train()
+        return float(total) / len(rows)
+
+    def finish(self) -> None:
+        """Bring everything to the present, the best values back and buffers to their place; note the mean losses."""
+        lanes = self.lanes
+        self.catch_up()
+        lanes.stopped.append([stopper.restore() for stopper in self.stoppers] or [0] * len(lanes.draws))
+        total = self.totals()
+        if self.hides and np.isnan(total).any():
             raise MethodError(READS_HIDDEN)
-        for name, value in self.buffers.items():
-            self.run.params[name] = value
-        opted_out = self.phase.examples == "all" and "opted_in" in self.run.data.columns
-        if self.steps and not (opted_out and any(p.examples != "all" for p in self.run.phases)):
-            result.loss, result.looked_at = total / self.steps, True
+        lanes.params.update(self.before)
+        opted_out = self.phase.examples == "all" and "opted_in" in lanes.data.columns
+        if not (opted_out and any(p.examples != "all" for p in lanes.client.phases)):
+            stepped = self.steps > 0
+            lanes.losses[stepped] = total[stepped] / self.steps[stepped]
+            lanes.looked_at |= stepped
+        lanes.steps += self.steps
 
 
-def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
+def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
     """Return the loss's gradient by name; a leaf that the loss does not depend on has none."""
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
     dense = [s.to_dense() if s is not None and s.is_sparse else s for s in found]
     return {name: slope for name, slope in zip(leaves, dense, strict=True) if slope is not None}
-
-
-@torch.no_grad()
-def clip_(grads: Params, bound: float) -> None:
-    """Scale gradients in place so that their joint L2 norm is at most ``bound``."""
-    if grads:
-        norms = torch._foreach_norm(list(grads.values()))
-        norm = torch.linalg.vector_norm(torch.stack(list(norms)))
-        torch._foreach_mul_(list(grads.values()), (bound / (norm + 1e-6)).clamp(max=1.0))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -55,7 +56,7 @@ class Split:
 
     def is_private(self, name: str) -> bool:
         """Tell whether a private pattern matches ``name``; a client's state is private, the server's is not."""
-        return name.startswith(CLIENT) if is_state(name) else matches(name, self.private)
+        return stays(name, self.private)
 
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""
@@ -271,3 +272,9 @@ def _fault_of_rows(rows: Mapping[str, Tensor], received: Mapping[str, Tensor]) -
         if not inside or bool((numbers.diff() <= 0).any()):
             return f"the rows of {name!r} should ascend within 0 … {len(received[name]) - 1}"
     return ""
+
+
+@lru_cache(maxsize=1 << 14)
+def stays(name: str, private: tuple[str, ...]) -> bool:
+    """Tell whether a name belongs to a client, given the patterns of private names."""
+    return name.startswith(CLIENT) if is_state(name) else matches(name, private)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,10 @@ from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines import ClientResult, Engine, Job, Sequential, Vectorised, Work
 from fedkeep.engines.tables import local_rows
-from fedkeep.engines.vectorised import local as together
 from fedkeep.engines.vectorised import memory as room
-from fedkeep.engines.vectorised.batches import lockstep
-from fedkeep.engines.vectorised.clients import Stacked
+from fedkeep.engines.vectorised.batches import Together, lockstep
+from fedkeep.engines.vectorised.local import Stacked
 from fedkeep.kernels import native
-from fedkeep.methods import EarlyStopping
 from fedkeep.methods.copies import with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.terms import Term, cross_entropy, l2_penalty, squared_error
@@ -237,15 +235,24 @@ def test_steps_keep_everyones_order_and_are_few() -> None:
     plans = [[np.full(n, 100 * k + t) for t, n in enumerate(plan)] for k, plan in enumerate(sizes)]
     taken: list[list[int]] = [[] for _ in sizes]
     calls = 0
-    for step in lockstep(plans, 4):
+    for who, several in lockstep(plans, 4, np.zeros(5, bool)):
         calls += 1
-        assert step.rows.shape[0] == len(step.who)
-        assert (np.diff(step.who) > 0).all()
-        for k, rows in zip(step.who, step.rows, strict=True):
+        assert several.shape[0] == len(who)
+        assert (np.diff(who) > 0).all()
+        for k, rows in zip(who, several, strict=True):
             taken[k].append(int(rows[0]))
             assert len(rows) == sizes[k][len(taken[k]) - 1]
     assert taken == [[100 * k + t for t in range(len(plan))] for k, plan in enumerate(sizes)]
     assert calls == 2 * (3 + 2)  # a pass: full ones side by side, then those of three and those of one
+
+
+def test_who_is_through_takes_no_more_steps() -> None:
+    plans, through = [[np.full(4, t) for t in range(5)] for _ in range(3)], np.zeros(3, bool)
+    taken = []
+    for who, _ in lockstep(plans, 4, through):
+        taken.append(who.tolist())
+        through |= np.array([len(taken) == 4, len(taken) == 2, False])
+    assert taken == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 2], [2]]
 
 
 def opt_out_data() -> FederatedData:
@@ -305,7 +312,7 @@ def test_a_cohort_too_large_for_memory_is_divided(monkeypatch: pytest.MonkeyPatc
     work = job(Logits().double(), furl(), RAGGED)
     expected = cohort(work, Sequential())
     sizes: list[int] = []
-    run = together.run_together
+    run = Stacked.train
 
     def limited(clients: Stacked) -> None:
         sizes.append(len(clients.clients))
@@ -313,7 +320,7 @@ def test_a_cohort_too_large_for_memory_is_divided(monkeypatch: pytest.MonkeyPatc
             raise torch.OutOfMemoryError("no memory")
         run(clients)
 
-    monkeypatch.setattr("fedkeep.engines.vectorised.engine.run_together", limited)
+    monkeypatch.setattr(Stacked, "train", limited)
     engine = Vectorised(clients=6)
     close(cohort(work, engine), expected)
     assert sizes == [6, 3, 1, 1, 1, 1, 1, 1]
@@ -324,7 +331,7 @@ def test_a_cohort_too_large_for_memory_is_divided(monkeypatch: pytest.MonkeyPatc
     def none(_: Stacked) -> None:
         raise torch.OutOfMemoryError("no memory at all")
 
-    monkeypatch.setattr("fedkeep.engines.vectorised.engine.run_together", none)
+    monkeypatch.setattr(Stacked, "train", none)
     with pytest.raises(torch.OutOfMemoryError, match="no memory at all"):
         cohort(work, engine)
 
@@ -367,10 +374,10 @@ def test_texts_are_padded_to_the_longest_of_the_step() -> None:
     clients = Stacked(*_first(job(words(), furl(), TEXTS)))
     lengths = TEXTS.batch(clients.rows[0])["text_length"].numpy()
     shortest = np.argsort(lengths)[:2]
-    step = next(lockstep([[clients.rows[0][shortest]]], 2))
+    step = Together(np.array([0]), clients.rows[0][shortest][None], clients.examples)
     width = int(lengths[shortest].max())
     assert width < lengths.max()
-    assert clients.examples.batch(step)["text"].shape == (1, 2, width)
+    assert step.batch()["text"].shape == (1, 2, width)
 
 
 def test_longer_texts_take_more_memory() -> None:
@@ -417,12 +424,7 @@ class Torchs(nn.Module):
         return self.lstm(self.embedding(text))[0][:, 0]  # type: ignore[no-any-return]
 
 
-STOPPING = methods.ditto().client.phases[1]
 REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
-    "stops early": (
-        Logits(), furl().on_client(phases=(replace(STOPPING, loss=cross_entropy(), early_stopping=EarlyStopping()),)), RAGGED,
-        "a phase stops early by each client's own validation loss.",
-    ),
     "looks at values": (
         Logits(), furl(loss=Judged()), RAGGED,
         "its loss cannot be computed for several clients at once (vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over calling .item() on a Tensor, please try to rewrite what you're doing with other operations. If error is occurring somewhere inside PyTorch internals, please file a bug report).",

@@ -22,7 +22,7 @@ from fedkeep.core.params import Batch, Params, is_state
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.base import first_global, first_kept, train_rows
 from fedkeep.engines.batches import float_type, load_batch
-from fedkeep.engines.local import gradients
+from fedkeep.engines.local import slopes
 from fedkeep.engines.tables.local_rows import SMALL, allowed
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.client import nothing
@@ -140,8 +140,8 @@ def _reads(
         leaves = {n: values[n].requires_grad_() for n in tables}
         net.train()
         with torch.random.fork_rng(devices=[]):
-            slopes = gradients(phase.loss(net, values, batch, received), leaves)
-        found.append(any(bool((slope[others[n].to(device)] != 0).any()) for n, slope in slopes.items()))
+            grads = slopes(phase.loss(net, values, batch, received), leaves)
+        found.append(any(bool((slope[others[n].to(device)] != 0).any()) for n, slope in grads.items()))
     return found[0], found[1]
 
 

@@ -17,8 +17,7 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
 from fedkeep.data import Ragged
 from fedkeep.engines.base import ClientResult, Job, Work
-from fedkeep.engines.vectorised.clients import Stacked
-from fedkeep.engines.vectorised.local import Pass, noise_of, run_together
+from fedkeep.engines.vectorised.local import Stacked, StackedPass
 from fedkeep.engines.vectorised.memory import first_clients, room
 
 
@@ -81,7 +80,7 @@ class Vectorised:
         """Train clients at once; None: a GPU has no memory for so many."""
         try:
             together = Stacked(job, work, own, round, progress)
-            run_together(together)
+            together.train()
         except torch.OutOfMemoryError:
             if len(work) == 1:
                 raise
@@ -94,8 +93,6 @@ class Vectorised:
 
         Every phase's loss and gradient are computed once, for one client's first mini-batch.
         """
-        if any(phase.early_stopping for phase in job.method.client.phases):
-            return "a phase stops early by each client's own validation loss."
         counts = job.data.counts("train")
         if not counts.any():
             return None
@@ -115,18 +112,18 @@ class Vectorised:
 def _probe(job: Job, client: int, number: int) -> bool:
     """Compute a phase's gradient for a client twice over; tell whether padding leaves its loss as it is."""
     clients, again = (first_clients(job, [client, client]) for _ in range(2))
-    one = Pass(clients, number, noise_of(clients, 0))
-    step = next(one.steps(), None)
+    one = StackedPass(clients, number)
+    step = next(clients.mini_batches(number), None)
     if step is None or not one.names:
         return True
     job.net.train()
-    batch, pick = clients.examples.batch(step), clients.pick(step.who)
-    _, losses, _ = one.gradients(step, pick, batch)
+    batch, pick = step.batch(), clients.pick(step.who)
+    _, losses, _ = one.computed(step, pick, batch)
     texts = [name for name in batch if isinstance(job.data.columns.get(name), Ragged)]
     if not texts:
         return True
     wider = {name: F.pad(v, (0, v.shape[-1])) if name in texts else v for name, v in batch.items()}
-    _, padded, _ = Pass(again, number, noise_of(again, 0)).gradients(step, pick, wider)
+    _, padded, _ = StackedPass(again, number).computed(step, pick, wider)
     return torch.allclose(losses, padded, rtol=1e-4, equal_nan=True)
 
 

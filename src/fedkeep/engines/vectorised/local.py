@@ -1,15 +1,14 @@
-"""The local runs of some clients as one tensor program.
+"""Some clients of a cohort side by side: their lanes, and a phase of theirs as one tensor program.
 
-What ``local_run`` does for one client, step for step and from the same random streams: the gradient of the phase's
-loss, mapped over the clients by ``torch.func.vmap``, then clipping, optimiser and bounds on stacked tensors. A client
-that has no mini-batch (left) for a step takes no part in it, so it is frozen exactly: momentum and Adam would move it
-even at a gradient of zero.
+What each starts from is stacked, (clients, *shape). The gradient of a phase's loss is mapped over the clients by
+``torch.func.vmap``; clipping, optimiser and bounds work on stacked tensors. A client that has no mini-batch (left) for
+a step takes no part in it, so it is frozen exactly: momentum and Adam would move it even at a gradient of zero.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,99 +16,190 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, is_state, nbytes
 from fedkeep.core.seeds import stream
-from fedkeep.engines.batches import batches, float_type
-from fedkeep.engines.local import MODEL_ERRORS, failed, gradients
-from fedkeep.engines.opt_out import READS_HIDDEN, trains_federated, veiled
-from fedkeep.engines.vectorised.batches import Step, lockstep
-from fedkeep.engines.vectorised.clients import Pick, Stacked, flat, picked, put_back
+from fedkeep.engines.base import ClientResult, Job, Work, train_rows, valid_rows
+from fedkeep.engines.batches import Stream, batches, float_type
+from fedkeep.engines.client import begin, finish
+from fedkeep.engines.failures import MODEL_ERRORS, model_error
+from fedkeep.engines.local import Lanes, Pass, Step, slopes
+from fedkeep.engines.tables.local_rows import LocalTable, local_tables
+from fedkeep.engines.vectorised.batches import Gathered, Together, lockstep
 from fedkeep.engines.vectorised.dropout import Noise
+from fedkeep.engines.vectorised.stack import Pick, flat, one_of, padded, picked, put_back
 
 
-def run_together(clients: Stacked) -> None:
-    """Train some clients, all phases; ``clients`` holds the outcome."""
-    clients.job.net.train()
-    everyone = range(len(clients.client.phases))
-    for numbers in [everyone] if clients.client.take_turns else [range(n, n + 1) for n in everyone]:
-        noise = noise_of(clients, numbers[0])
-        passes = [Pass(clients, number, noise) for number in numbers]
-        for step in passes[0].steps():
-            batch = clients.examples.batch(step)
-            for each in passes:
-                each.take(step, batch)
-        for each in passes:
-            each.finish()
+class Stacked(Lanes):
+    """Some clients of a cohort, and their parameters while they train.
 
-
-def noise_of(clients: Stacked, number: int) -> Noise:
-    """Return the clients' streams of noise from a phase on."""
-    seeds = [stream(d.seed, f"noise/{number}", d.client, d.round) for d in clients.draws]
-    return Noise(seeds, clients.job.device)
-
-
-class Pass:
-    """One phase.
+    What no phase changes and all clients share is kept once. A local table is padded with rows of zeros to the longest
+    of these clients, in ``params`` as in ``received``; no id names a padding row, so it stays zero.
 
     Args:
-        clients: who trains.
-        number: the phase's number.
-        noise: their streams of noise.
+        job: what the rounds have in common.
+        work: the clients, and what each was sent.
+        own: what they kept, (clients, *shape).
+        round: the round's number.
+        progress: the finished part of the run in [0, 1).
+
+    Attributes:
+        params: all parameters, those named in ``stacked`` with a client axis.
+        received: what terms compare with; those named in ``cut`` with a client axis.
     """
 
-    def __init__(self, clients: Stacked, number: int, noise: Noise) -> None:
-        method, params = clients.method, clients.params
-        phases = method.client.phases
-        self.clients, self.number, self.noise, self.phase = clients, number, noise, phases[number]
-        self.names = self.phase.trained_names(method.split, [n for n in params if n in clients.trainable])
-        self.scale = self.phase.optimizer.scale(clients.progress)
-        hidden = clients.tainted() if trains_federated(self.names, method.split) else set()
-        self.hides = bool(hidden)
-        self.seen = (
-            veiled(params, hidden, clients.job.net.initial(), clients.trainable) if hidden else dict(params)
-        )
-        moved = [n for n in params if n in clients.changing and n not in clients.trainable]
-        self.buffers = [n for n in moved if n not in hidden or self.seen[n] is params[n]]
-        frozen = [n for n in self.buffers if n in clients.received] if self.phase.examples == "all" else []
-        self.before = {n: params[n].clone() for n in frozen}
-        self.state = OptimizerState()
-        self.taken = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}
-        self.steps_taken = np.zeros(len(clients.clients), np.int64)
-        self.total = torch.zeros(len(clients.clients), dtype=float_type(params), device=clients.job.device)
+    def __init__(self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float) -> None:
+        rows = [train_rows(job.data, each.client) for each in work]
+        # The largest first: those who still have full mini-batches then stand side by side, and are a slice.
+        self.order = sorted(range(len(work)), key=lambda k: -len(rows[k]))
+        self.job, self.round, method = job, round, job.method
+        self.clients = [work[k].client for k in self.order]
+        super().__init__(
+            job.net, method.split, method.client, job.data, [rows[k] for k in self.order],
+            [valid_rows(job.data, client) for client in self.clients],
+            [Stream(job.seed, job.data.ids[client], round) for client in self.clients], job.device, progress,
+        )  # fmt: skip
+        self.sent = [work[k].sent for k in self.order]
+        self.own = [{n: v[k] for n, v in own.items()} for k in self.order]
+        self.starts = [
+            begin(job, sent, own, client, round)
+            for sent, own, client in zip(self.sent, self.own, self.clients, strict=True)
+        ]
+        self.tables = [
+            local_tables(job.net, self.client.phases, start, job.data, rows, valid, self.client.tables)
+            for start, rows, valid in zip(self.starts, self.rows, self.valid, strict=True)
+        ]
+        self._stack()
+        self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
+        self.seed(0)
 
-    def steps(self) -> Iterator[Step]:
+    def _stack(self) -> None:
+        first, method = self.starts[0], self.job.method
+        names = [n for n in first if n in self.trainable]
+        self.changing = {n for p in self.client.phases for n in p.trained_names(self.split, names)}
+        self.changing |= {n for n in first if n not in self.trainable and not is_state(n)}  # buffers
+        tables = {t.parameter: [own[k] for own in self.tables] for k, t in enumerate(self.tables[0])}
+        apart = method.server.send is not None
+        own = {n for n in first if apart or first[n] is not self.sent[0].get(n)}
+        self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing, own=own)
+        # A term may run the model at what was received, which moves buffers.
+        buffers = {n for n in self.sent[0] if n not in self.trainable and not is_state(n)}
+        sent = set(self.sent[0]) if apart else set()
+        self.received, self.cut = self._side_by_side(self.sent, tables, copy=buffers, own=sent)
+
+    def _side_by_side(
+        self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str], own: set[str]
+    ) -> tuple[Params, set[str]]:
+        """Return every client's tensors by name, and which names have a client axis: tables, those to be copied, and
+        those that are not one tensor for all, which of a client alone is said by ``own``; of the others there is one.
+        """  # fmt: skip
+        out, stacked = Params(), set()
+        for name, value in each[0].items():
+            values = [tensors[name].detach() for tensors in each]
+            same = all(tensors[name] is value for tensors in each) and (len(each) > 1 or name not in own)
+            if name in tables:
+                out[name] = padded(values, tables[name]).to(self.job.device)
+            elif same and name in copy:
+                wide = value.detach().to(self.job.device).expand(len(each), *value.shape)
+                out[name] = wide.clone(memory_format=torch.contiguous_format)
+            elif same:
+                out[name] = value.detach().to(self.job.device)
+                continue
+            else:
+                out[name] = torch.stack(values).to(self.job.device)
+            stacked.add(name)
+        return out, stacked
+
+    def seed(self, number: int) -> None:
+        """Begin each client's stream of dropout's draws."""
+        seeds = [stream(d.seed, f"noise/{number}", d.client, d.round) for d in self.draws]
+        self.noise = Noise(seeds, self.device)
+
+    def mini_batches(self, number: int) -> Iterator[Step]:
         """Yield who steps when, and on what."""
-        every = zip(self.clients.rows, self.clients.draws, strict=True)
-        data = self.clients.job.data
-        plans = [list(batches(data, rows, self.phase, draws, self.number)) for rows, draws in every]
-        return lockstep(plans, self.phase.batch_size)
+        phase, every = self.client.phases[number], zip(self.rows, self.draws, strict=True)
+        plans = [list(batches(self.data, rows, phase, draws, number)) for rows, draws in every]
+        for who, rows in lockstep(plans, phase.batch_size, self.through):
+            yield Together(who, rows, self.examples)
 
-    def take(self, step: Step, batch: Batch) -> None:
-        """Take the optimiser steps of some clients on a mini-batch of each."""
-        for _ in range(self.clients.client.steps(self.number) if self.names else 0):
-            pick = self.clients.pick(step.who)
-            values, losses, grads = self.gradients(step, pick, batch)
-            if self.phase.clip_norm is not None:
-                grads = clipped(grads, self.phase.clip_norm)
-            self._update(step.who, pick, values, grads)
-            put_back(self.clients.params, pick, {n: values[n] for n in self.buffers})
-            self.total[pick] += losses
-            self.steps_taken[step.who] += 1
+    def begin(self, number: int) -> StackedPass:
+        """Return the pass of a phase."""
+        return StackedPass(self, number)
 
-    def gradients(self, step: Step, pick: Pick, batch: Batch) -> tuple[Params, Tensor, Params]:
+    def lane(self, position: int) -> Params:
+        """Return views of one client's parameters."""
+        return one_of(self.params, self.stacked, position)
+
+    def nonfinite(self, names: Sequence[str]) -> list[str | None]:
+        """Look at every client's values, with one transfer from the device."""
+        names = [n for n in names if n in self.stacked and self.params[n].is_floating_point()]
+        if not names:
+            return [None] * len(self.clients)
+        finite = torch.stack([torch.isfinite(flat(self.params[n])).all(1) for n in names], 1).cpu().numpy()
+        return [None if each.all() else names[int(each.argmin())] for each in finite]
+
+    def results(self) -> Iterator[ClientResult]:
+        """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
+        faults = self.faults()
+        for k in np.argsort(self.order).tolist():
+            client, own, start = self.clients[k], self.own[k], self.starts[k]
+            if (fault := faults[k]) is not None:
+                yield ClientResult(client, fault=fault)
+                continue
+            local = self.result(k)
+            yield finish(self.job, self.sent[k], own, start, local, client, self.round, self.progress)
+
+    def pick(self, who: np.ndarray) -> Pick:
+        """Return how to pick the clients at these (ascending) positions."""
+        if who[-1] - who[0] == len(who) - 1:
+            return slice(int(who[0]), int(who[-1]) + 1)
+        return torch.from_numpy(who).to(self.job.device, non_blocking=True)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that these clients hold by themselves."""
+        mine = {n: v for n, v in self.params.items() if n in self.stacked}
+        return nbytes(mine) + nbytes({n: self.received[n] for n in self.cut}) + self.examples.nbytes
+
+
+class StackedPass(Pass):
+    """The steps of one phase on stacked tensors."""
+
+    lanes: Stacked
+
+    def __init__(self, clients: Stacked, number: int) -> None:
+        super().__init__(clients, number)
+        params = clients.params
+        moved = [n for n in params if n in clients.changing and n not in clients.trainable]
+        self.buffers = [n for n in moved if self.seen[n] is params[n]]
+        self.state = OptimizerState()
+        self.updates = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}
+        self.total = torch.zeros(len(clients.clients), dtype=float_type(params), device=clients.device)
+
+    def gradients(self, step: Step) -> Params:
+        """Return the gradients of the clients who step, (clients, *shape)."""
+        self.pick = self.lanes.pick(step.who)
+        self.values, losses, grads = self.computed(step, self.pick, step.batch())
+        self.total[self.pick] += losses
+        return grads
+
+    def totals(self) -> np.ndarray:
+        """Return the sum of each client's losses so far."""
+        return np.asarray(self.total.double().cpu())
+
+    def computed(self, step: Step, pick: Pick, batch: Batch) -> tuple[Params, Tensor, Params]:
         """Return some clients' values (with buffers as the step left them), losses and gradients."""
-        stacked = picked({n: v for n, v in self.seen.items() if n in self.clients.stacked}, pick)
+        stacked = picked({n: v for n, v in self.seen.items() if n in self.lanes.stacked}, pick)
         leaves = {n: stacked[n].detach().requires_grad_() for n in self.names}
         try:
             losses = self._losses(step, {**self.seen, **stacked, **leaves}, pick, batch)
         except torch.OutOfMemoryError:
             raise
         except MODEL_ERRORS as error:
-            raise self._failed(step, error) from error
-        return stacked, losses.detach(), gradients(losses.sum(), leaves)
+            raise self._failed(step, batch, error) from error
+        return stacked, losses.detach(), slopes(losses.sum(), leaves)
 
     def _losses(self, step: Step, params: Params, pick: Pick, batch: Batch) -> Tensor:
-        clients = self.clients
+        clients = self.lanes
         cut = picked({n: clients.received[n] for n in clients.cut}, pick)
         axes = (
             {n: 0 if n in clients.stacked else None for n in params},
@@ -117,26 +207,39 @@ class Pass:
         )
 
         def loss(mine: Params, theirs: Params, examples: Batch, client: Tensor) -> Tensor:
-            self.noise.client = client
-            return self.phase.loss(clients.job.net, mine, examples, theirs)
+            clients.noise.client = client
+            return self.phase.loss(clients.net, mine, examples, theirs)
 
-        numbers = torch.arange(len(step.who), device=clients.job.device)
-        with self.noise.of(step.who):
+        numbers = torch.arange(len(step.who), device=clients.device)
+        with clients.noise.of(step.who):
             return torch.func.vmap(loss, (*axes, 0, 0))(params, clients.received | cut, batch, numbers)
 
-    def _failed(self, step: Step, error: Exception) -> MethodError:
-        names = [self.clients.draws[k].client for k in step.who[:3]]
+    def _failed(self, step: Step, batch: Batch, error: Exception) -> MethodError:
+        names = [self.lanes.draws[k].client for k in step.who[:3]]
         more = f" and {len(step.who) - 3} more" if len(step.who) > 3 else ""
-        who = f"Clients {', '.join(map(repr, names))}{more}, round {self.clients.round}"
-        return failed(who, step.rows.shape[1], error, " engine='sequential' says which client it is.")
+        who = f"Clients {', '.join(map(repr, names))}{more}, round {self.lanes.round}"
+        examples = next(iter(batch.values())).shape[1]
+        return model_error(who, examples, error, " engine='sequential' says which client it is.")
 
-    def _update(self, who: np.ndarray, pick: Pick, values: Params, grads: Params) -> None:
+    @torch.no_grad()
+    def clip(self, grads: Params, bound: float) -> Params:
+        """Return each client's gradients scaled down to a joint L2 norm of at most ``bound``."""
+        if not grads:
+            return grads
+        norms = [torch.linalg.vector_norm(flat(g), dim=1) for g in grads.values()]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)  # (clients,)
+        scale = (bound / (norm + 1e-6)).clamp(max=1.0)
+        return {n: g * scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
+
+    def move(self, step: Step, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""
-        optimizer, whole = self.phase.optimizer, self.clients.params
+        optimizer, whole, pick, values, who = (
+            self.phase.optimizer, self.lanes.params, self.pick, self.values, step.who,
+        )  # fmt: skip
         for kept in (self.state.first, self.state.second)[: optimizer.moments]:
             kept.update({n: torch.zeros_like(whole[n]) for n in grads if n not in kept})
         first, second = picked(self.state.first, pick), picked(self.state.second, pick)
-        taken = {n: self.taken[n][who] for n in grads}
+        taken = {n: self.updates[n][who] for n in grads}
         for part in alike(taken, len(who)) if optimizer.moments == 2 else [slice(None)]:
             state = OptimizerState(
                 0, picked(first, part), picked(second, part), {n: int(k[part][0]) for n, k in taken.items()}
@@ -145,41 +248,21 @@ class Pass:
                 picked({n: values[n] for n in grads}, part), picked(grads, part), state, self.scale
             )
         for n in grads:
-            self.taken[n][who] += 1
-        put_back(whole, pick, {n: values[n] for n in grads})
+            self.updates[n][who] += 1
+        put_back(whole, pick, {n: values[n] for n in [*grads, *self.buffers]})
         put_back(self.state.first, pick, first)
         put_back(self.state.second, pick, second)
 
-    def finish(self) -> None:
-        """Put frozen buffers back, and write the losses into ``clients``."""
-        total = self.total.double().cpu().numpy()
-        if self.hides and np.isnan(total).any():
-            raise MethodError(READS_HIDDEN)
-        self.clients.params.update(self.before)
-        stepped = self.steps_taken > 0
-        opted_out = self.phase.examples == "all" and "opted_in" in self.clients.job.data.columns
-        if not (opted_out and any(p.examples != "all" for p in self.clients.client.phases)):
-            self.clients.losses[stepped] = total[stepped] / self.steps_taken[stepped]
-            self.clients.looked_at |= stepped
-        self.clients.steps += self.steps_taken
+    def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
+        """Return what one client's loss may see, and what the client received."""
+        clients = self.lanes
+        return one_of(self.seen, clients.stacked, position), one_of(clients.received, clients.cut, position)
 
 
-def alike(taken: dict[str, np.ndarray], clients: int) -> list[slice]:
+def alike(taken: Mapping[str, np.ndarray], clients: int) -> list[slice]:
     """Return the runs of neighbours who have taken equally many steps: Adam corrects its moments by their number."""
     ends = {clients}
     for counts in taken.values():
         ends |= {int(k) + 1 for k in np.flatnonzero(np.diff(counts))}
     bounds = [0, *sorted(ends)]
     return [slice(a, b) for a, b in itertools.pairwise(bounds)]
-
-
-@torch.no_grad()
-def clipped(grads: Params, bound: float) -> Params:
-    """Return each client's gradients scaled down to a joint L2 norm of at most ``bound``."""
-    if not grads:
-        return grads
-    norms = torch.stack(
-        [torch.linalg.vector_norm(flat(g), dim=1) for g in grads.values()]
-    )  # (names, clients)
-    scale = (bound / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    return {n: g * scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}

@@ -17,8 +17,7 @@ from fedkeep.core.params import nbytes, prefixed
 from fedkeep.data import Ragged
 from fedkeep.engines.base import UPLOAD, Job, Work, defaults, first_global
 from fedkeep.engines.round import with_links
-from fedkeep.engines.vectorised.clients import Stacked
-from fedkeep.engines.vectorised.local import Pass, noise_of
+from fedkeep.engines.vectorised.local import Stacked, StackedPass
 
 CPU_BYTES = 64 << 20
 """What clients side by side may take on a CPU: about what stays in its caches."""
@@ -70,13 +69,13 @@ def bytes_of(one: Stacked, longest: Mapping[str, int]) -> int:
     one.job.net.train()
     needed = 0
     for number in range(len(one.client.phases)):
-        phase = Pass(one, number, noise_of(one, number))
-        step = next(phase.steps(), None)
+        phase = StackedPass(one, number)
+        step = next(one.mini_batches(number), None)
         if step is None or not phase.names:
             continue
-        batch = one.examples.batch(step)
+        batch = step.batch()
         batch |= {n: F.pad(batch[n], (0, max(0, size - batch[n].shape[-1]))) for n, size in longest.items()}
-        saved = _saved(partial(phase.gradients, step, slice(0, 1), batch))
+        saved = _saved(partial(phase.computed, step, slice(0, 1), batch))
         moments = phase.phase.optimizer.moments
         trained = nbytes({n: one.params[n] for n in phase.names})
         # Gradients and what the step needs for work; and as much as was saved once more, while gradients flow back.

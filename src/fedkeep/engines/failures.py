@@ -1,0 +1,33 @@
+"""What is said of a client whose training broke down, or whose data the model does not fit."""
+
+from __future__ import annotations
+
+import torch
+
+from fedkeep.core.errors import DataError, MethodError, NonFiniteError
+
+MODEL_ERRORS = (ValueError, IndexError, RuntimeError, DataError)
+"""What a model raises that does not fit its data."""
+
+
+def nonfinite_error(who: str, fault: str, steps: int) -> NonFiniteError:
+    """Return the error of a client whose training broke down."""
+    return NonFiniteError(
+        f"{who}: {fault} became NaN or infinite after {steps} steps. "
+        f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
+    )
+
+
+def model_error(who: str, examples: int, error: Exception, more: str = "") -> MethodError:
+    """Return the error of a model that failed on a batch, with what usually helps."""
+    advice = "Check its forward and the data's columns"
+    if isinstance(error, torch.OutOfMemoryError):
+        advice = "Use a smaller batch_size, or another device"
+    elif isinstance(error, IndexError):
+        advice += ": an id or a label may be beyond what it was made for"
+    elif examples == 1:
+        advice += "; batch normalisation needs more than one example"
+    batch = f"a batch of {examples} example{'s' * (examples != 1)}"
+    return MethodError(
+        f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {advice}.{more}"
+    )
