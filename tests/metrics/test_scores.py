@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedkeep.core.errors import DataError, NonFiniteError
-from fedkeep.metrics import accuracy, per_client, traffic
+from fedkeep.metrics import accuracy, per_client
 
 
 def test_accuracy_by_hand() -> None:
@@ -53,12 +53,3 @@ def test_per_client_without_values() -> None:
     assert (summary.clients, summary.undefined, summary.worst) == (0, 1, None)
     assert math.isnan(summary.mean)
     assert math.isnan(summary.median)
-
-
-def test_traffic_counts_bytes() -> None:
-    tree = {
-        "a": torch.zeros(2, 3),
-        "b": torch.zeros(5, dtype=torch.float64),
-        "c": torch.zeros((), dtype=torch.int64),
-    }
-    assert traffic(tree) == 24 + 40 + 8

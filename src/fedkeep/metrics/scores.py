@@ -1,15 +1,13 @@
-"""Accuracy and bytes."""
+"""Accuracy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedkeep.core.errors import DataError, NonFiniteError
-from fedkeep.core.params import nbytes
 
 
 def accuracy(logits: Tensor, label: Tensor, weight: Tensor | None = None) -> float:
@@ -44,8 +42,3 @@ def accuracy(logits: Tensor, label: Tensor, weight: Tensor | None = None) -> flo
         raise NonFiniteError("accuracy: a logit is NaN. Lower the learning rate or set clip_norm.")
     hit = logits.argmax(1) == label
     return float((hit * weights).sum()) / total
-
-
-def traffic(params: Mapping[str, Tensor]) -> int:
-    """Return the bytes that the values of ``params`` take on the wire, names and headers not counted."""
-    return nbytes(params)

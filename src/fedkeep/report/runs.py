@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +144,7 @@ def read_run(folder: Path) -> RunFiles:
     records: list[Record] = []
     for name, extent in (("records.jsonl", commit.records), ("timings.jsonl", commit.timings)):
         path = folder / name
-        records += _checked(path, read_records(path, extent))
+        records += read_records(path, extent)
         if path.exists() and path.stat().st_size > extent.size:
             notes.append(
                 f"What {name} holds after round {commit.round} is of no finished round and is left out."
@@ -153,7 +152,7 @@ def read_run(folder: Path) -> RunFiles:
     if (path := folder / "personalization.jsonl").exists():
         lines, about = read_sealed_records(path)
         if _is_of(path, about, commit, notes):
-            records += _checked(path, lines)
+            records += lines
     elif finished and (info.get("config") or {}).get("personalization"):
         notes.append(
             f"{path.name} is missing, so the curve of fine-tuning is not shown; resume the run to make it."
@@ -227,24 +226,3 @@ def _partition(entry: Any) -> bool:
 
 def _split_row(row: dict[str, Any]) -> bool:
     return {"name", "half"} <= set(row) and isinstance(row.get("bytes", 0), int | float)
-
-
-def _checked(path: Path, lines: Iterable[Record]) -> list[Record]:
-    records = []
-    for number, record in enumerate(lines, start=1):
-        right = (
-            type(record.round) is int
-            and type(record.n) is int
-            and type(record.epoch) in (int, float)
-            and math.isfinite(record.epoch)
-            and type(record.value) in (int, float)
-            and isinstance(record.client, str | None)
-            and isinstance(record.split, str)
-            and isinstance(record.metric, str)
-        )
-        if not right:
-            raise RunError(
-                f"{path}, line {number}: not a record (a field has the wrong type). Was the file edited?"
-            )
-        records.append(record)
-    return records
