@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -263,34 +264,20 @@ def _custom(layer: Operation) -> tuple[Any, Any]:
         f"{name}_backward", backward, mutates_args=(), device_types="cpu"
     )
     custom.register_fake(layer.empty)
-
-    @custom_backward.register_fake
-    def _(
-        grads: Tensors, kept: Tensor, tensors: Tensors, how: How, cohort: bool, input_grad: bool
-    ) -> list[Tensor]:
-        return layer.empty_gradients(tensors, how, cohort, input_grad)
-
-    @custom.register_vmap
-    def _(info: Any, dims: Any, tensors: Tensors, how: How, cohort: bool) -> tuple[list[Tensor], list[int]]:
-        n = info.batch_size
-        found = custom(_stacked(tensors, dims[0], n, cohort), how, True)
-        return unstacked(found, n, cohort), [0] * len(found)
-
-    @custom_backward.register_vmap
-    def _(
-        info: Any,
-        dims: Any,
-        grads: Tensors,
-        kept: Tensor,
-        tensors: Tensors,
-        how: How,
-        cohort: bool,
-        input_grad: bool,
-    ) -> tuple[list[Tensor], list[int]]:
-        n = info.batch_size
-        of_grads, of_tensors = (_stacked(t, d, n, cohort) for t, d in ((grads, dims[0]), (tensors, dims[2])))
-        kept = stacked(kept, dims[1], n, cohort)
-        found = custom_backward(of_grads, kept, of_tensors, how, True, input_grad)
-        return unstacked(found, n, cohort), [0] * len(found)
-
+    custom_backward.register_fake(lambda grads, kept, *others: layer.empty_gradients(*others))
+    for operation in (custom, custom_backward):
+        operation.register_vmap(partial(_several, operation))
     return custom, custom_backward
+
+
+def _several(operation: Any, info: Any, dims: Any, *arguments: Any) -> tuple[list[Tensor], list[int]]:
+    """Run what vmap maps over, of a forward or a backward pass, as a cohort."""
+    n = info.batch_size
+    place = 1 if len(arguments) == 3 else 3  # of the settings: behind the tensors, or behind grads, kept and tensors
+    given, (how, cohort, *rest) = arguments[:place], arguments[place:]
+    several = [
+        stacked(t, d, n, cohort) if isinstance(t, Tensor) else _stacked(t, d, n, cohort)
+        for t, d in zip(given, dims[:place], strict=True)
+    ]
+    found = operation(*several, how, True, *rest)
+    return unstacked(found, n, cohort), [0] * len(found)
