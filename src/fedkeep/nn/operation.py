@@ -273,7 +273,9 @@ def _custom(layer: Operation) -> tuple[Any, Any]:
 def _several(operation: Any, info: Any, dims: Any, *arguments: Any) -> tuple[list[Tensor], list[int]]:
     """Run what vmap maps over, of a forward or a backward pass, as a cohort."""
     n = info.batch_size
-    place = 1 if len(arguments) == 3 else 3  # of the settings: behind the tensors, or behind grads, kept and tensors
+    place = (
+        1 if len(arguments) == 3 else 3
+    )  # of the settings: behind the tensors, or behind grads, kept and tensors
     given, (how, cohort, *rest) = arguments[:place], arguments[place:]
     several = [
         stacked(t, d, n, cohort) if isinstance(t, Tensor) else _stacked(t, d, n, cohort)
