@@ -16,7 +16,7 @@ from torch import nn
 
 from fedkeep import data as data_room
 from fedkeep import models
-from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, did_you_mean, first_line
 from fedkeep.core.seeds import stream
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
 from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
@@ -262,9 +262,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
             )  # a size of 0: nothing could learn
             return make(**checked)
     except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError, UserWarning) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        why = first_line(error, 1000).rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
-        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {reason}.") from error
+        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
 
 
 def _model_class(kind: str, place: str) -> type[nn.Module]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean
 from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Column
 from fedkeep.data.federated import FederatedData
@@ -340,9 +340,8 @@ def _vocabulary(
         return vocabulary
     if tokens == "char":
         return CharVocabulary.from_texts(texts, 256 if vocabulary is None else vocabulary)
-    if tokens == "word":
-        return WordVocabulary.from_texts(texts, 20_000 if vocabulary is None else vocabulary)
-    raise DataError(f"Wanted tokens 'char' or 'word'; got {tokens!r}.")
+    check_choice("Wanted tokens", tokens, ("char", "word"), DataError)
+    return WordVocabulary.from_texts(texts, 20_000 if vocabulary is None else vocabulary)
 
 
 def _single(table: Table, values: NDArray[np.float64], names: list[str]) -> NDArray[np.float32]:
