@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import complain, metrics_table, say
-from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, data_folder, find_config
+from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, find_config
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import run_config
+from fedkeep.experiments.build import data_folder, run_config
 from fedkeep.experiments.drive import HEADLINE, SHARED
 from fedkeep.experiments.personalization import scores_of
 from fedkeep.experiments.run import Run

@@ -147,26 +147,24 @@ def _named(place: str, what: str, name: str, table: Mapping[str, T], hint: Calla
 
 
 def _located(what: str, named: str, folder: Path | None) -> Path:
+    path = Path(named)
     try:
-        return _place(what, Path(named), folder)
+        if path.is_absolute():
+            return path
+        if folder is None:
+            raise DataError(
+                f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
+                f"{str(path)!r} is looked up in it."
+            )
+        if not folder.is_dir():
+            fault = "is no folder" if folder.exists() else "does not exist"
+            raise DataError(
+                f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA."
+            )
+        # --data may name the data set's own folder
+        return folder if not (folder / path).exists() and folder.name == path.name else folder / path
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise DataError(f"{what}: cannot look up {named[:80]!r}: {error.strerror}.") from error
-
-
-def _place(what: str, path: Path, folder: Path | None) -> Path:
-    if path.is_absolute():
-        return path
-    if folder is None:
-        raise DataError(
-            f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
-            f"{str(path)!r} is looked up in it."
-        )
-    if not folder.is_dir():
-        fault = "is no folder" if folder.exists() else "does not exist"
-        raise DataError(f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA.")
-    if not (folder / path).exists() and folder.name == path.name:
-        return folder  # --data names the data set's own folder
-    return folder / path
 
 
 def build_model(config: Config, data: FederatedData, folder: Path | None = None) -> nn.Module:
