@@ -121,9 +121,7 @@ def from_line(line: str) -> Record:
 def read_records(path: Path, extent: Extent | None = None) -> Iterator[Record]:
     """Yield the records of a file; a last line without a newline (a torn write) is left out.
 
-    Args:
-        path: the file.
-        extent: of it, what was committed; the rest is left out.
+    So is what lies behind the extent that was committed, where one is given.
 
     Raises:
         RunError: the file is missing, a line is damaged, or the file is not what was committed.
@@ -149,9 +147,7 @@ def _parsed(path: Path, lines: Iterable[str]) -> Iterator[Record]:
 def sealed_records(records: Iterable[Record], about: Mapping[str, Any]) -> bytes:
     """Return a file of records that were made all at once: their lines, then one that vouches for them.
 
-    Args:
-        records: the records.
-        about: plain data that say where the records come from, e.g. the run's id and round.
+    ``about`` are plain data that say where the records come from, e.g. the run's id and round.
     """
     content = "".join(map(to_line, records)).encode()
     last = seal({**about, "format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()})

@@ -65,11 +65,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 
 def read_commit(folder: Path, info: Mapping[str, Any]) -> Commit:
-    """Return a run's last commit.
-
-    Args:
-        folder: the run's folder.
-        info: the content of its ``run.json``.
+    """Return a run's last commit; ``info`` is the content of its ``run.json``.
 
     Raises:
         RunError: ``commit.json`` is damaged, of another run, or missing though there are finished rounds.

@@ -17,11 +17,8 @@ class BagOfWords(PersonalClassifier):
 
     Args:
         vocabulary: number of word ids; 0 is padding.
-        classes: number of labels.
-        user_dim: length of the user vector ``user`` (private in FURL); 0: no personalisation.
+        classes, user_dim, mlp, user_bias: as for ``DocumentModel``.
         embedding_dim: length of a word's embedding and of the text vector.
-        mlp: hidden units of the MLP, ReLU.
-        user_bias: adds a private vector ``user_bias`` of shape (classes,) to the logits (user-specific weights).
     """
 
     lookup: ClassVar = {"embedding.weight": "text"}

@@ -14,6 +14,12 @@ from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.report.wording import lower_is_better
 
 FINISHED = "finished"
+TYPES = (
+    dict.fromkeys(("environment", "data", "config", "identity", "initial"), (dict, "an object"))
+    | {"analyses": (list, "a list")}
+    | dict.fromkeys(("bytes_down", "bytes_up", "best", "best_global"), (int | float, "a number or null"))
+)
+"""What run.json may hold under keys that a report reads, beside null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +191,9 @@ def _read_info(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise RunError(f"{path.parent} is no run directory: it has no run.json.")
     info = read_info(path.parent)
-    for key in ("environment", "data", "config", "identity", "initial"):
-        if not isinstance(info.get(key, {}), dict | None):
-            raise RunError(f"{path} is damaged: {key!r} must be an object, got {type(info[key]).__name__}.")
-    if not isinstance(info.get("analyses"), list | None):
-        raise RunError(
-            f"{path} is damaged: 'analyses' must be a list, got {type(info['analyses']).__name__}."
-        )
-    for key in ("bytes_down", "bytes_up", "best", "best_global"):
-        if not isinstance(info.get(key), int | float | None):
-            raise RunError(
-                f"{path} is damaged: {key!r} must be a number or null, got {type(info[key]).__name__}."
-            )
+    for key, (kinds, wanted) in TYPES.items():
+        if not isinstance(info.get(key), kinds | None):
+            raise RunError(f"{path} is damaged: {key!r} must be {wanted}, got {type(info[key]).__name__}.")
     if not _partition(info.get("partition_counts")):
         raise RunError(
             f"{path} is damaged: 'partition_counts' must hold a list of counts for each client, a count for each class."
