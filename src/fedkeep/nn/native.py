@@ -14,8 +14,7 @@ from torch import Tensor
 from fedkeep.core.errors import DataError
 from fedkeep.kernels import native
 from fedkeep.nn import pure
-from fedkeep.nn.cohort import per_client
-from fedkeep.nn.operation import How, Operation, Tensors
+from fedkeep.nn.operation import How, Operation, Tensors, per_client
 from fedkeep.nn.pooling import LAST, MAX, OUTPUT
 
 

@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-
-from fedkeep.nn.cohort import stacked, unstacked
-from fedkeep.nn.higher import second
 
 Tensors = Sequence[Any]
 """Each a tensor, or None for one that isn't there."""
@@ -283,3 +280,54 @@ def _several(operation: Any, info: Any, dims: Any, *arguments: Any) -> tuple[lis
     ]
     found = operation(*several, how, True, *rest)
     return unstacked(found, n, cohort), [0] * len(found)
+
+
+def stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
+    """An argument under vmap as one with a client axis in front; an axis that is there already is merged."""
+    if tensor is None:
+        return None
+    tensor = tensor.unsqueeze(0).expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1) if cohort else tensor
+
+
+def per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
+    """The tensor with each client's values contiguous, and the distance from client to client in elements."""
+    if not cohort:
+        return tensor.contiguous(), 0
+    if tensor.shape[0] and not tensor[0].is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor, tensor.stride(0)
+
+
+def unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
+    """Results under vmap with the axis of vmap in front again."""
+    return [t.reshape(clients, t.shape[0] // clients, *t.shape[1:]) if cohort else t for t in tensors]
+
+
+def second(
+    layer: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Run the backward pass of a layer's backward pass, computed by PyTorch from the layer in plain operations.
+
+    (``once_differentiable`` would not do: ``torch.autograd.grad`` through it finds no way to the inputs, and gives a
+    gradient without the second-order part rather than an error.)
+
+    Args:
+        layer: the layer in plain operations, from ``inputs`` to results.
+        inputs: what is differentiated by.
+        grads: the gradients of the results.
+        wanted: the gradients of what the backward pass gave, one for each input.
+
+    Returns:
+        The gradients of ``inputs``, then of ``grads``.
+    """
+
+    def slopes(*both: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.func.vjp(layer, *both[: len(inputs)])[1](both[len(inputs) :])
+        return found
+
+    found: tuple[Tensor, ...] = torch.func.vjp(slopes, *inputs, *grads)[1](tuple(wanted))
+    return found
