@@ -258,10 +258,7 @@ def by_size(
 
 
 PARTITIONS: dict[str, Callable[..., FederatedData]] = {
-    "majority": majority,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "by_size": by_size,
+    divide.__name__: divide for divide in (majority, dirichlet, shards, by_size)
 }
 """Partitions by the name that a configuration gives them."""
 

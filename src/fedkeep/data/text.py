@@ -225,11 +225,7 @@ class TokenVocabulary(WordVocabulary):
 
 def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary | HashedWords:
     """Return the vocabulary that ``meta["vocabulary"]`` of a data set describes."""
-    kinds: dict[str, type[CharVocabulary | WordVocabulary]] = {
-        "char": CharVocabulary,
-        "word": WordVocabulary,
-        "token": TokenVocabulary,
-    }
+    kinds = {made.kind: made for made in (CharVocabulary, WordVocabulary, TokenVocabulary)}
     if entry.get("kind") == HashedWords.kind and type(entry.get("size")) is int:
         return HashedWords(entry["size"])
     if entry.get("kind") not in list(kinds):
