@@ -368,11 +368,8 @@ def run_config(
         config: the configuration.
         data: the data, where they are read already.
         folder: the folder of real data.
-        out: the run's folder.
-        resume: go on with the run in ``out``.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
-        progress: as for ``simulate``.
-        workers: as for ``simulate``, instead of what the configuration says.
+        out, resume, progress, workers: as for ``simulate``, whatever the configuration says.
     """
     data = data if data is not None else build_data(config, folder)
     protocol = None if config.personalization is None else Protocol(**config.personalization.model_dump())

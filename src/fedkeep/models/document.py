@@ -55,12 +55,7 @@ class DocumentModel(PersonalClassifier):
         return f"pool={self.pool}"
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return logits, shape (B, classes).
-
-        Args:
-            text: (B, L) character ids, padded with 0.
-            text_length: (B,) lengths, at least 1.
-        """
+        """Return logits, shape (B, classes), for character ids (B, L), padded with 0, and lengths (B,) from 1 on."""
         return self.head(self.features(text, text_length))
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:

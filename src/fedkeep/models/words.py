@@ -39,12 +39,7 @@ class BagOfWords(PersonalClassifier):
         self.add_personal_part(embedding_dim, classes, user_dim, mlp, user_bias)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return logits, shape (B, classes).
-
-        Args:
-            text: (B, L) word ids, padded with 0.
-            text_length: (B,) lengths, at least 1.
-        """
+        """Return logits, shape (B, classes), for word ids (B, L), padded with 0, and lengths (B,) from 1 on."""
         return self.head(self.features(text, text_length))
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:

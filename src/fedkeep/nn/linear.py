@@ -34,14 +34,7 @@ class Linear(nn.Linear):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the layer.
-
-        Args:
-            x: (B, I), or any shape that ends in I.
-
-        Returns:
-            (B, O).
-        """
+        """Run the layer: from (B, I), or any shape that ends in I, to (B, O)."""
         weight, bias = self.weight, self.bias
         if usable(x, weight, bias):
             return run(x, weight, bias, self.relu)

@@ -125,7 +125,4 @@ class LSTM(_Layer, nn.LSTM):  # type: ignore[misc]
 
 
 class GRU(_Layer, nn.GRU):  # type: ignore[misc]
-    """Gated recurrent unit; weights, gate order and initial values are those of ``torch.nn.GRU``.
-
-    Args: as of ``LSTM``.
-    """
+    """Gated recurrent unit, made as ``LSTM``; weights, gate order and initial values are those of ``torch.nn.GRU``."""
