@@ -80,6 +80,15 @@ def check_choice(
         raise error(f"{text} {', '.join(names)} or {last}; got {got!r}.{did_you_mean(str(got), choices)}")
 
 
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as a message shows it: at most so many characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]} …"
+
+
 def first_line(error: Exception, most: int = 200) -> str:
     """Return an error's first line, cut at ``most`` characters, or its kind where it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:most]

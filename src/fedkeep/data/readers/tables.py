@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, check_choice, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
 from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Column
 from fedkeep.data.federated import FederatedData
@@ -111,15 +111,6 @@ class Table:
                     f"{self.where(row)}: wanted a number in column {name!r}; got {shown(value)}."
                 ) from None
         return np.asarray(values, dtype=np.float64)
-
-
-def shown(value: Any) -> str:
-    """Return a value as a message shows it: at most 80 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 def from_table(
