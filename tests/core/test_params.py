@@ -59,17 +59,9 @@ def test_a_weight_of_zero_counts_nothing() -> None:
     assert float(p.weighted_mean([tree(7.0), tree(2.0)], [0, 4])["w"]) == 2.0
 
 
-def test_add_and_subtract_by_name() -> None:
+def test_add_by_name() -> None:
     a, b = {"x": torch.tensor(3.0), "y": torch.tensor(1.0)}, {"x": torch.tensor(2.0)}
-    assert {n: float(v) for n, v in p.subtract(a, b).items()} == {"x": 1.0}
     assert {n: float(v) for n, v in p.add(a, b, 0.5).items()} == {"x": 4.0, "y": 1.0}
-
-
-def test_norm_is_taken_over_all_tensors_together() -> None:
-    assert (
-        float(p.l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]]), "n": torch.tensor(9)})) == 5.0
-    )
-    assert float(p.l2_norm({"n": torch.tensor(9)})) == 0.0
 
 
 def test_bytes() -> None:

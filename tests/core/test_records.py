@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.records import Record, from_line, read_records, select, to_line
+from fedkeep.core.records import Record, from_line, read_records, to_line
 
 RECORDS = [
     Record(1, 0.5, "train", None, "loss", 0.1 + 0.2, 12),
@@ -73,10 +73,3 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RunError, match="Cannot read the records"):
         list(read_records(tmp_path / "binary"))
-
-
-def test_select() -> None:
-    assert select(RECORDS, metric="accuracy") == [RECORDS[2]]
-    assert select(RECORDS, metric="accuracy", aggregate=False) == [RECORDS[1]]
-    assert select(RECORDS, split="train") == [RECORDS[0]]
-    assert select(RECORDS, metric="loss", split="test") == []

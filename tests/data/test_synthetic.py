@@ -182,7 +182,7 @@ def test_lexicon_and_directions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"kind": "ternary"}, "Wanted kind 'multiclass' or 'binary'; got 'ternary'."),
+        ({"kind": "ternary"}, "Wanted kind 'multiclass' or 'binary'; got 'ternary'. Did you mean 'binary'?"),
         (
             {"users": 0},
             (

@@ -25,7 +25,7 @@ from fedkeep.experiments.analyses import (
     write_analyses,
 )
 from fedkeep.methods.aggregate import RunningMean
-from fedkeep.report.analyses import read_analyses
+from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Upload
 from tests.tiny import Logits, classes, pairs, parts
 
@@ -98,7 +98,7 @@ def test_a_map_of_a_regression_shows_errors_of_the_right_name(tmp_path: Path) ->
     assert found["linear_cka"] is None
     kept_run(tmp_path)
     write_analyses(tmp_path, {"embedding_map": found})
-    assert read_analyses(tmp_path / "analyses.json")["embedding_map"]["value_name"] == "rmse"
+    assert read_sealed_analyses(tmp_path / "analyses.json")[0]["embedding_map"]["value_name"] == "rmse"
 
 
 def test_a_map_shows_the_users_of_the_five_most_frequent_labels() -> None:
@@ -180,7 +180,7 @@ def test_analyses_of_another_run_or_round(tmp_path: Path) -> None:
     path = write_analyses(tmp_path, {"a": {"columns": ["x"], "rows": [[1]]}})
     kept_run(tmp_path, 2)
     write_analyses(tmp_path, {"b": {"columns": ["x"], "rows": [[1]]}})
-    assert set(read_analyses(path)) == {"b"}
+    assert set(read_sealed_analyses(path)[0]) == {"b"}
     other = json.loads(path.read_text(encoding="utf-8"))
     path.write_bytes(sealed_bytes({**other, "about": {"run": "yours", "round": 2}}))
     with pytest.raises(RunError) as error:
@@ -197,5 +197,5 @@ def test_analyses_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     kept_run(tmp_path)
     write_analyses(tmp_path, {"a": {"columns": ["x"], "rows": [[1]]}, "b": {"columns": ["x"], "rows": []}})
     path = write_analyses(tmp_path, {"b": {"columns": ["y"], "rows": []}})
-    found = read_analyses(path)
+    found = read_sealed_analyses(path)[0]
     assert {name: form["columns"] for name, form in found.items()} == {"a": ["x"], "b": ["y"]}

@@ -2,19 +2,7 @@ import math
 
 import pytest
 
-from fedkeep.report.tables import Table, markdown_escape, mean_std, to_markdown, to_text
-
-
-def test_text_is_aligned() -> None:
-    table = Table(("who", "value"), (("a", "1.0 %"), ("long name", "12.0 %")), title="T", note="n")
-    assert to_text(table) == (
-        "T\nwho         value\n─────────  ──────\na           1.0 %\nlong name  12.0 %\nn\n"
-    )
-
-
-def test_wide_and_combining_characters_are_counted_as_shown() -> None:
-    lines = to_text(Table(("who", "v"), (("日本", "1"), ("e\u0301", "2"), ("abcd", "3")))).splitlines()
-    assert lines[2:] == ["日本  1", "e\u0301     2", "abcd  3"]
+from fedkeep.report.tables import Table, markdown_escape, mean_std, to_markdown
 
 
 def test_markdown_shows_any_cell_as_it_is() -> None:

@@ -72,10 +72,6 @@ class Commands(TyperGroup):
             complain(f"Error: {said}")
             raise typer.Exit(2) from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which they were added."""
-        return list(self.commands)
-
 
 app = typer.Typer(
     name="fedkeep",

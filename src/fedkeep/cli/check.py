@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from fedkeep.cli.output import complain, say, show_table
-from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, data_folder, find_config
+from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
 from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged, text_statistics
 from fedkeep.engines.moves import first_batches, first_values, losses, stays
-from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
 from fedkeep.methods import Method
 from fedkeep.report.wording import size
 from fedkeep.split import CheckReport, check_split

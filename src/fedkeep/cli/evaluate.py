@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import metrics_table, show_table
-from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument, data_folder
+from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data import SPLITS
 from fedkeep.engines import judge
+from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import Run
 from fedkeep.report.wording import metric_name, number

@@ -11,13 +11,14 @@ import torch
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument, data_folder
+from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_tensors
 from fedkeep.core.params import Params
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import adapted_form, cold_start_form, write_analyses
+from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.personalize import DEFAULT_K, cold_start, personalize_client

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import complain, say
-from fedkeep.cli.settings import DataOption, data_folder
+from fedkeep.cli.settings import DataOption
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments import reproductions
+from fedkeep.experiments.build import data_folder
 
 
 class Scale(StrEnum):

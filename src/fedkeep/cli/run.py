@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedkeep.cli.output import complain, metrics_table, say
-from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, data_folder, find_config
+from fedkeep.cli.settings import ConfigArgument, DataOption, Found, SetOption, find_config
+from fedkeep.core.errors import RunError
+from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import run_config
+from fedkeep.experiments.build import data_folder, run_config
 from fedkeep.experiments.drive import HEADLINE, SHARED
 from fedkeep.experiments.personalization import scores_of
 from fedkeep.experiments.run import Run
@@ -96,12 +97,12 @@ def show_result(run: Run, found: Found) -> None:
 
 
 def _stopped(folder: Path, data: Path | None) -> str:
-    try:
-        round = int(json.loads((folder / "commit.json").read_text(encoding="utf-8"))["round"])
-    except (OSError, ValueError, KeyError, TypeError):
-        round = 0
     if not (folder / "run.json").exists():
         return "Stopped before the first round. Nothing was written."
+    try:
+        round = read_commit(folder, read_info(folder)).round
+    except RunError:
+        round = 0
     given = f"--data {_quoted(data)} " if data is not None else ""
     return f"Stopped after round {round}. Go on with: fedkeep run {_quoted(folder)} {given}--resume"
 

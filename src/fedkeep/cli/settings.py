@@ -9,12 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.builtin import builtin_names, builtin_text
+from fedkeep.core.errors import ConfigError
+from fedkeep.experiments.builtin import builtin_names, builtin_text, near_names
 from fedkeep.experiments.config import Config, parse_config, parse_overrides, read_config
 from fedkeep.experiments.load import run_folder_config
-from fedkeep.experiments.plugins import papers_hint
 
 DataOption = Annotated[
     Path | None,
@@ -74,41 +72,17 @@ def find_config(named: str, overrides: list[str] | None = None, seed: int | None
         config, text = read_config(path, changes)
         return Found(config, text, safe_name(config.name or path.stem))
     key = named.replace("\\", "/")
-    if key not in builtin_names():
-        raise _missing(named, key)
+    names = builtin_names()
+    if key not in names:
+        raise ConfigError(
+            f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are "
+            f"{', '.join(names)}).{near_names(key.removesuffix('.toml'), names)}"
+        )
     text = builtin_text(key)
     config = parse_config(text, key, changes)
     return Found(config, config.to_toml() if changes else text, safe_name(key))
 
 
-def _missing(named: str, key: str) -> ConfigError:
-    names = builtin_names()
-    group = [n for n in names if n.startswith(key.rstrip("/") + "/")]
-    hint = (
-        f" Did you mean one of {', '.join(group)}?"
-        if group
-        else did_you_mean(key.removesuffix(".toml")[:80], names)
-    )
-    return ConfigError(
-        f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are "
-        f"{', '.join(names)}).{hint}"
-        f"{papers_hint()}"
-    )
-
-
 def safe_name(text: str) -> str:
     """Return a name that is good for a folder on any system: ``Global FL`` -> ``global-fl``."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:80].strip("-") or "run"
-
-
-__all__ = [
-    "ConfigArgument",
-    "DataOption",
-    "DeviceOption",
-    "Found",
-    "RunArgument",
-    "SetOption",
-    "data_folder",
-    "find_config",
-    "safe_name",
-]

@@ -13,7 +13,7 @@ import os
 import sys
 from functools import cache
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import check_choice
 
 # Numbers of mallopt(3) in glibc's malloc.h, and what they are set to, in bytes.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
@@ -36,8 +36,7 @@ def tune_allocator() -> bool:
         ConfigError: ``FEDKEEP_MALLOC`` has another value than ``keep`` and ``default``.
     """
     setting = os.environ.get("FEDKEEP_MALLOC") or "keep"
-    if setting not in ("keep", "default"):
-        raise ConfigError(f"FEDKEEP_MALLOC must be 'keep' or 'default'; got {setting!r}.")
+    check_choice("FEDKEEP_MALLOC must be", setting, ("keep", "default"))
     if setting == "default" or sys.platform != "linux" or any(name in os.environ for name in OWN):
         return False
     try:

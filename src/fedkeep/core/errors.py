@@ -19,7 +19,7 @@ A message says what was wanted, what was got, and what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class FedkeepError(Exception):
@@ -68,6 +68,30 @@ class RoundError(FedkeepError):
 
 class WorkerError(FedkeepError):
     """A process that trains clients could not start, or died."""
+
+
+def check_choice(
+    text: str, got: object, known: Collection[object], error: type[FedkeepError] = ConfigError
+) -> None:
+    """Raise ``error`` unless ``got`` is one of ``known``: "``text`` 'a', 'b' or 'c'; got 'd'. Did you mean ...?"."""
+    if got not in known:
+        *names, last = map(repr, known)
+        choices = map(str, known)
+        raise error(f"{text} {', '.join(names)} or {last}; got {got!r}.{did_you_mean(str(got), choices)}")
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as a message shows it: at most so many characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]} …"
+
+
+def first_line(error: Exception, most: int = 200) -> str:
+    """Return an error's first line, cut at ``most`` characters, or its kind where it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:most]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -20,6 +20,36 @@ def tensors_of(module: nn.Module) -> Params:
     first: dict[int, str] = {}
     tensors = module.state_dict(keep_vars=True)
     return {name: value for name, value in tensors.items() if first.setdefault(id(value), name) == name}
+
+
+class Takes:
+    """The columns that a function takes: by the names of its arguments, or with ``**columns`` all there are.
+
+    Args:
+        who: the function's name in messages.
+        function: what is called with columns.
+    """
+
+    def __init__(self, who: str, function: Callable[..., Any]) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self.who, self.names = who, [p.name for p in parameters if p.kind in kinds]
+        self.needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+        self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def of(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return those of the columns.
+
+        Raises:
+            MethodError: one is missing that has no default.
+        """
+        for name in self.needed:
+            if name not in columns:
+                raise MethodError(
+                    f"{self.who} wants the column {name!r}; the data have {sorted(columns)}."
+                    f"{did_you_mean(name, columns)} Name the argument as the column."
+                )
+        return dict(columns) if self.all else {name: columns[name] for name in self.names if name in columns}
 
 
 class _Caller(nn.Module):
@@ -46,7 +76,7 @@ class Net:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._caller = _Caller(module)
-        self._arguments: dict[str, tuple[dict[str, bool], bool]] = {}
+        self._takes: dict[str, Takes] = {}
         self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         self._aliases = aliases(module)
         self._bound: Mapping[str, Tensor] | None = None
@@ -83,16 +113,11 @@ class Net:
                 f"{type(self.module).__name__} has no method {method!r}, which this training method needs. "
                 f"Give the model `{method}(self, <columns>)`, e.g. the layer before its last as `features`."
             )
-        wanted, rest = self._wanted(method)
-        arguments = {name: batch[name] for name in wanted if name in batch}
-        for name, required in wanted.items():
-            if required and name not in batch:
-                raise MethodError(
-                    f"{type(self.module).__name__}.{method} wants the column {name!r}; the data have "
-                    f"{sorted(batch)}.{did_you_mean(name, batch)} Name the argument as the column."
-                )
-        if rest:
-            arguments = dict(batch)
+        if method not in self._takes:
+            self._takes[method] = Takes(
+                f"{type(self.module).__name__}.{method}", getattr(self.module, method)
+            )
+        arguments = self._takes[method].of(batch)
         held = self._bound or {}
         other: Params = {}
         if params is not held:  # a method's state is none of the module's
@@ -115,15 +140,6 @@ class Net:
         What is changed in place inside is seen by the next call; another dict costs what it has of other tensors.
         """
         return Bound(self, params)
-
-    def _wanted(self, method: str) -> tuple[dict[str, bool], bool]:
-        if method not in self._arguments:
-            parameters = inspect.signature(getattr(self.module, method)).parameters.values()
-            kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            names = {p.name: p.default is p.empty for p in parameters if p.kind in kinds}
-            rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-            self._arguments[method] = (names, rest)
-        return self._arguments[method]
 
 
 class Bound:

@@ -14,11 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.core.params import Params
 
 Schedule = Literal["constant", "linear", "cosine"]
-KINDS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,7 @@ class Optimizer:
     bounds: tuple[tuple[str, tuple[float, float]], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            hint = did_you_mean(str(self.kind), KINDS)
-            raise ConfigError(
-                f"The kind of an optimiser must be 'sgd', 'adam' or 'adamw'; got {self.kind!r}.{hint}"
-            )
+        check_choice("The kind of an optimiser must be", self.kind, ("sgd", "adam", "adamw"))
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must be in [0, 1); got {self.betas!r}.")
         for name in ("learning_rate", "momentum", "weight_decay", "eps"):
@@ -64,8 +59,7 @@ class Optimizer:
         for pattern, (low, high) in self.bounds:
             if not low <= high:
                 raise ConfigError(f"The bounds of {pattern!r} must be (low, high); got {(low, high)!r}.")
-        if self.schedule not in ("constant", "linear", "cosine"):
-            raise ConfigError(f"schedule must be 'constant', 'linear' or 'cosine'; got {self.schedule!r}.")
+        check_choice("schedule must be", self.schedule, ("constant", "linear", "cosine"))
 
     def rate(self, name: str) -> float:
         """Return the learning rate of the parameter of this name."""

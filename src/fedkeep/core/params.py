@@ -34,11 +34,6 @@ def under(prefix: str, tree: Mapping[str, Tensor]) -> Params:
     return {n.removeprefix(prefix): value for n, value in tree.items() if n.startswith(prefix)}
 
 
-def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
-    """Return a - b, name by name over b's names."""
-    return {name: a[name] - b[name] for name in b}
-
-
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Params:
     """Return a + scale · b over a's names; a name that b lacks keeps a's value."""
     return {name: a[name] + scale * b[name] if name in b else a[name] for name in a}
@@ -69,16 +64,6 @@ def weighted_mean(trees: Sequence[Mapping[str, Tensor]], weights: Sequence[float
             acc.add_(tree[name].to(exact), alpha=weight / total)
         mean[name] = acc.to(first.dtype)
     return mean
-
-
-def l2_norm(tree: Mapping[str, Tensor]) -> Tensor:
-    """Return the L2 norm over all tensors together, a scalar."""
-    floating = [t for t in tree.values() if t.is_floating_point()]
-    return (
-        torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(floating))))
-        if floating
-        else torch.zeros(())
-    )
 
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:

@@ -40,6 +40,13 @@ class Record:
     n: int
 
 
+KINDS = {
+    "round": (int,), "epoch": (int, float), "split": (str,), "client": (str, type(None)), "metric": (str,),
+    "value": (int, float), "n": (int,),
+}  # fmt: skip
+"""The types of a record's fields; a truth value is no number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How much of a growing file was committed.
@@ -97,22 +104,24 @@ def from_line(line: str) -> Record:
     """Return the record that a line holds.
 
     Raises:
-        ValueError: the line is no JSON object with exactly a record's fields.
+        ValueError: the line is no JSON object with exactly a record's fields, each of its type.
     """
     fields = json.loads(line)
     if not isinstance(fields, dict) or set(fields) != set(Record.__dataclass_fields__):
         raise ValueError(f"a record has the fields {list(Record.__dataclass_fields__)}")
     if fields["value"] is None:
         fields["value"] = math.nan
+    if any(type(fields[name]) not in kinds for name, kinds in KINDS.items()) or not math.isfinite(
+        fields["epoch"]
+    ):
+        raise ValueError("a field has the wrong type")
     return Record(**fields)
 
 
 def read_records(path: Path, extent: Extent | None = None) -> Iterator[Record]:
     """Yield the records of a file; a last line without a newline (a torn write) is left out.
 
-    Args:
-        path: the file.
-        extent: of it, what was committed; the rest is left out.
+    So is what lies behind the extent that was committed, where one is given.
 
     Raises:
         RunError: the file is missing, a line is damaged, or the file is not what was committed.
@@ -131,16 +140,14 @@ def _parsed(path: Path, lines: Iterable[str]) -> Iterator[Record]:
             return
         try:
             yield from_line(line)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise RunError(f"{path}, line {number}: not a record ({error}). Was the file edited?") from error
 
 
 def sealed_records(records: Iterable[Record], about: Mapping[str, Any]) -> bytes:
     """Return a file of records that were made all at once: their lines, then one that vouches for them.
 
-    Args:
-        records: the records.
-        about: plain data that say where the records come from, e.g. the run's id and round.
+    ``about`` are plain data that say where the records come from, e.g. the run's id and round.
     """
     content = "".join(map(to_line, records)).encode()
     last = seal({**about, "format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()})
@@ -169,16 +176,3 @@ def read_sealed_records(path: Path) -> tuple[list[Record], dict[str, Any]]:
             f"again where it is wanted."
         )
     return list(_parsed(path, content[:end].decode("utf-8").splitlines(keepends=True))), about
-
-
-def select(
-    records: Iterable[Record], *, metric: str | None = None, split: str | None = None, aggregate: bool = True
-) -> list[Record]:
-    """Return the records of one metric and split: the aggregates, or with ``aggregate=False`` the clients'."""
-    return [
-        r
-        for r in records
-        if (metric is None or r.metric == metric)
-        and (split is None or r.split == split)
-        and (r.client is None) == aggregate
-    ]

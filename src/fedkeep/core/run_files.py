@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,7 @@ class Commit:
             name: {"bytes": extent.size, "sha256": extent.sha256}
             for name, extent in (("records", self.records), ("timings", self.timings))
         }
-        return sealed_bytes(
-            {
-                "format": FORMAT,
-                "run": self.run,
-                "round": self.round,
-                "server": self.server,
-                "server_sha256": self.server_sha256,
-                "tensors": dict(self.tensors),
-                "private": self.private,
-                **extents,
-                "extra": dict(self.extra),
-            }
-        )
+        return sealed_bytes({"format": FORMAT, **asdict(self), **extents})
 
 
 def read_info(folder: Path) -> dict[str, Any]:
@@ -77,11 +65,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 
 def read_commit(folder: Path, info: Mapping[str, Any]) -> Commit:
-    """Return a run's last commit.
-
-    Args:
-        folder: the run's folder.
-        info: the content of its ``run.json``.
+    """Return a run's last commit; ``info`` is the content of its ``run.json``.
 
     Raises:
         RunError: ``commit.json`` is damaged, of another run, or missing though there are finished rounds.

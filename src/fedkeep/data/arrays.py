@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, first_line
 
 SHRINKS = 1040  # bytes that one byte of a deflated stream may stand for, at most (zlib's own bound is 1032)
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -39,7 +39,9 @@ def read_npy(path: Path, mmap: bool = False) -> NDArray[Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # see above
-        raise DataError(f"{path} is damaged: {_reason(error)}. Save the data again.") from error
+        raise DataError(
+            f"{path} is damaged: {first_line(error).rstrip('. ')}. Save the data again."
+        ) from error
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
@@ -62,7 +64,7 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
         raise
     except Exception as error:  # see above
         raise DataError(
-            f"{path} is damaged or no .npz file of plain arrays ({_reason(error)}). Fetch it again."
+            f"{path} is damaged or no .npz file of plain arrays ({first_line(error).rstrip('. ')}). Fetch it again."
         ) from error
 
 
@@ -95,9 +97,3 @@ def _header(file: IO[bytes], length: int) -> None:
     wanted, there = math.prod(shape) * dtype.itemsize, length - file.tell()
     if wanted != there:
         raise ValueError(f"its header promises {wanted:,} bytes of values; {there:,} follow")
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's first line, or its kind where it has no text."""
-    lines = str(error).splitlines()
-    return lines[0][:200].rstrip(". ") if lines else type(error).__name__

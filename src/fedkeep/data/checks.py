@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.splits import SPLITS
 
@@ -93,10 +93,7 @@ def as_split(split: ArrayLike, rows: int) -> NDArray[np.int64]:
         part[names == name] = number
     wrong = np.flatnonzero(part < 0)
     if len(wrong):
-        got = str(names[wrong[0]])
-        raise DataError(
-            f"Row {wrong[0]}: wanted the split 'train', 'valid' or 'test'; got {got!r}.{did_you_mean(got, SPLITS)}"
-        )
+        check_choice(f"Row {wrong[0]}: wanted the split", str(names[wrong[0]]), SPLITS, DataError)
     return part
 
 

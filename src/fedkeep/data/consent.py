@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Column, Ragged, offsets_of
 from fedkeep.data.federated import FederatedData, take
@@ -54,10 +54,7 @@ def opt_out(
             raise DataError(
                 f"Wanted a fraction opting out in [0, 1); got {fraction}. 0 means that all opt in."
             )
-        if by not in ("client", "example"):
-            raise DataError(
-                f"Wanted opt-out by 'client' or 'example'; got {by!r}.{did_you_mean(by, ('client', 'example'))}"
-            )
+        check_choice("Wanted opt-out by", by, ("client", "example"), DataError)
         out = _clients(data, fraction, seed) if by == "client" else _examples(data, fraction, seed)
         about: dict[str, Any] = {"by": by, "fraction": float(fraction), "seed": seed}
     else:

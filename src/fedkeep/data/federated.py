@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.best import best_possible
@@ -303,10 +303,7 @@ class FederatedData:
             raise DataError(f"{folder} is damaged: {error}") from error
 
     def _part(self, split: str) -> tuple[int, NDArray[np.int64]]:
-        if split not in SPLITS:
-            raise DataError(
-                f"Wanted the split 'train', 'valid', 'test' or 'all'; got {split!r}.{did_you_mean(split, SPLITS)}"
-            )
+        check_choice("Wanted the split", split, (*SPLITS, "all"), DataError)
         if self.bounds is None:
             raise DataError(
                 f"Wanted the {split} examples of data that are not split yet. Call data.split_per_user() first."

@@ -35,21 +35,15 @@ class HashedWords:
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
         check_max_length(max_length)
-        known: dict[str, int] = {}
-        rows: list[int] = []
-        lengths = []
-        for text in texts:
-            words = _WORD.findall(text.lower())[:max_length]
-            lengths.append(len(words))
-            for word in words:
-                place = known.get(word)
-                if place is None:
-                    place = known[word] = 1 + zlib.crc32(word.encode("utf-8", "surrogatepass")) % (
-                        self.size - 1
-                    )
-                rows.append(place)
+        words = [_WORD.findall(text.lower())[:max_length] for text in texts]
+        offsets = offsets_of(np.fromiter(map(len, words), np.int64, len(words)))
+        place = {word: self._place(word) for word in {word for text in words for word in text}}
         kind = np.uint16 if self.size <= 1 << 16 else np.int32
-        return Ragged(np.asarray(rows, dtype=kind), offsets_of(np.asarray(lengths, dtype=np.int64)))
+        ids = (place[word] for text in words for word in text)
+        return Ragged(np.fromiter(ids, kind, int(offsets[-1])), offsets)
+
+    def _place(self, word: str) -> int:
+        return 1 + zlib.crc32(word.encode("utf-8", "surrogatepass")) % (self.size - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description that ``meta["vocabulary"]`` keeps."""

@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, shown
 from fedkeep.data.columns import Ragged, offsets_of
 
 LONGEST_ID = 200
@@ -39,7 +39,7 @@ def as_id(given: object, where: str = "") -> str:
         raise DataError(f"{where}{RULE}; got an integer of more than {LONGEST_ID - 1} digits.")
     if not isinstance(given, str):
         raise DataError(
-            f"{where}{RULE}; got {_shown(given)}, a {type(given).__name__}. Use str(...) or .decode()."
+            f"{where}{RULE}; got {shown(given, 60)}, a {type(given).__name__}. Use str(...) or .decode()."
         )
     text = str(given) if given.isascii() else unicodedata.normalize("NFC", given)
     if not text:
@@ -50,11 +50,6 @@ def as_id(given: object, where: str = "") -> str:
         wrong = next(character for character in text if not character.isprintable())
         raise DataError(f"{where}{RULE}; got {text!r}, with the character U+{ord(wrong):04X}. Remove it.")
     return text
-
-
-def _shown(given: object) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 else f"{text[:60]} …"
 
 
 def group_rows(client: Any) -> tuple[list[str], NDArray[np.int64]]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Ragged, Rows, offsets_of
 from fedkeep.data.federated import FederatedData
@@ -258,10 +258,7 @@ def by_size(
 
 
 PARTITIONS: dict[str, Callable[..., FederatedData]] = {
-    "majority": majority,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "by_size": by_size,
+    divide.__name__: divide for divide in (majority, dirichlet, shards, by_size)
 }
 """Partitions by the name that a configuration gives them."""
 
@@ -372,10 +369,7 @@ def _federated(
 
 
 def _official(images: ImageSet, split: str, pool: str) -> str:
-    if pool not in ("train", "test"):
-        raise DataError(
-            f"Wanted {split}_from 'train' or 'test'; got {pool!r}.{did_you_mean(pool, ('train', 'test'))}"
-        )
+    check_choice(f"Wanted {split}_from", pool, ("train", "test"), DataError)
     if pool == "test" and images.train == len(images):
         raise DataError(
             f"{images.name} has no official test images to draw {split} images from. Say {split}_from='train'."

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.seeds import stream
 from fedkeep.data.columns import Column, Ragged, Rows, offsets_of
 
 SPLITS = ("train", "valid", "test")
-ORDERS = ("random", "chronological")
 
 
 def divide(counts: NDArray[np.int64], fractions: Sequence[float]) -> NDArray[np.int64]:
@@ -53,10 +52,7 @@ def order_within(
     columns: Mapping[str, Column], offsets: NDArray[np.int64], ids: Sequence[str], order: str, seed: int
 ) -> Rows:
     """Return all row numbers, client after client, in the order in which train, valid and test take them."""
-    if order not in ORDERS:
-        raise DataError(
-            f"Wanted the order 'random' or 'chronological'; got {order!r}.{did_you_mean(order, ORDERS)}"
-        )
+    check_choice("Wanted the order", order, ("random", "chronological"), DataError)
     counts = np.diff(offsets)
     client = np.repeat(np.arange(len(counts)), counts)
     if order == "random":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data.columns import Column, Ragged, offsets_of
 from fedkeep.data.federated import FederatedData
@@ -77,8 +77,7 @@ def many_user_text(
     Raises:
         DataError: an argument is out of range.
     """
-    if kind not in ("multiclass", "binary"):
-        raise DataError(f"Wanted kind 'multiclass' or 'binary'; got {kind!r}.")
+    check_choice("Wanted kind", kind, ("multiclass", "binary"), DataError)
     usual = (6, 3, 12.0) if kind == "multiclass" else (4, 2, 4.0)
     topics = usual[0] if topics is None else topics
     trait_size = usual[1] if trait_size is None else trait_size

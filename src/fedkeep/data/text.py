@@ -31,6 +31,7 @@ class Vocabulary(ABC):
     """
 
     kind: ClassVar[str]
+    between: ClassVar[str] = " "  # what stands between the symbols of a text
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
@@ -80,10 +81,18 @@ class Vocabulary(ABC):
         """Build from training texts. Take the training split's only: a test text must not shape the ids."""
         return cls.from_counts(cls.count(texts), size, min_count)
 
-    @classmethod
+    @staticmethod
     @abstractmethod
+    def words(text: str) -> Sequence[str]:
+        """Return the symbols of a text, in order."""
+
+    @classmethod
     def count(cls, texts: Iterable[str]) -> Counter[str]:
         """Return the frequency of each symbol; counts of several clients add."""
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(cls.words(text))
+        return counts
 
     def encode(self, text: str, max_length: int | None = None) -> NDArray[Any]:
         """Return a text's ids, shape (symbols,), cut at ``max_length`` symbols."""
@@ -92,6 +101,11 @@ class Vocabulary(ABC):
     @abstractmethod
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` symbols."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids: padding is left out, unknown becomes U+FFFD."""
+        symbols = ("\ufffd" if i == UNKNOWN else self.symbols[i - SPECIAL] for i in ids if i != PAD)
+        return self.between.join(symbols)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold, and :func:`vocabulary_from` reads."""
@@ -140,6 +154,7 @@ class CharVocabulary(Vocabulary):
     """Ids of characters."""
 
     kind = "char"
+    between = ""
 
     def __init__(self, symbols: Iterable[str]) -> None:
         super().__init__(symbols)
@@ -151,13 +166,10 @@ class CharVocabulary(Vocabulary):
         self._table = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, self.dtype)
         self._table[codes] = np.arange(SPECIAL, SPECIAL + len(codes))
 
-    @classmethod
-    def count(cls, texts: Iterable[str]) -> Counter[str]:
-        """Return the frequency of each character."""
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(text)
-        return counts
+    @staticmethod
+    def words(text: str) -> Sequence[str]:
+        """Return the characters of a text, in order."""
+        return text
 
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` characters."""
@@ -168,10 +180,6 @@ class CharVocabulary(Vocabulary):
             self._table.take(codes.astype(np.int64), mode="clip"),
             offsets_of(np.fromiter(map(len, cut), np.int64, len(cut))),
         )
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids: padding is left out, unknown becomes U+FFFD."""
-        return "".join("\ufffd" if i == UNKNOWN else self.symbols[i - SPECIAL] for i in ids if i != PAD)
 
 
 class WordVocabulary(Vocabulary):
@@ -184,14 +192,6 @@ class WordVocabulary(Vocabulary):
         """Return the words of a text, in order."""
         return text.split()
 
-    @classmethod
-    def count(cls, texts: Iterable[str]) -> Counter[str]:
-        """Return the frequency of each word."""
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(cls.words(text))
-        return counts
-
     def encode_all(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Return the ids of many texts as one ragged column, each cut at ``max_length`` words."""
         check_max_length(max_length)
@@ -201,10 +201,6 @@ class WordVocabulary(Vocabulary):
         offsets = offsets_of(np.fromiter(map(len, words), np.int64, len(words)))
         ids = (self._ids.get(word, UNKNOWN) for text in words for word in text)
         return Ragged(np.fromiter(ids, self.dtype, int(offsets[-1])), offsets)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids: padding is left out, unknown becomes U+FFFD."""
-        return " ".join("\ufffd" if i == UNKNOWN else self.symbols[i - SPECIAL] for i in ids if i != PAD)
 
 
 class TokenVocabulary(WordVocabulary):
@@ -229,11 +225,7 @@ class TokenVocabulary(WordVocabulary):
 
 def vocabulary_from(entry: Mapping[str, Any]) -> CharVocabulary | WordVocabulary | HashedWords:
     """Return the vocabulary that ``meta["vocabulary"]`` of a data set describes."""
-    kinds: dict[str, type[CharVocabulary | WordVocabulary]] = {
-        "char": CharVocabulary,
-        "word": WordVocabulary,
-        "token": TokenVocabulary,
-    }
+    kinds = {made.kind: made for made in (CharVocabulary, WordVocabulary, TokenVocabulary)}
     if entry.get("kind") == HashedWords.kind and type(entry.get("size")) is int:
         return HashedWords(entry["size"])
     if entry.get("kind") not in list(kinds):

@@ -23,7 +23,7 @@ from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.engines import judge, tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
-from fedkeep.experiments.personalize import DEFAULT_K, ColdStart, cold_start
+from fedkeep.experiments.personalize import ColdStart
 from fedkeep.experiments.run import Run
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
@@ -160,13 +160,6 @@ def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float
 def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]]:
     judged = judge(run.method, run.net, run.whole, run.private, run.data, clients, "test", device=run.device)
     return judged[0].per_client()
-
-
-def cold_start_analysis(
-    run: Run, ks: Sequence[int | None] = DEFAULT_K, progress: bool | None = None
-) -> dict[str, Any]:
-    """Return the metric of held-out users against their own examples, in the form that reports read."""
-    return cold_start_form(cold_start(run, ks=ks, progress=progress))
 
 
 def cold_start_form(result: ColdStart) -> dict[str, Any]:

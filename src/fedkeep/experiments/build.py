@@ -16,7 +16,7 @@ from torch import nn
 
 from fedkeep import data as data_room
 from fedkeep import models
-from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.core.errors import ConfigError, DataError, did_you_mean, first_line
 from fedkeep.core.seeds import stream
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
 from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
@@ -147,26 +147,24 @@ def _named(place: str, what: str, name: str, table: Mapping[str, T], hint: Calla
 
 
 def _located(what: str, named: str, folder: Path | None) -> Path:
+    path = Path(named)
     try:
-        return _place(what, Path(named), folder)
+        if path.is_absolute():
+            return path
+        if folder is None:
+            raise DataError(
+                f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
+                f"{str(path)!r} is looked up in it."
+            )
+        if not folder.is_dir():
+            fault = "is no folder" if folder.exists() else "does not exist"
+            raise DataError(
+                f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA."
+            )
+        # --data may name the data set's own folder
+        return folder if not (folder / path).exists() and folder.name == path.name else folder / path
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise DataError(f"{what}: cannot look up {named[:80]!r}: {error.strerror}.") from error
-
-
-def _place(what: str, path: Path, folder: Path | None) -> Path:
-    if path.is_absolute():
-        return path
-    if folder is None:
-        raise DataError(
-            f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
-            f"{str(path)!r} is looked up in it."
-        )
-    if not folder.is_dir():
-        fault = "is no folder" if folder.exists() else "does not exist"
-        raise DataError(f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA.")
-    if not (folder / path).exists() and folder.name == path.name:
-        return folder  # --data names the data set's own folder
-    return folder / path
 
 
 def build_model(config: Config, data: FederatedData, folder: Path | None = None) -> nn.Module:
@@ -262,9 +260,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
             )  # a size of 0: nothing could learn
             return make(**checked)
     except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError, UserWarning) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        why = first_line(error, 1000).rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
-        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {reason}.") from error
+        raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
 
 
 def _model_class(kind: str, place: str) -> type[nn.Module]:
@@ -370,11 +368,8 @@ def run_config(
         config: the configuration.
         data: the data, where they are read already.
         folder: the folder of real data.
-        out: the run's folder.
-        resume: go on with the run in ``out``.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
-        progress: as for ``simulate``.
-        workers: as for ``simulate``, instead of what the configuration says.
+        out, resume, progress, workers: as for ``simulate``, whatever the configuration says.
     """
     data = data if data is not None else build_data(config, folder)
     protocol = None if config.personalization is None else Protocol(**config.personalization.model_dump())

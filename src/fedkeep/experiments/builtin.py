@@ -6,7 +6,7 @@ names is the folder, and a file's path in it the configuration's name, e.g. ``fu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -67,12 +67,17 @@ def builtin_text(name: str) -> str:
     wanted = name.replace("\\", "/").removesuffix(".toml")
     if wanted not in files:
         names = sorted(files)
-        group = [n for n in names if n.startswith(f"{wanted.rstrip('/')}/")]
-        hint = f" Did you mean one of {', '.join(group)}?" if group else did_you_mean(wanted, names)
         raise ConfigError(
-            f"There is no built-in configuration {name!r}; there are {', '.join(names)}.{hint}{papers_hint()}"
+            f"There is no built-in configuration {name!r}; there are {', '.join(names)}.{near_names(wanted, names)}"
         )
     return files[wanted].read_text(encoding="utf-8")
+
+
+def near_names(wanted: str, names: Sequence[str]) -> str:
+    """Return the end of a message about a name that is not there: what may have been meant, or must be installed."""
+    group = [n for n in names if n.startswith(f"{wanted.rstrip('/')}/")]
+    hint = f" Did you mean one of {', '.join(group)}?" if group else did_you_mean(wanted[:80], names)
+    return hint + papers_hint()
 
 
 def builtin_config(name: str, overrides: Mapping[str, str] | None = None) -> Config:

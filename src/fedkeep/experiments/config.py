@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.core.optim import Optimizer
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
@@ -325,9 +325,9 @@ def _fault(error: Any) -> str:
     if error["type"] == "value_error":
         return f"  {place}: {error['msg'].removeprefix('Value error, ')}."
     if error["type"] == "model_type":
-        return f"  {place}: wanted a table; got {_short(repr(error.get('input')))}."
+        return f"  {place}: wanted a table; got {shown(error.get('input'))}."
     wanted = error["msg"].replace("Input should be", "wanted")
-    return f"  {place}: {wanted}; got {_short(repr(error.get('input')))}."
+    return f"  {place}: {wanted}; got {shown(error.get('input'))}."
 
 
 def _short(text: str) -> str:

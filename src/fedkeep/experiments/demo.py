@@ -43,11 +43,7 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demonstration found.
-
-    Attributes:
-        rows: by built-in configuration, e.g. ``demo/personalized-fl``.
-    """
+    """What the demonstration found: rows by built-in configuration, e.g. ``demo/personalized-fl``."""
 
     rows: Mapping[str, DemoRow]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, did_you_mean, shown
 
 
 def check_options(
@@ -38,8 +38,8 @@ def check_options(
     checked = {}
     for key, value in options.items():
         if key not in known:
-            shown = f" Known here: {', '.join(known)}." if known else " It takes no options."
-            raise ConfigError(f"{what}.{key[:80]}: unknown key.{did_you_mean(key[:40], known)}{shown}")
+            others = f" Known here: {', '.join(known)}." if known else " It takes no options."
+            raise ConfigError(f"{what}.{key[:80]}: unknown key.{did_you_mean(key[:40], known)}{others}")
         checked[key] = _fitted(f"{what}.{key}", hints.get(key, Any), value)
     empty = inspect.Parameter.empty
     needed = [n for n in known if n in parameters and parameters[n].default is empty and n not in options]
@@ -82,10 +82,8 @@ def _fitted(place: str, wanted: Any, value: Any) -> Any:
             return adapter.validate_python(form)
         except ValidationError as error:
             first = first or error
-    got = type(value).__name__ if "\n" in repr(value) else repr(value)
-    raise ConfigError(
-        f"{place}: wanted {_shown(wanted)}; got {got if len(got) <= 200 else f'{got[:200]} …'}."
-    ) from first
+    got = type(value).__name__ if "\n" in repr(value) else shown(value, 200)
+    raise ConfigError(f"{place}: wanted {_shown(wanted)}; got {got}.") from first
 
 
 def _shown(wanted: Any) -> str:

@@ -9,28 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from fedkeep.core.describe import visible
 
 
-class Progress(Protocol):
-    """Shows how far a run has come."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def update(self, done: float, metrics: Mapping[str, float]) -> None:
-        """Show that ``done`` rounds are finished, and the latest metrics."""
-        ...
-
-
 class Silent:
-    """Shows nothing."""
+    """Shows nothing: the base of what shows how far a run has come."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +24,7 @@ class Silent:
         pass
 
     def update(self, done: float, metrics: Mapping[str, float]) -> None:
-        """Show nothing."""
+        """Take note that ``done`` rounds are finished, and of the latest metrics."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,7 @@ def tell_elsewhere(tell: Callable[[Stand], None]) -> None:
     _ELSEWHERE[:] = [tell]
 
 
-class Bar:
+class Bar(Silent):
     """A bar on standard error.
 
     Args:
@@ -127,7 +112,7 @@ class Bar:
         self._rich.update(self._task, completed=done, rate=rate, metrics=shown)
 
 
-def make_progress(show: bool | None, title: str, total: int, done: float = 0) -> Progress:
+def make_progress(show: bool | None, title: str, total: int, done: float = 0) -> Silent:
     """Return a bar if ``show``, or if it is None and standard error is a terminal; else nothing is shown.
 
     A process that computes for another tells that one instead.

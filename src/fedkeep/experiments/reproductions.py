@@ -82,14 +82,9 @@ def reproductions() -> Offered[Reproduction]:
 
 
 def reproduce(name: str, request: Request) -> Path:
-    """Run a reproduction; interrupted, it goes on where it stopped when called again.
+    """Run one of ``reproductions()``, and return the path of the Markdown file with the results.
 
-    Args:
-        name: one of ``reproductions()``.
-        request: data, output folder, scale and seeds.
-
-    Returns:
-        The path of the Markdown file with the results.
+    Interrupted, it goes on where it stopped when called again.
 
     Raises:
         ConfigError: an unknown name, nothing is installed that reproduces anything, or runs were chosen of one that

@@ -10,7 +10,6 @@ import multiprocessing
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from multiprocessing.queues import SimpleQueue
@@ -96,16 +95,17 @@ def _work(task: Task) -> None:
     task(alone=False, progress=None)
 
 
-def _listen(queue: SimpleQueue[Any], board: _Board) -> None:
+def _listen(queue: SimpleQueue[Any], board: _Lines) -> None:
     while (message := queue.get()) is not None:
         board.told(*message)
 
 
-class _Board(ABC):
-    """Shows how far tasks have come; safe to call from several threads."""
+class _Lines:
+    """Shows how far tasks have come, in lines of text; safe to call from several threads."""
 
     def __init__(self, count: int) -> None:
         self.count, self.number, self.began = count, 0, time.monotonic()
+        self.last = self.began
         self.running: dict[str, Stand] = {}
         self.over: set[str] = set()
         self.lock = threading.Lock()
@@ -142,38 +142,23 @@ class _Board(ABC):
         self.over.add(name)
         self.running.pop(name, None)
 
-    @abstractmethod
     def show(self, name: str) -> None:
-        """Show a running task's progress."""
-
-    def say(self, text: str) -> None:
-        """Write a line."""
-        _say(text)
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop showing."""
-
-
-class _Lines(_Board):
-    """Lines of text."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.last = self.began
-
-    def show(self, name: str) -> None:
+        """Show a running task's progress, or now and then that of all."""
         if time.monotonic() - self.last < EVERY:
             return
         self.last = time.monotonic()
         where = (f"{task}: {s.title}, {s.done:g} of {s.total}" for task, s in self.running.items())
         self.say(f"after {self.after()}: {'; '.join(where)}")
 
+    def say(self, text: str) -> None:
+        """Write a line."""
+        _say(text)
+
     def close(self) -> None:
-        """Lines stay as they are."""
+        """Stop showing; lines stay as they are."""
 
 
-class _Bars(_Board):
+class _Bars(_Lines):
     """A bar for every running task and one for all."""
 
     def __init__(self, count: int) -> None:

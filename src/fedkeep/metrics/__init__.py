@@ -1,4 +1,4 @@
-"""Metrics: accuracy, AUC, distributions over clients, bytes, and numbers that describe user vectors.
+"""Metrics: AUC, distributions over clients, and numbers that describe user vectors.
 
 Everything is a pure function of tensors or arrays. A number that is not defined (an AUC with one class, a
 silhouette with one trait) comes back as NaN; its function says when.
@@ -18,13 +18,11 @@ from fedkeep.metrics.embedding import (
     user_map,
 )
 from fedkeep.metrics.personalization import Personalized, ag, ap
-from fedkeep.metrics.scores import accuracy, traffic
 
 __all__ = [
     "ClientSummary",
     "Personalized",
     "UserMap",
-    "accuracy",
     "ag",
     "ap",
     "auc",
@@ -35,7 +33,6 @@ __all__ = [
     "per_client",
     "principal_components",
     "silhouette",
-    "traffic",
     "tsne",
     "user_map",
 ]

@@ -164,10 +164,7 @@ def user_map(vectors: Vectors, perplexity: float = 30.0, seed: int = 0) -> UserM
 
 
 def principal_components(vectors: Vectors) -> UserMap:
-    """Map user vectors to the plane of their two principal components.
-
-    Args:
-        vectors: (n, p), one row a user.
+    """Map user vectors (n, p), one row a user, to the plane of their two principal components.
 
     Raises:
         DataError: a vector is not finite.

@@ -79,24 +79,14 @@ class CNN(nn.Module):
 
 
 class FashionCNN(CNN):
-    """The paper's network for Fashion-MNIST: a :class:`CNN` for 28 × 28 grey images with 6 and 12 channels.
-
-    Args:
-        classes: number of labels.
-        dropout: probability of dropping an entry behind the first linear layer.
-    """
+    """The paper's network for Fashion-MNIST: a :class:`CNN` for 28 × 28 grey images with 6 and 12 channels."""
 
     def __init__(self, classes: int, dropout: float = 0.5) -> None:
         super().__init__(classes, 1, 28, widths=(6, 12), hidden=(84, 42), dropout=dropout)
 
 
 class CifarCNN(CNN):
-    """The paper's network for CIFAR-10 and CIFAR-100: a :class:`CNN` for 32 × 32 colour images, 6 and 16 channels.
-
-    Args:
-        classes: number of labels.
-        dropout: probability of dropping an entry behind the first linear layer.
-    """
+    """The paper's network for CIFAR-10 and CIFAR-100: a :class:`CNN` for 32 × 32 colour images, 6 and 16 channels."""
 
     def __init__(self, classes: int, dropout: float = 0.5) -> None:
         super().__init__(classes, dropout=dropout)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import check_choice
 from fedkeep.models.personal import PersonalClassifier
 from fedkeep.nn import LSTM
 
@@ -44,8 +44,7 @@ class DocumentModel(PersonalClassifier):
         user_bias: bool = False,
     ) -> None:
         super().__init__()
-        if pool not in ("last", "max", "mean"):
-            raise ConfigError(f"pool must be 'last', 'max' or 'mean'; got {pool!r}.")
+        check_choice("pool must be", pool, ("last", "max", "mean"))
         self.pool: Literal["last", "max", "mean"] = pool
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         self.lstm = LSTM(embedding_dim, hidden, bidirectional=True)
@@ -56,12 +55,7 @@ class DocumentModel(PersonalClassifier):
         return f"pool={self.pool}"
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return logits, shape (B, classes).
-
-        Args:
-            text: (B, L) character ids, padded with 0.
-            text_length: (B,) lengths, at least 1.
-        """
+        """Return logits, shape (B, classes), for character ids (B, L), padded with 0, and lengths (B,) from 1 on."""
         return self.head(self.features(text, text_length))
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:

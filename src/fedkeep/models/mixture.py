@@ -6,15 +6,16 @@ differ in architecture; the gate may be any network.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Takes
 
 CONFIDENCES = 5
 
@@ -43,10 +44,14 @@ class MixtureOfExperts(nn.Module):
                 f"{type(gate).__name__} has none. Wrap a network with one output: models.Gate(network)."
             )
         self.global_expert, self.local_expert, self.gate = global_expert, local_expert, gate
-        self._wanted = {
-            "global_expert": _columns(global_expert, "forward"),
-            "local_expert": _columns(local_expert, "forward"),
-            "gate": _columns(gate.network, "forward") if isinstance(gate, Gate) else _columns(gate, "logit"),
+        gating: Any = gate.network.forward if isinstance(gate, Gate) else gate.logit
+        self._takes = {
+            name: Takes(f"The mixture's {name}, {type(part).__name__},", function)
+            for name, part, function in (
+                ("global_expert", global_expert, global_expert.forward),
+                ("local_expert", local_expert, local_expert.forward),
+                ("gate", gate, gating),
+            )
         }
         self._fits = False
 
@@ -85,19 +90,14 @@ class MixtureOfExperts(nn.Module):
     def _expert(self, name: str, columns: Mapping[str, Tensor]) -> Tensor:
         expert = self.get_submodule(name)
         with at_rest(expert):
-            out: Tensor = expert(**self._given(name, columns))
+            out: Tensor = expert(**self._takes[name].of(columns))
         return out
 
     def _logit(self, columns: Mapping[str, Tensor], own: Tensor, shared: Tensor) -> Tensor:
-        given = self._given("gate", {**columns, "local_logits": own, "global_logits": shared})
+        given = self._takes["gate"].of({**columns, "local_logits": own, "global_logits": shared})
         with at_rest(self.gate):
             logit: Tensor = self.gate.logit(**given)  # type: ignore[operator]
         return logit
-
-    def _given(self, name: str, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the columns that a part wants."""
-        part = self.get_submodule(name)
-        return _chosen(f"The mixture's {name}, {type(part).__name__},", self._wanted[name], columns)
 
     def _check(self, columns: Mapping[str, Tensor]) -> None:
         """Compare all outputs' shapes at the first use: a mixture is trained long after its global expert."""
@@ -131,7 +131,7 @@ class Gate(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self._wanted = _columns(network, "forward")
+        self._takes = Takes(f"The gate's network, {type(network).__name__},", network.forward)
 
     def forward(self, **columns: Tensor) -> Tensor:
         """Return the local expert's share, shape (B,), between 0 and 1."""
@@ -143,15 +143,13 @@ class Gate(nn.Module):
         Raises:
             MethodError: the network wants a column that is not there, or has not one output.
         """
-        name = type(self.network).__name__
-        given = _chosen(f"The gate's network, {name},", self._wanted, columns)
-        out: Tensor = self.network(**given)
+        out: Tensor = self.network(**self._takes.of(columns))
         if out.dim() == 2 and out.shape[1] == 1:
             return out.squeeze(1)
         if out.dim() != 1:
             raise MethodError(
-                f"A gate needs a network with one output, shape (B, 1); {name} gave {tuple(out.shape)}. Make it with "
-                f"one class."
+                f"A gate needs a network with one output, shape (B, 1); {type(self.network).__name__} gave "
+                f"{tuple(out.shape)}. Make it with one class."
             )
         return out
 
@@ -170,7 +168,8 @@ class ConfidenceGate(nn.Module):
     def __init__(self, network: nn.Module | None = None) -> None:
         super().__init__()
         self.network = network
-        self._wanted = {} if network is None else _columns(network, "logit")
+        if network is not None:
+            self._takes = Takes(f"The gate's network, {type(network).__name__},", network.logit)  # type: ignore[arg-type]
         self.weigh = nn.Linear(CONFIDENCES, 1)
         nn.init.zeros_(self.weigh.weight)
         nn.init.zeros_(self.weigh.bias)
@@ -183,8 +182,7 @@ class ConfidenceGate(nn.Module):
         logit: Tensor = self.weigh(torch.stack(seen, 1)).squeeze(1)
         if self.network is None:
             return logit
-        given = _chosen(f"The gate's network, {type(self.network).__name__},", self._wanted, columns)
-        added: Tensor = self.network.logit(**given)  # type: ignore[operator]
+        added: Tensor = self.network.logit(**self._takes.of(columns))  # type: ignore[operator]
         return logit + added
 
 
@@ -201,26 +199,6 @@ def at_rest(part: nn.Module) -> Iterator[None]:
     finally:
         if resting:
             part.train()
-
-
-def _columns(part: nn.Module, method: str) -> dict[str, bool] | None:
-    """Return the arguments that a part's method takes, and whether it needs them; None: all there are."""
-    parameters = inspect.signature(getattr(part, method)).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return {p.name: p.default is p.empty for p in parameters}
-
-
-def _chosen(who: str, wanted: Mapping[str, bool] | None, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the columns that are wanted, of which those that are True are needed; None: all of them."""
-    if wanted is None:
-        return dict(columns)
-    missing = [name for name, needed in wanted.items() if needed and name not in columns]
-    if missing:
-        raise MethodError(
-            f"{who} wants the column {missing[0]!r}; the data have {sorted(columns)}. Name the argument as the column."
-        )
-    return {name: columns[name] for name in wanted if name in columns}
 
 
 def _same_width(own: Tensor, shared: Tensor) -> None:

@@ -18,15 +18,9 @@ class PersonalClassifier(nn.Module):
     def add_personal_part(
         self, width: int, classes: int, user_dim: int, mlp: int, user_bias: bool, dropout: float = 0.0
     ) -> None:
-        """Register the user's parameters and the MLP.
+        """Register the user's parameters and the MLP behind a text vector of ``width`` entries.
 
-        Args:
-            width: entries of the text vector.
-            classes: number of labels.
-            user_dim: length of the user vector; 0: none.
-            mlp: hidden units.
-            user_bias: adds a private vector of shape (classes,) to the logits.
-            dropout: probability of dropping an entry of the MLP's input.
+        The other arguments are those of ``DocumentModel``.
         """
         if user_dim:
             self.user = nn.Parameter(torch.zeros(user_dim))

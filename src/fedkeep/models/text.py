@@ -62,11 +62,9 @@ class TextClassifier(nn.Module):
         return ", ".join(f"{name}={value}" for name, value in rates.items() if value)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return logits, shape (B, classes).
+        """Return logits, shape (B, classes), for word ids (B, L) and their numbers (B,) int64, at least 1.
 
-        Args:
-            text: (B, L) word ids; what stands behind a text's end is not read.
-            text_length: (B,) int64 numbers of words, at least 1.
+        What stands behind a text's end is not read.
         """
         return self.head(self.features(text, text_length))
 
@@ -85,12 +83,9 @@ class TextClassifier(nn.Module):
 
 
 def thinned(text: Tensor, length: Tensor, probability: float) -> tuple[Tensor, Tensor]:
-    """Return texts without some of their words, in their order, and their new lengths, at least 1.
+    """Return texts (B, L) without some of their words, in their order, and their new lengths (B,), at least 1.
 
-    Args:
-        text: (B, L) word ids.
-        length: (B,) numbers of words.
-        probability: of leaving out a word; where all would go, the first stays.
+    A word is left out with ``probability``; where all would go, the first stays.
     """
     place = torch.arange(text.shape[1], device=text.device)
     kept = nn.functional.dropout(torch.ones(text.shape, device=text.device), probability) > 0

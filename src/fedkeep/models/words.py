@@ -17,11 +17,8 @@ class BagOfWords(PersonalClassifier):
 
     Args:
         vocabulary: number of word ids; 0 is padding.
-        classes: number of labels.
-        user_dim: length of the user vector ``user`` (private in FURL); 0: no personalisation.
+        classes, user_dim, mlp, user_bias: as for ``DocumentModel``.
         embedding_dim: length of a word's embedding and of the text vector.
-        mlp: hidden units of the MLP, ReLU.
-        user_bias: adds a private vector ``user_bias`` of shape (classes,) to the logits (user-specific weights).
     """
 
     lookup: ClassVar = {"embedding.weight": "text"}
@@ -42,12 +39,7 @@ class BagOfWords(PersonalClassifier):
         self.add_personal_part(embedding_dim, classes, user_dim, mlp, user_bias)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return logits, shape (B, classes).
-
-        Args:
-            text: (B, L) word ids, padded with 0.
-            text_length: (B,) lengths, at least 1.
-        """
+        """Return logits, shape (B, classes), for word ids (B, L), padded with 0, and lengths (B,) from 1 on."""
         return self.head(self.features(text, text_length))
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:

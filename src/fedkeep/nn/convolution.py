@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.kernels import native
-from fedkeep.nn.cohort import per_client
-from fedkeep.nn.operation import How, Operation, Tensors
+from fedkeep.nn.operation import How, Operation, Tensors, per_client
 
 BLOCK = 16  # channels in a block of a packed image, at most, as in convolution.h
 

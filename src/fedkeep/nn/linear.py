@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.kernels import native
-from fedkeep.nn.cohort import per_client
-from fedkeep.nn.operation import How, Operation, Tensors
+from fedkeep.nn.operation import How, Operation, Tensors, per_client
 
 # Where the kernel pays: few rows, so that reading the weights is what takes time, and many weights.
 ROWS, WEIGHTS = 16, 1 << 16
@@ -35,14 +34,7 @@ class Linear(nn.Linear):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the layer.
-
-        Args:
-            x: (B, I), or any shape that ends in I.
-
-        Returns:
-            (B, O).
-        """
+        """Run the layer: from (B, I), or any shape that ends in I, to (B, O)."""
         weight, bias = self.weight, self.bias
         if usable(x, weight, bias):
             return run(x, weight, bias, self.relu)

@@ -14,8 +14,7 @@ from torch import Tensor
 from fedkeep.core.errors import DataError
 from fedkeep.kernels import native
 from fedkeep.nn import pure
-from fedkeep.nn.cohort import per_client
-from fedkeep.nn.operation import How, Operation, Tensors
+from fedkeep.nn.operation import How, Operation, Tensors, per_client
 from fedkeep.nn.pooling import LAST, MAX, OUTPUT
 
 
@@ -159,15 +158,7 @@ PASSES = _Passes()
 def run(
     inputs: Tensor, ids: Tensor | None, lengths: Tensor, weights: list[Tensor], gru: bool, pool: int
 ) -> Sequence[Tensor]:
-    """The layer by its kernel, differentiable, under vmap for a whole cohort.
-
-    Args:
-        inputs: (B, L, I), or the table (V, I) where there are ids.
-        ids: (B, L) or None.
-        lengths: (B,) int64.
-        weights: for each direction w_ih (K*H, I), w_hh (K*H, H), b_ih (K*H,), b_hh (K*H,).
-        gru: or an LSTM.
-        pool: OUTPUT, LAST, MEAN or MAX.
+    """The layer by its kernel, differentiable, under vmap for a whole cohort; the shapes are those of ``_Passes``.
 
     Returns:
         Last states, means or maxima (B, D*H); before them, if ``pool`` is OUTPUT, all states (B, L, D*H).

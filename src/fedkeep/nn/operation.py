@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-
-from fedkeep.nn.cohort import stacked, unstacked
-from fedkeep.nn.higher import second
 
 Tensors = Sequence[Any]
 """Each a tensor, or None for one that isn't there."""
@@ -263,34 +261,73 @@ def _custom(layer: Operation) -> tuple[Any, Any]:
         f"{name}_backward", backward, mutates_args=(), device_types="cpu"
     )
     custom.register_fake(layer.empty)
-
-    @custom_backward.register_fake
-    def _(
-        grads: Tensors, kept: Tensor, tensors: Tensors, how: How, cohort: bool, input_grad: bool
-    ) -> list[Tensor]:
-        return layer.empty_gradients(tensors, how, cohort, input_grad)
-
-    @custom.register_vmap
-    def _(info: Any, dims: Any, tensors: Tensors, how: How, cohort: bool) -> tuple[list[Tensor], list[int]]:
-        n = info.batch_size
-        found = custom(_stacked(tensors, dims[0], n, cohort), how, True)
-        return unstacked(found, n, cohort), [0] * len(found)
-
-    @custom_backward.register_vmap
-    def _(
-        info: Any,
-        dims: Any,
-        grads: Tensors,
-        kept: Tensor,
-        tensors: Tensors,
-        how: How,
-        cohort: bool,
-        input_grad: bool,
-    ) -> tuple[list[Tensor], list[int]]:
-        n = info.batch_size
-        of_grads, of_tensors = (_stacked(t, d, n, cohort) for t, d in ((grads, dims[0]), (tensors, dims[2])))
-        kept = stacked(kept, dims[1], n, cohort)
-        found = custom_backward(of_grads, kept, of_tensors, how, True, input_grad)
-        return unstacked(found, n, cohort), [0] * len(found)
-
+    custom_backward.register_fake(lambda grads, kept, *others: layer.empty_gradients(*others))
+    for operation in (custom, custom_backward):
+        operation.register_vmap(partial(_several, operation))
     return custom, custom_backward
+
+
+def _several(operation: Any, info: Any, dims: Any, *arguments: Any) -> tuple[list[Tensor], list[int]]:
+    """Run what vmap maps over, of a forward or a backward pass, as a cohort."""
+    n = info.batch_size
+    place = (
+        1 if len(arguments) == 3 else 3
+    )  # of the settings: behind the tensors, or behind grads, kept and tensors
+    given, (how, cohort, *rest) = arguments[:place], arguments[place:]
+    several = [
+        stacked(t, d, n, cohort) if isinstance(t, Tensor) else _stacked(t, d, n, cohort)
+        for t, d in zip(given, dims[:place], strict=True)
+    ]
+    found = operation(*several, how, True, *rest)
+    return unstacked(found, n, cohort), [0] * len(found)
+
+
+def stacked(tensor: Any, dim: int | None, clients: int, cohort: bool) -> Any:
+    """An argument under vmap as one with a client axis in front; an axis that is there already is merged."""
+    if tensor is None:
+        return None
+    tensor = tensor.unsqueeze(0).expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1) if cohort else tensor
+
+
+def per_client(tensor: Tensor, cohort: bool) -> tuple[Tensor, int]:
+    """The tensor with each client's values contiguous, and the distance from client to client in elements."""
+    if not cohort:
+        return tensor.contiguous(), 0
+    if tensor.shape[0] and not tensor[0].is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor, tensor.stride(0)
+
+
+def unstacked(tensors: Sequence[Tensor], clients: int, cohort: bool) -> list[Tensor]:
+    """Results under vmap with the axis of vmap in front again."""
+    return [t.reshape(clients, t.shape[0] // clients, *t.shape[1:]) if cohort else t for t in tensors]
+
+
+def second(
+    layer: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """Run the backward pass of a layer's backward pass, computed by PyTorch from the layer in plain operations.
+
+    (``once_differentiable`` would not do: ``torch.autograd.grad`` through it finds no way to the inputs, and gives a
+    gradient without the second-order part rather than an error.)
+
+    Args:
+        layer: the layer in plain operations, from ``inputs`` to results.
+        inputs: what is differentiated by.
+        grads: the gradients of the results.
+        wanted: the gradients of what the backward pass gave, one for each input.
+
+    Returns:
+        The gradients of ``inputs``, then of ``grads``.
+    """
+
+    def slopes(*both: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = torch.func.vjp(layer, *both[: len(inputs)])[1](both[len(inputs) :])
+        return found
+
+    found: tuple[Tensor, ...] = torch.func.vjp(slopes, *inputs, *grads)[1](tuple(wanted))
+    return found

@@ -28,12 +28,7 @@ def masked_mean(x: Tensor, lengths: Tensor | None = None) -> Tensor:
 def masked_max(x: Tensor, lengths: Tensor | None = None) -> Tensor:
     """The maximum over each sequence's own steps; of equal values the gradient goes to the first.
 
-    Args:
-        x: (B, L, C).
-        lengths: (B,) int64 from 1 to L; None: all L.
-
-    Returns:
-        (B, C).
+    Shapes are those of ``masked_mean``.
     """
     if lengths is not None:
         x = torch.where(_inside(x, lengths).unsqueeze(-1), x, -torch.inf)

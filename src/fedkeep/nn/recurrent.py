@@ -19,65 +19,16 @@ from fedkeep.nn.operation import functorch_active
 from fedkeep.nn.pooling import LAST, MAX, MEAN, OUTPUT
 
 Pool = Literal["last", "mean", "max"]
-_POOLS = {"last": LAST, "mean": MEAN, "max": MAX}
+_POOLS = {None: OUTPUT, "last": LAST, "mean": MEAN, "max": MAX}
 
 
-def _pooled(
-    layer: nn.RNNBase, inputs: Tensor, ids: Tensor | None, lengths: Tensor | None, how: Pool
-) -> Tensor:
-    if how not in _POOLS:
-        raise ConfigError(f"a sequence is pooled by 'last', 'mean' or 'max'; got {how!r}")
-    return _run(layer, inputs, ids, lengths, _POOLS[how])[-1]
-
-
-def _run(
-    layer: nn.RNNBase,
-    inputs: Tensor,
-    ids: Tensor | None,
-    lengths: Tensor | None,
-    pool: int = OUTPUT,
-) -> Sequence[Tensor]:
-    # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
-    weights = [getattr(layer, name) for name in layer._flat_weights_names]
-    sequences, length = (inputs if ids is None else ids).shape[:2]
-    if lengths is None:
-        lengths = torch.full((sequences,), length, device=inputs.device)
-    elif lengths.shape != (sequences,) or lengths.dtype != torch.int64:
-        raise DataError(
-            f"lengths must be int64 of shape ({sequences},), one per sequence; "
-            f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
-        )
-    gru = isinstance(layer, nn.GRU)
-    if native.usable(inputs, weights):
-        return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
-    return pure.run(inputs, ids, lengths, weights, gru, pool, functorch_active())
-
-
-def _check(layer: nn.RNNBase, x: Tensor) -> None:
-    if x.dim() != 3 or x.shape[-1] != layer.input_size:
-        raise DataError(f"expected inputs of shape (B, L, {layer.input_size}); got {tuple(x.shape)}")
-
-
-def _check_ids(layer: nn.RNNBase, ids: Tensor, table: Tensor) -> None:
-    if ids.dim() != 2 or ids.dtype != torch.int64:
-        raise DataError(f"expected int64 ids of shape (B, L); got {ids.dtype} of shape {tuple(ids.shape)}")
-    if table.dim() != 2 or table.shape[-1] != layer.input_size:
-        raise DataError(f"expected a table of shape (V, {layer.input_size}); got {tuple(table.shape)}")
-
-
-class LSTM(nn.LSTM):
-    """Long short-term memory; weights, gate order and initial values are those of ``torch.nn.LSTM``.
-
-    Args:
-        input_size: I.
-        hidden_size: H.
-        bidirectional: D is 2, else 1.
-    """
+class _Layer(nn.RNNBase):
+    """What both layers are beside their kind; it comes before torch's own class in their order of bases."""
 
     def __init__(self, input_size: int, hidden_size: int, bidirectional: bool = False) -> None:
-        super().__init__(input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
+        super().__init__(input_size, hidden_size, batch_first=True, bidirectional=bidirectional)  # type: ignore[arg-type, call-arg]
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Runs the layer.
 
         Args:
@@ -91,8 +42,7 @@ class LSTM(nn.LSTM):
         Raises:
             DataError: a shape, a type or a length is wrong.
         """
-        _check(self, x)
-        output, last = _run(self, x, None, lengths)
+        output, last = self._run(x, None, lengths)
         return output, last
 
     def forward_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -106,8 +56,7 @@ class LSTM(nn.LSTM):
         Raises:
             DataError: a shape, a type, a length or an id is wrong.
         """
-        _check_ids(self, ids, table)
-        output, last = _run(self, table, ids, lengths)
+        output, last = self._run(table, ids, lengths)
         return output, last
 
     def pooled(self, x: Tensor, lengths: Tensor | None = None, how: Pool = "last") -> Tensor:
@@ -125,19 +74,48 @@ class LSTM(nn.LSTM):
             ConfigError: ``how`` is none of these.
             DataError: as in ``forward``.
         """
-        _check(self, x)
-        return _pooled(self, x, None, lengths, how)
+        return self._run(x, None, lengths, how)[-1]
 
     def pooled_ids(
         self, ids: Tensor, table: Tensor, lengths: Tensor | None = None, how: Pool = "last"
     ) -> Tensor:
         """``pooled(embedding(ids, table), lengths, how)``; see ``forward_ids`` and ``pooled``."""
-        _check_ids(self, ids, table)
-        return _pooled(self, table, ids, lengths, how)
+        return self._run(table, ids, lengths, how)[-1]
+
+    def _run(
+        self, inputs: Tensor, ids: Tensor | None, lengths: Tensor | None, how: Pool | None = None
+    ) -> Sequence[Tensor]:
+        if ids is None:
+            if inputs.dim() != 3 or inputs.shape[-1] != self.input_size:
+                raise DataError(
+                    f"expected inputs of shape (B, L, {self.input_size}); got {tuple(inputs.shape)}"
+                )
+        elif ids.dim() != 2 or ids.dtype != torch.int64:
+            raise DataError(
+                f"expected int64 ids of shape (B, L); got {ids.dtype} of shape {tuple(ids.shape)}"
+            )
+        elif inputs.dim() != 2 or inputs.shape[-1] != self.input_size:
+            raise DataError(f"expected a table of shape (V, {self.input_size}); got {tuple(inputs.shape)}")
+        if how not in _POOLS:
+            raise ConfigError(f"a sequence is pooled by 'last', 'mean' or 'max'; got {how!r}")
+        # By attribute, not from _flat_weights: torch.func.functional_call swaps attributes.
+        weights = [getattr(self, name) for name in self._flat_weights_names]
+        sequences, length = (inputs if ids is None else ids).shape[:2]
+        if lengths is None:
+            lengths = torch.full((sequences,), length, device=inputs.device)
+        elif lengths.shape != (sequences,) or lengths.dtype != torch.int64:
+            raise DataError(
+                f"lengths must be int64 of shape ({sequences},), one per sequence; "
+                f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
+            )
+        gru, pool = isinstance(self, nn.GRU), _POOLS[how]
+        if native.usable(inputs, weights):
+            return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
+        return pure.run(inputs, ids, lengths, weights, gru, pool, functorch_active())
 
 
-class GRU(nn.GRU):
-    """Gated recurrent unit; weights, gate order and initial values are those of ``torch.nn.GRU``.
+class LSTM(_Layer, nn.LSTM):  # type: ignore[misc]
+    """Long short-term memory; weights, gate order and initial values are those of ``torch.nn.LSTM``.
 
     Args:
         input_size: I.
@@ -145,29 +123,6 @@ class GRU(nn.GRU):
         bidirectional: D is 2, else 1.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, bidirectional: bool = False) -> None:
-        super().__init__(input_size, hidden_size, batch_first=True, bidirectional=bidirectional)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """As ``LSTM.forward``."""
-        _check(self, x)
-        output, last = _run(self, x, None, lengths)
-        return output, last
-
-    def forward_ids(self, ids: Tensor, table: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As ``LSTM.forward_ids``."""
-        _check_ids(self, ids, table)
-        output, last = _run(self, table, ids, lengths)
-        return output, last
-
-    def pooled(self, x: Tensor, lengths: Tensor | None = None, how: Pool = "last") -> Tensor:
-        """As ``LSTM.pooled``."""
-        _check(self, x)
-        return _pooled(self, x, None, lengths, how)
-
-    def pooled_ids(
-        self, ids: Tensor, table: Tensor, lengths: Tensor | None = None, how: Pool = "last"
-    ) -> Tensor:
-        """As ``LSTM.pooled_ids``."""
-        _check_ids(self, ids, table)
-        return _pooled(self, table, ids, lengths, how)
+class GRU(_Layer, nn.GRU):  # type: ignore[misc]
+    """Gated recurrent unit, made as ``LSTM``; weights, gate order and initial values are those of ``torch.nn.GRU``."""

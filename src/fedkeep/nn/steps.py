@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeep.nn.cohort import stacked, unstacked
-from fedkeep.nn.higher import second
+from fedkeep.nn.operation import second, stacked, unstacked
 
 
 def recurrence(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Reports: tables, figures and one self-contained page, made from the files of run directories and nothing else.
 
-    wording.py    how numbers are written              tables.py     aligned text and Markdown
+    wording.py    how numbers are written              tables.py     rows of cells, Markdown
     runs.py       reads a run directory                results.py    results/NAME.json and .md
     analyses.py   reads and checks analyses.json       svg.py        axes and marks of the page's charts
     groups.py     runs that differ in their seed only  charts/       lines, spread, map, bars: inline SVG

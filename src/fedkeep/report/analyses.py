@@ -11,20 +11,11 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.sealed import read_sealed
 
 
-def read_analyses(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the analyses of a run, checked; empty where the file doesn't exist.
-
-    Raises:
-        RunError: the file is damaged or an analysis breaks the form; names the file and the place.
-    """
-    return read_sealed_analyses(path)[0]
-
-
 def read_sealed_analyses(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the analyses, checked, and of which run and round they are; both empty where the file doesn't exist.
 
     Raises:
-        RunError: as for ``read_analyses``.
+        RunError: the file is damaged or an analysis breaks the form; names the file and the place.
     """
     if not path.exists():
         return {}, {}

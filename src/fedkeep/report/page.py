@@ -109,14 +109,9 @@ def _block_markdown(block: Block) -> str:
 
 def _block_json(block: Block) -> dict[str, Any]:
     if isinstance(block, Figure):
-        table = asdict(block.table) if block.table is not None else None
-        return {
-            "kind": "figure",
-            "title": block.title,
-            "caption": block.caption,
-            "table": table,
-            "data": block.data,
-        }
+        table = None if block.table is None else asdict(block.table)
+        shown = {"title": block.title, "caption": block.caption, "table": table, "data": block.data}
+        return {"kind": "figure", **shown}
     return {"kind": type(block).__name__.lower(), **asdict(block)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,12 @@ from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.report.wording import lower_is_better
 
 FINISHED = "finished"
+TYPES = (
+    dict.fromkeys(("environment", "data", "config", "identity", "initial"), (dict, "an object"))
+    | {"analyses": (list, "a list")}
+    | dict.fromkeys(("bytes_down", "bytes_up", "best", "best_global"), (int | float, "a number or null"))
+)
+"""What run.json may hold under keys that a report reads, beside null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,7 @@ def read_run(folder: Path) -> RunFiles:
     records: list[Record] = []
     for name, extent in (("records.jsonl", commit.records), ("timings.jsonl", commit.timings)):
         path = folder / name
-        records += _checked(path, read_records(path, extent))
+        records += read_records(path, extent)
         if path.exists() and path.stat().st_size > extent.size:
             notes.append(
                 f"What {name} holds after round {commit.round} is of no finished round and is left out."
@@ -153,7 +158,7 @@ def read_run(folder: Path) -> RunFiles:
     if (path := folder / "personalization.jsonl").exists():
         lines, about = read_sealed_records(path)
         if _is_of(path, about, commit, notes):
-            records += _checked(path, lines)
+            records += lines
     elif finished and (info.get("config") or {}).get("personalization"):
         notes.append(
             f"{path.name} is missing, so the curve of fine-tuning is not shown; resume the run to make it."
@@ -186,18 +191,9 @@ def _read_info(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise RunError(f"{path.parent} is no run directory: it has no run.json.")
     info = read_info(path.parent)
-    for key in ("environment", "data", "config", "identity", "initial"):
-        if not isinstance(info.get(key, {}), dict | None):
-            raise RunError(f"{path} is damaged: {key!r} must be an object, got {type(info[key]).__name__}.")
-    if not isinstance(info.get("analyses"), list | None):
-        raise RunError(
-            f"{path} is damaged: 'analyses' must be a list, got {type(info['analyses']).__name__}."
-        )
-    for key in ("bytes_down", "bytes_up", "best", "best_global"):
-        if not isinstance(info.get(key), int | float | None):
-            raise RunError(
-                f"{path} is damaged: {key!r} must be a number or null, got {type(info[key]).__name__}."
-            )
+    for key, (kinds, wanted) in TYPES.items():
+        if not isinstance(info.get(key), kinds | None):
+            raise RunError(f"{path} is damaged: {key!r} must be {wanted}, got {type(info[key]).__name__}.")
     if not _partition(info.get("partition_counts")):
         raise RunError(
             f"{path} is damaged: 'partition_counts' must hold a list of counts for each client, a count for each class."
@@ -227,24 +223,3 @@ def _partition(entry: Any) -> bool:
 
 def _split_row(row: dict[str, Any]) -> bool:
     return {"name", "half"} <= set(row) and isinstance(row.get("bytes", 0), int | float)
-
-
-def _checked(path: Path, lines: Iterable[Record]) -> list[Record]:
-    records = []
-    for number, record in enumerate(lines, start=1):
-        right = (
-            type(record.round) is int
-            and type(record.n) is int
-            and type(record.epoch) in (int, float)
-            and math.isfinite(record.epoch)
-            and type(record.value) in (int, float)
-            and isinstance(record.client, str | None)
-            and isinstance(record.split, str)
-            and isinstance(record.metric, str)
-        )
-        if not right:
-            raise RunError(
-                f"{path}, line {number}: not a record (a field has the wrong type). Was the file edited?"
-            )
-        records.append(record)
-    return records

@@ -33,6 +33,11 @@ class Canvas:
         """Add a text with its baseline at (x, y)."""
         self.add("text", text, x=x, y=y, cls=cls, text_anchor="" if anchor == "start" else anchor)
 
+    def under(self, x: float, y: float, text: str) -> None:
+        """Add a tick's text below an axis, in the middle of x where the canvas has room for it."""
+        late = x + 3.6 * len(text) > self.width
+        self.text(self.width if late else x, y, text, anchor="end" if late else "middle")
+
     def open(self, tag: str, cls: str, tip: str = "") -> None:
         """Open a group; ``close`` ends it."""
         self._parts.append(

@@ -1,10 +1,9 @@
-"""Tables: rows of cells as aligned text and as Markdown."""
+"""Tables: rows of cells, as Markdown."""
 
 from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -33,21 +32,6 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{len(row)} cells in a table of {len(self.columns)} columns: {row}")
-
-
-def to_text(table: Table) -> str:
-    """Return the table as plain text with aligned columns, for a terminal."""
-    grid = [[wording.printable(cell) for cell in row] for row in (table.columns, *table.rows)]
-    widths = [max(map(_width, column)) for column in zip(*grid, strict=True)]
-    lines = [table.title] if table.title else []
-    for number, row in enumerate(grid):
-        cells = [_pad(cell, widths[i], right=i >= table.left) for i, cell in enumerate(row)]
-        lines.append("  ".join(cells).rstrip())
-        if number == 0:
-            lines.append("  ".join("─" * width for width in widths))
-    if table.note:
-        lines.append(table.note)
-    return "\n".join(lines) + "\n"
 
 
 def to_markdown(table: Table, level: int = 3) -> str:
@@ -80,14 +64,3 @@ def mean_std(values: Iterable[float]) -> tuple[float, float | None]:
     if len(numbers) == 1:
         return mean, None
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / (len(numbers) - 1))
-
-
-def _width(text: str) -> int:
-    """Return how many terminal cells a text takes: combining marks none, wide characters two."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    space = " " * (width - _width(text))
-    return space + text if right else text + space

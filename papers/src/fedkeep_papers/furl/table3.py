@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from fedkeep.data import FederatedData
-from fedkeep.experiments.analyses import aggregation_time, cold_start_analysis, embedding_map, write_analyses
+from fedkeep.experiments.analyses import aggregation_time, cold_start_form, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
+from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report import page, tables
 from fedkeep.report.results import Row, over_seeds, write_results
@@ -221,7 +222,7 @@ def _draw(
 
 def _draw_cold_start(held: JobSpec, path: Path) -> None:
     """Measure the users who were held out against their own examples."""
-    analysis = cold_start_analysis(jobs.load_job(held))
+    analysis = cold_start_form(cold_start(jobs.load_job(held)))
     write_analyses(held.folder, {"cold_start": analysis})
     plots.cold_start(analysis, path)
 

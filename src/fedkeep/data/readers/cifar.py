@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data.arrays import read_npz
 from fedkeep.data.images import ImageSet, Pixels, check_range, joined
 from fedkeep.data.readers.files import existing, sha256, unreadable
@@ -41,6 +41,7 @@ def cifar10(
         DataError: a file is missing, truncated or malformed, an image has another size, a label is out of range,
             or pyarrow or Pillow are not installed; the message names the file.
     """
+    check_choice("Wanted form", form, ("jpeg", "lossless", "binary"), DataError)
     place, source = Path(folder), dict[str, str]()
     if form == "jpeg":
         train, test = (
@@ -50,11 +51,6 @@ def cifar10(
     if form == "lossless":
         only = _lossless(place / "cifar10_train4000_lossless.npz", source)
         return joined(only, None, CIFAR10, "cifar10_lossless", source)
-    if form != "binary":
-        forms = ("jpeg", "lossless", "binary")
-        raise DataError(
-            f"Wanted form 'jpeg', 'lossless' or 'binary'; got {form!r}.{did_you_mean(form, forms)}"
-        )
     batches = [_records(place / f"data_batch_{i}.bin", (10,), 0, whole, 10_000, source) for i in range(1, 6)]
     train = np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches])
     test = _records(place / "test_batch.bin", (10,), 0, whole, 10_000, source)
@@ -85,14 +81,8 @@ def cifar100(
     if form is None:
         packed = not (place / "train.bin").exists() and any(place.glob("*train*.parquet"))
         form = "parquet" if packed else "binary"
-    for what, got, known in (
-        ("form", form, ("binary", "parquet")),
-        ("labels", labels, ("fine", "coarse")),
-    ):
-        if got not in known:
-            raise DataError(
-                f"Wanted {what} {known[0]!r} or {known[1]!r}; got {got!r}.{did_you_mean(got, known)}"
-            )
+    check_choice("Wanted form", form, ("binary", "parquet"), DataError)
+    check_choice("Wanted labels", labels, ("fine", "coarse"), DataError)
     classes = {"coarse": 20, "fine": 100}
     if form == "parquet":
         train, test = (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, first_line
 
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
@@ -36,8 +36,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 def damaged_parquet(path: Path, error: Exception) -> DataError:
     """Return what to say of a Parquet file that pyarrow cannot read."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return DataError(f"{path} is truncated or no Parquet file: {reason} Fetch it again.")
+    return DataError(f"{path} is truncated or no Parquet file: {first_line(error)} Fetch it again.")
 
 
 def sha256(path: Path) -> str:

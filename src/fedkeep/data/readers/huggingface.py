@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.tables import Table, from_table
+from fedkeep.data.readers.tables import Table, check_names, from_table
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
 
@@ -50,11 +50,7 @@ def huggingface(
     places: list[tuple[str | None, int]] = []
     for part, rows in parts.items():
         names = list(rows.column_names)
-        for column in wanted:
-            if column not in names:
-                raise DataError(
-                    f"{name} has no column {column!r}; it has {sorted(names)}.{did_you_mean(column, names)}"
-                )
+        check_names(name, names, wanted)
         kept = [column for column in (*wanted, time, *(["split"] if part is None else [])) if column in names]
         for column in dict.fromkeys(kept):
             columns.setdefault(column, []).extend(rows[column])
@@ -76,8 +72,8 @@ def huggingface(
     return from_table(
         Table(columns, where),
         user=user,
-        text=None if features is not None else text,
-        features=features or (),
+        text=text,
+        features=features,
         label=label,
         split="split",
         time=time,

@@ -82,12 +82,10 @@ def read_idx(path: Path, size: tuple[int, ...]) -> Pixels:
             wanted = entries * math.prod(size)
             _check_promise(path, wanted)
             body = file.read(wanted + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
     except OSError as error:
-        if not isinstance(error, gzip.BadGzipFile):
-            raise unreadable(path, error) from error
-        raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
-    except (EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or no gzip file ({error}). Fetch it again.") from error
+        raise unreadable(path, error) from error
     if len(body) != wanted:
         more = "more follow" if len(body) > wanted else f"only {len(body):,} follow"
         raise DataError(

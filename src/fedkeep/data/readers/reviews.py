@@ -39,10 +39,7 @@ def review_files(
         vocabulary: a vocabulary, or how many words to keep, the most frequent in training texts.
         text, label, split: names of columns.
         label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
-        valid: training texts of each client to validate on instead, drawn at random.
-        drop_duplicates: drop training texts that stand word for word in a test set.
-        limit: keep at most this many training and this many test texts of each client, drawn at random.
-        seed: of the draws.
+        valid, drop_duplicates, limit, seed: as for ``fedkeep.data.reviews.federated``.
 
     Returns:
         Data with the columns ``text`` (word ids) and ``label``; a client's id is its file's NAME.

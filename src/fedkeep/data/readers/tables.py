@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import DataError, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
 from fedkeep.data.checks import check_close
 from fedkeep.data.columns import Column
 from fedkeep.data.federated import FederatedData
@@ -77,8 +77,8 @@ def read_table(
     return from_table(
         table,
         user=user,
-        text=None if features is not None else text,
-        features=features or (),
+        text=text,
+        features=features,
         label=label,
         split=split,
         time=time,
@@ -113,21 +113,12 @@ class Table:
         return np.asarray(values, dtype=np.float64)
 
 
-def shown(value: Any) -> str:
-    """Return a value as a message shows it: at most 80 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]} …"
-
-
 def from_table(
     table: Table,
     *,
     user: str,
-    text: str | None,
-    features: Sequence[str],
+    text: str,
+    features: Sequence[str] | None,
     label: str,
     split: str,
     time: str,
@@ -143,7 +134,7 @@ def from_table(
     labels, about = labels_of(table, label, task, label_names)
     meta = meta | about
     columns: dict[str, Column] = {"label": labels}
-    if text is not None:
+    if features is None:
         texts = texts_of(table, text)
         training = [t for t, part in zip(texts, parts, strict=True) if part == "train"] if parts else texts
         vocabulary = _vocabulary(training, tokens, vocabulary)
@@ -176,7 +167,7 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
     json = suffix.startswith(".jsonl")
     for number, entry in json_lines(path) if json else _csv(path, "\t" if suffix.startswith(".tsv") else ","):
         if not columns:
-            _check_names(path, entry, wanted)
+            check_names(path, entry, wanted)
             columns = {name: [] for name in names if name in entry}
         for name, values in columns.items():
             if name not in entry:
@@ -221,7 +212,7 @@ def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) ->
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
         _check_different(path, names)
-        _check_names(path, names, wanted)
+        check_names(path, names, wanted)
         table = file.read(columns=[name for name in dict.fromkeys((*wanted, *optional)) if name in names])
         if not table.num_rows:
             raise DataError(f"The data file {path} holds no example, only a header. Fetch it again.")
@@ -239,11 +230,12 @@ def _check_different(path: Path, names: Sequence[str]) -> None:
         raise DataError(f"{path} has several columns {shown(twice[0])}. Rename or drop all but one.")
 
 
-def _check_names(path: Path, names: Any, wanted: Sequence[str]) -> None:
+def check_names(file: object, names: Collection[str], wanted: Sequence[str]) -> None:
+    """Raise DataError at the first wanted column that is not among those that there are."""
     for name in wanted:
         if name not in names:
             raise DataError(
-                f"{path} has no column {name!r}; it has {sorted(names)}.{did_you_mean(name, names)}"
+                f"{file} has no column {name!r}; it has {sorted(names)}.{did_you_mean(name, names)}"
             )
 
 
@@ -340,9 +332,8 @@ def _vocabulary(
         return vocabulary
     if tokens == "char":
         return CharVocabulary.from_texts(texts, 256 if vocabulary is None else vocabulary)
-    if tokens == "word":
-        return WordVocabulary.from_texts(texts, 20_000 if vocabulary is None else vocabulary)
-    raise DataError(f"Wanted tokens 'char' or 'word'; got {tokens!r}.")
+    check_choice("Wanted tokens", tokens, ("char", "word"), DataError)
+    return WordVocabulary.from_texts(texts, 20_000 if vocabulary is None else vocabulary)
 
 
 def _single(table: Table, values: NDArray[np.float64], names: list[str]) -> NDArray[np.float32]:

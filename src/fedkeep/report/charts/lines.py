@@ -145,10 +145,7 @@ class _Chart:
         for t in spaced(ticks, [self.x(t) for t in ticks], room):
             place, text = self.x(t), self.axes.x_text(t)
             canvas.add("line", cls="axis", x1=place, x2=place, y1=bottom, y2=bottom + 4)
-            late = place + 3.6 * len(text) > canvas.width
-            canvas.text(
-                canvas.width if late else place, bottom + 18, text, anchor="end" if late else "middle"
-            )
+            canvas.under(place, bottom + 18, text)
         canvas.text((left + right) / 2, canvas.height - 6, self.axes.x_label, "name", "middle")
 
     def _curve(self, s: Series) -> None:

@@ -83,9 +83,7 @@ def _draw(canvas: Canvas, strips: Sequence[Strip], edges: Sequence[float], tall:
         canvas.mark(x(mean), base + 6, 4.5, "triangle", "tip meanmark", tip=tip)
     bottom = HEAD + len(strips) * (tall + GAP)
     for t in x.ticks(10 if canvas.width > 500 else 5):
-        text = wording.number(t, metric, digits=0)
-        late = x(t) + 3.6 * len(text) > canvas.width
-        canvas.text(canvas.width if late else x(t), bottom + 25, text, anchor="end" if late else "middle")
+        canvas.under(x(t), bottom + 25, wording.number(t, metric, digits=0))
     name = f"{wording.metric_name(metric)} of a user"
     canvas.text((LEFT + right) / 2, canvas.height - 3, name, "name", "middle")
     return canvas.svg()
