@@ -19,7 +19,8 @@ from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 UPLOAD = "upload/"
 """Under which the upload chain's states stand among a method's: ``upload/0/residual`` is of the first link."""
 
@@ -183,4 +184,4 @@ def paired(orders: Iterable[A], answers: Iterable[B]) -> Iterator[tuple[A, B]]:
         try:
             yield order, next(left)
         except StopIteration:
-            raise LostError(f"No answer came to {order}.") from None
+            raise LostError("A device gave fewer answers than it had orders.") from None
