@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from fedkeep.core.errors import NonFiniteError, UploadError
+from fedkeep.core.errors import LostError, NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.data import FederatedData
@@ -19,6 +19,8 @@ from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
 
+A = TypeVar("A")
+B = TypeVar("B")
 UPLOAD = "upload/"
 """Under which the upload chain's states stand among a method's: ``upload/0/residual`` is of the first link."""
 
@@ -169,3 +171,17 @@ def valid_rows(data: FederatedData, client: int) -> np.ndarray:
     """Return the row numbers of a client's validation examples."""
     rows = data.rows(client, "valid")
     return np.arange(rows.start, rows.stop)
+
+
+def paired(orders: Iterable[A], answers: Iterable[B]) -> Iterator[tuple[A, B]]:
+    """Yield each order with its answer. Unlike ``zip``, hold on to no answer while the next is made: they are large.
+
+    Raises:
+        LostError: there are fewer answers than orders.
+    """
+    left = iter(answers)
+    for order in orders:
+        try:
+            yield order, next(left)
+        except StopIteration:
+            raise LostError("A device gave fewer answers than it had orders.") from None

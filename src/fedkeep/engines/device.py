@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from fedkeep.core.params import Params, to
-from fedkeep.engines.base import Engine, Job, Work
+from fedkeep.engines.base import Engine, Job, Work, paired
 from fedkeep.engines.faults import Fault
 from fedkeep.methods import Kept, Sent, newest
 from fedkeep.split import Upload
@@ -92,18 +92,21 @@ class LocalDevice:
         work = [Work(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
         round, progress = orders[0].round, orders[0].progress
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
-        for done, (order, result) in enumerate(
-            zip(orders, self.engine.train(self.job, work, round, progress), strict=True), 1
-        ):
+        training = paired(orders, self.engine.train(self.job, work, round, progress))
+        for done, (order, result) in enumerate(training, 1):
+            notify = None if result.clients else self.job.after_step
             if result.kept is not None and result.clients:
                 self._pooled = (result.clients, result.kept)
             elif result.kept is not None:
                 self._staged[result.client] = result.kept
             if result.note:
                 warnings.warn(result.note, stacklevel=2)
-            yield Answer(client=order.client, upload=result.upload, loss=result.loss, fault=result.fault)
-            if self.job.after_step is not None and not result.clients:
-                self.job.after_step(done / len(orders))
+            answer = Answer(client=order.client, upload=result.upload, loss=result.loss, fault=result.fault)
+            del result  # its upload is large: it goes before the next client is trained
+            yield answer
+            del answer
+            if notify is not None:
+                notify(done / len(orders))
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Keep what clients have staged."""

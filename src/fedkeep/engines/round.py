@@ -13,7 +13,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, LostError, MethodError, NonFiniteError, UploadError
 from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.base import UPLOAD
+from fedkeep.engines.base import UPLOAD, paired
 from fedkeep.engines.device import Answer, Device, Order
 from fedkeep.engines.faults import Fault, Faults
 from fedkeep.methods import Global, Method, Reduced, Sent
@@ -179,13 +179,14 @@ def run_round(
     reduction = method.server.reduce.begin(server, start, cohort)
     received = Received()
     seconds = 0.0
-    for order, answer in zip(orders, device.train(orders), strict=True):
+    for order, answer in paired(orders, device.train(orders)):
         arrived = time.perf_counter()
         upload = take(method, order, answer, declared, received, faults)
         if upload is None:
             reduction.skip(answer.client)
         else:
             reduction.add(answer.client, upload)
+        del answer, upload  # large: they go before the next client is trained
         seconds += time.perf_counter() - arrived
     trained = time.perf_counter()
     faults.check_enough(server.round, received.clients, len(cohort), received.faults)
