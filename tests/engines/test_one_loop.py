@@ -43,7 +43,9 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Count
     monkeypatch.setenv("FEDKEEP_TEST_LINES", str(path))
 
     def taken() -> Counter[str]:
-        found = Counter(path.read_text(encoding="utf-8").split("\n")[:-1]) if path.exists() else Counter[str]()
+        found = (
+            Counter(path.read_text(encoding="utf-8").split("\n")[:-1]) if path.exists() else Counter[str]()
+        )
         path.unlink(missing_ok=True)
         return found
 

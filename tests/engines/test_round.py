@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, Split, averaging, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, NonFiniteError, UploadError
+from fedkeep.core.errors import ConfigError, LostError, NonFiniteError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Sampler
+from fedkeep.engines.base import paired
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.round import permuted
 from fedkeep.split import Upload
@@ -237,3 +240,31 @@ def test_bytes_are_counted() -> None:
     federated = (9 + 3) * 4
     for metric in ("upload_bytes", "download_bytes"):
         assert [(r.value, r.n) for r in run.history if r.metric == metric] == [(federated, 4), (federated, 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(2, "A device gave 2 answers to 3 orders."), (4, "more than 3 answers")]
+)
+def test_a_device_answers_every_order_once(given: int, said: str) -> None:
+    with pytest.raises(LostError, match=said):
+        list(paired("abc", iter(range(1, given + 1))))
+
+
+def test_an_answer_is_let_go_of_before_the_next_is_made() -> None:
+    """Uploads are as large as models: there are never two of a device at a time."""
+
+    class Large:
+        pass
+
+    def answers() -> Iterator[Large]:
+        for _ in range(3):
+            made = Large()
+            alive.append(weakref.ref(made))
+            yield made
+            del made
+            assert alive[-1]() is None
+
+    alive: list[weakref.ref[Large]] = []
+    for _, answer in paired("abc", answers()):
+        del answer
+    assert len(alive) == 3

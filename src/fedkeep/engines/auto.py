@@ -282,7 +282,7 @@ def width(job: Job, cohort: int) -> float:
             for k in chosen
         ]
         alone += sum(map(len, plans))
-        together += sum(1 for _ in lockstep(plans, phase.batch_size, np.zeros(len(plans), bool)))
+        together += sum(1 for _ in lockstep(plans, phase.batch_size, [False] * len(plans)))
     return alone / max(together, 1)
 
 

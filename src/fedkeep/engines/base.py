@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -173,15 +173,16 @@ def valid_rows(data: FederatedData, client: int) -> np.ndarray:
     return np.arange(rows.start, rows.stop)
 
 
-def paired(orders: Iterable[A], answers: Iterable[B]) -> Iterator[tuple[A, B]]:
+def paired(orders: Sequence[A], answers: Iterator[B]) -> Iterator[tuple[A, B]]:
     """Yield each order with its answer. Unlike ``zip``, hold on to no answer while the next is made: they are large.
 
     Raises:
-        LostError: there are fewer answers than orders.
+        LostError: there are more or fewer answers than orders.
     """
-    left = iter(answers)
-    for order in orders:
+    for given, order in enumerate(orders):
         try:
-            yield order, next(left)
+            yield order, next(answers)
         except StopIteration:
-            raise LostError("A device gave fewer answers than it had orders.") from None
+            raise LostError(f"A device gave {given} answers to {len(orders)} orders.") from None
+    if next(answers, None) is not None:  # so it runs to its end
+        raise LostError(f"A device gave more than {len(orders)} answers to as many orders.")

@@ -48,10 +48,10 @@ class Loaded:
         columns: of all of them.
         start, end: its rows.
         longest: by ragged column, the length of its longest row.
-        who: the only lane there is.
+        lanes: the only one there is.
     """
 
-    who: ClassVar = 0
+    lanes: ClassVar = (0,)
     columns: Batch
     start: int
     end: int

@@ -8,12 +8,13 @@ watching, what opted-out examples may touch, buffers that stay, losses, and the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -84,8 +85,8 @@ class Step(Protocol):
     """A mini-batch of some lanes."""
 
     @property
-    def who(self) -> Any:
-        """Whose it is: the lanes' positions, an array or one number."""
+    def lanes(self) -> Sequence[int]:
+        """Whose it is: the lanes' positions."""
         ...
 
     def batch(self) -> Batch:
@@ -132,9 +133,9 @@ class Lanes(ABC):
         self.rows, self.valid, self.draws = rows, valid, draws
         self.device, self.progress, self.trainable = device, progress, net.trainable()
         count = len(draws)
-        self.through = np.zeros(count, bool)
-        self.losses, self.looked_at = np.full(count, np.nan), np.zeros(count, bool)
-        self.steps = np.zeros(count, np.int64)
+        self.through = [False] * count
+        self.losses, self.looked_at = [math.nan] * count, [False] * count
+        self.steps = [0] * count
         self.dropped, self.stopped = [""] * count, list[list[int]]()
         self.after_step: Callable[[int], None] | None = None
         self.watch: Watch | None = None
@@ -166,7 +167,7 @@ class Lanes(ABC):
         every, done = range(len(self.client.phases)), 0
         for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
             self.seed(numbers[0])
-            self.through[:] = False
+            self.through[:] = [False] * len(self.through)
             with ExitStack() as held:
                 passes = [held.enter_context(self.begin(number)) for number in numbers]
                 for step in self.mini_batches(numbers[0]):
@@ -209,10 +210,12 @@ class Lanes(ABC):
         """Return for each lane the error of a loss or a value that is not finite."""
         found = list[NonFiniteError | None]()
         for position, bad in enumerate(self.nonfinite(list(self.params))):
-            if self.looked_at[position] and not np.isfinite(self.losses[position]):
+            if self.looked_at[position] and not math.isfinite(self.losses[position]):
                 bad = "the training loss"
-            who, steps = str(self.draws[position]), int(self.steps[position])
-            found.append(None if bad is None else nonfinite_error(who, bad, steps))
+            error = (
+                None if bad is None else nonfinite_error(str(self.draws[position]), bad, self.steps[position])
+            )
+            found.append(error)
         return found
 
     def result(self, position: int) -> LocalResult:
@@ -221,8 +224,8 @@ class Lanes(ABC):
         for table in tables:
             trained[table.parameter] = trained[table.parameter][: len(table.rows)]
         return LocalResult(
-            trained, self.starts[position], tables, float(self.losses[position]), bool(self.looked_at[position]),
-            self.dropped[position], int(self.steps[position]), stopped=[each[position] for each in self.stopped],
+            trained, self.starts[position], tables, self.losses[position], self.looked_at[position],
+            self.dropped[position], self.steps[position], stopped=[each[position] for each in self.stopped],
         )  # fmt: skip
 
 
@@ -249,7 +252,7 @@ class Pass(ABC):
             n for n in lanes.received if n in params and n not in trainable and not split.is_private(n)
         ]
         self.before = {n: params[n].clone() for n in leaving if self.phase.examples == "all"}
-        self.steps = np.zeros(len(lanes.draws), np.int64)
+        self.steps = [0] * len(lanes.draws)
         self.stoppers = [] if self.phase.early_stopping is None else self._stoppers()
 
     def _stoppers(self) -> list[Stopper]:
@@ -279,8 +282,8 @@ class Pass(ABC):
         """Return the gradients of the loss by name, and add the loss to ``totals``."""
 
     @abstractmethod
-    def totals(self) -> np.ndarray:
-        """Return the sum of each lane's losses so far, (lanes,) float64."""
+    def totals(self) -> list[float]:
+        """Return the sum of each lane's losses so far."""
 
     @abstractmethod
     def clip(self, grads: Params, bound: float) -> Params:
@@ -305,11 +308,12 @@ class Pass(ABC):
             if self.phase.clip_norm is not None:
                 grads = self.clip(grads, self.phase.clip_norm)
             self.move(step, grads)
-            self.steps[step.who] += 1
+            for lane in step.lanes:
+                self.steps[lane] += 1
             self.lanes.taken += 1
             if self.lanes.after_step is not None:
                 self.lanes.after_step(self.lanes.taken)
-        for lane in np.atleast_1d(step.who).tolist() if self.stoppers else ():
+        for lane in step.lanes if self.stoppers else ():
             self.batches[lane] += 1
             epoch, rest = divmod(self.batches[lane], self.per_pass[lane])
             self.lanes.through[lane] = not rest and self.stoppers[lane].done(epoch)
@@ -346,16 +350,16 @@ class Pass(ABC):
         lanes = self.lanes
         self.catch_up()
         lanes.stopped.append([stopper.restore() for stopper in self.stoppers] or [0] * len(lanes.draws))
-        total = self.totals()
-        if self.hides and np.isnan(total).any():
+        totals = self.totals()
+        if self.hides and any(map(math.isnan, totals)):
             raise MethodError(READS_HIDDEN)
         lanes.params.update(self.before)
         opted_out = self.phase.examples == "all" and "opted_in" in lanes.data.columns
-        if not (opted_out and any(p.examples != "all" for p in lanes.client.phases)):
-            stepped = self.steps > 0
-            lanes.losses[stepped] = total[stepped] / self.steps[stepped]
-            lanes.looked_at |= stepped
-        lanes.steps += self.steps
+        told = not (opted_out and any(p.examples != "all" for p in lanes.client.phases))
+        for lane, steps in enumerate(self.steps):
+            lanes.steps[lane] += steps
+            if told and steps:
+                lanes.losses[lane], lanes.looked_at[lane] = totals[lane] / steps, True
 
 
 def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:

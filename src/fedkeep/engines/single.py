@@ -168,9 +168,9 @@ class LanePass(Pass):
             self.total = self.total + self.lazy.penalty
         return slopes(loss, leaves)
 
-    def totals(self) -> np.ndarray:
+    def totals(self) -> list[float]:
         """Return the sum of the losses so far."""
-        return np.array([float(self.total)])
+        return [float(self.total)]
 
     def clip(self, grads: Params, bound: float) -> Params:
         """Scale the gradients in place."""

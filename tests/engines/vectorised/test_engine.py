@@ -235,7 +235,7 @@ def test_steps_keep_everyones_order_and_are_few() -> None:
     plans = [[np.full(n, 100 * k + t) for t, n in enumerate(plan)] for k, plan in enumerate(sizes)]
     taken: list[list[int]] = [[] for _ in sizes]
     calls = 0
-    for who, several in lockstep(plans, 4, np.zeros(5, bool)):
+    for who, several in lockstep(plans, 4, [False] * 5):
         calls += 1
         assert several.shape[0] == len(who)
         assert (np.diff(who) > 0).all()
@@ -247,11 +247,11 @@ def test_steps_keep_everyones_order_and_are_few() -> None:
 
 
 def test_who_is_through_takes_no_more_steps() -> None:
-    plans, through = [[np.full(4, t) for t in range(5)] for _ in range(3)], np.zeros(3, bool)
+    plans, through = [[np.full(4, t) for t in range(5)] for _ in range(3)], [False] * 3
     taken = []
     for who, _ in lockstep(plans, 4, through):
-        taken.append(who.tolist())
-        through |= np.array([len(taken) == 4, len(taken) == 2, False])
+        taken.append(who)
+        through[0], through[1] = len(taken) >= 4, len(taken) >= 2
     assert taken == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 2], [2]]
 
 
@@ -374,7 +374,7 @@ def test_texts_are_padded_to_the_longest_of_the_step() -> None:
     clients = Stacked(*_first(job(words(), furl(), TEXTS)))
     lengths = TEXTS.batch(clients.rows[0])["text_length"].numpy()
     shortest = np.argsort(lengths)[:2]
-    step = Together(np.array([0]), clients.rows[0][shortest][None], clients.examples)
+    step = Together([0], clients.rows[0][shortest][None], clients.examples)
     width = int(lengths[shortest].max())
     assert width < lengths.max()
     assert step.batch()["text"].shape == (1, 2, width)

@@ -20,25 +20,25 @@ class Together:
     """A step that some clients take together.
 
     Attributes:
-        who: (clients,) their positions, ascending.
+        lanes: their positions, ascending.
         rows: (clients, examples) row numbers of their mini-batches, all of one size.
         gathered: where the examples are.
     """
 
-    who: np.ndarray
+    lanes: list[int]
     rows: np.ndarray
     gathered: Gathered
 
     def batch(self) -> Batch:
         """Return the mini-batches, columns (clients, examples, …)."""
-        return self.gathered.batch(self.who, self.rows)
+        return self.gathered.batch(self.lanes, self.rows)
 
 
 def lockstep(
-    plans: Sequence[Sequence[np.ndarray]], full: int, through: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    plans: Sequence[Sequence[np.ndarray]], full: int, through: Sequence[bool]
+) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield the steps of clients who go through their own mini-batches, each in its own order, together where they can:
-    (clients,) their positions, ascending, and (clients, examples) row numbers.
+    their positions, ascending, and (clients, examples) row numbers.
 
     Whoever has a full mini-batch (of ``full`` examples) next, steps; the others wait. When nobody has, those with
     mini-batches of the same size step together. So nothing is padded, whoever is through is left out, and clients
@@ -47,7 +47,7 @@ def lockstep(
     Args:
         plans: each client's mini-batches.
         full: how many examples a full one has.
-        through: (clients,) bool, who takes no more steps; may change on the way.
+        through: who takes no more steps, by client; may change on the way.
     """  # fmt: skip
     at = [0] * len(plans)
     while ahead := [k for k, plan in enumerate(plans) if at[k] < len(plan) and not through[k]]:
@@ -55,7 +55,7 @@ def lockstep(
         for k in ahead:
             groups.setdefault(len(plans[k][at[k]]), []).append(k)
         for who in [groups[full]] if full in groups else groups.values():
-            yield np.array(who), np.stack([plans[k][at[k]] for k in who])
+            yield who, np.stack([plans[k][at[k]] for k in who])
             for k in who:
                 at[k] += 1
 
@@ -93,7 +93,7 @@ class Gathered:
             return value.to(self.device)
         return value.pin_memory().to(self.device, non_blocking=True)
 
-    def batch(self, who: np.ndarray, rows: np.ndarray) -> Batch:
+    def batch(self, who: Sequence[int], rows: np.ndarray) -> Batch:
         """Return clients' mini-batches, columns (clients, examples, …); texts are padded to the longest of them."""
         places = rows + self.shift[who][:, None]
         index = self._sent(torch.from_numpy(places.reshape(-1)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,7 +30,7 @@ class Noise(TorchFunctionMode):
         self.drawing: list[torch.Generator] = []
         self.client: Tensor | None = None
 
-    def of(self, who: np.ndarray) -> Noise:
+    def of(self, who: Sequence[int]) -> Noise:
         """Return this, ready for a call with the clients at these positions."""
         self.who = who
         self.drawing = []
@@ -54,7 +53,7 @@ class Noise(TorchFunctionMode):
         if keep in (0.0, 1.0):
             return input * keep
         if not self.drawing:
-            self.drawing = [self._generator(int(k)) for k in self.who]
+            self.drawing = [self._generator(k) for k in self.who]
         mask: Tensor = _Mask.apply(self.client, tuple(input.shape), input.dtype, keep, self.drawing)  # type: ignore[no-untyped-call]
         return input.mul_(mask) if inplace else input * mask
 

@@ -148,11 +148,11 @@ class Stacked(Lanes):
             local = self.result(k)
             yield finish(self.job, self.sent[k], own, start, local, client, self.round, self.progress)
 
-    def pick(self, who: np.ndarray) -> Pick:
+    def pick(self, who: Sequence[int]) -> Pick:
         """Return how to pick the clients at these (ascending) positions."""
         if who[-1] - who[0] == len(who) - 1:
-            return slice(int(who[0]), int(who[-1]) + 1)
-        return torch.from_numpy(who).to(self.job.device, non_blocking=True)
+            return slice(who[0], who[-1] + 1)
+        return torch.tensor(who).to(self.job.device, non_blocking=True)
 
     @property
     def nbytes(self) -> int:
@@ -177,14 +177,15 @@ class StackedPass(Pass):
 
     def gradients(self, step: Step) -> Params:
         """Return the gradients of the clients who step, (clients, *shape)."""
-        self.pick = self.lanes.pick(step.who)
+        self.pick = self.lanes.pick(step.lanes)
         self.values, losses, grads = self.computed(step, self.pick, step.batch())
         self.total[self.pick] += losses
         return grads
 
-    def totals(self) -> np.ndarray:
+    def totals(self) -> list[float]:
         """Return the sum of each client's losses so far."""
-        return np.asarray(self.total.double().cpu())
+        found: list[float] = self.total.double().tolist()
+        return found
 
     def computed(self, step: Step, pick: Pick, batch: Batch) -> tuple[Params, Tensor, Params]:
         """Return some clients' values (with buffers as the step left them), losses and gradients."""
@@ -210,13 +211,13 @@ class StackedPass(Pass):
             clients.noise.client = client
             return self.phase.loss(clients.net, mine, examples, theirs)
 
-        numbers = torch.arange(len(step.who), device=clients.device)
-        with clients.noise.of(step.who):
+        numbers = torch.arange(len(step.lanes), device=clients.device)
+        with clients.noise.of(step.lanes):
             return torch.func.vmap(loss, (*axes, 0, 0))(params, clients.received | cut, batch, numbers)
 
     def _failed(self, step: Step, batch: Batch, error: Exception) -> MethodError:
-        names = [self.lanes.draws[k].client for k in step.who[:3]]
-        more = f" and {len(step.who) - 3} more" if len(step.who) > 3 else ""
+        names = [self.lanes.draws[k].client for k in step.lanes[:3]]
+        more = f" and {len(step.lanes) - 3} more" if len(step.lanes) > 3 else ""
         who = f"Clients {', '.join(map(repr, names))}{more}, round {self.lanes.round}"
         examples = next(iter(batch.values())).shape[1]
         return model_error(who, examples, error, " engine='sequential' says which client it is.")
@@ -234,7 +235,7 @@ class StackedPass(Pass):
     def move(self, step: Step, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""
         optimizer, whole, pick, values, who = (
-            self.phase.optimizer, self.lanes.params, self.pick, self.values, step.who,
+            self.phase.optimizer, self.lanes.params, self.pick, self.values, list(step.lanes),
         )  # fmt: skip
         for kept in (self.state.first, self.state.second)[: optimizer.moments]:
             kept.update({n: torch.zeros_like(whole[n]) for n in grads if n not in kept})
