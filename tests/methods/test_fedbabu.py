@@ -59,11 +59,16 @@ def test_fedbabu_equals_a_plain_loop() -> None:
     assert run.evaluate(shared=True)["loss"] == expected
 
 
-def test_the_head_never_moves_and_never_leaves() -> None:
+def test_the_head_is_frozen_in_rounds() -> None:
+    """It never moves or leaves, is stored for no client, and is no traffic; the body's 16 float64 numbers are."""
     run = run_of(methods.fedbabu(local=LOCAL))
     first = {n: v for n, v in initial().items() if n in HEAD}
+    assert set(run.server) == {"body.weight", "body.bias"}
+    assert everyone(run.private, 6) == {}
     for k in range(len(DATA)):
-        assert same_bits(run.kept(DATA.ids[k]).params, first)
+        assert same_bits({n: run.parameters(DATA.ids[k])[n] for n in HEAD}, first)
+    for metric in ("upload_bytes", "download_bytes"):
+        assert {r.value for r in run.history if r.metric == metric} == {(4 * 3 + 4) * 8}
     for result in results(job(Deep().double(), methods.fedbabu(local=LOCAL), DATA), [0, 1]):
         assert result.upload is not None
         assert set(result.upload.deltas) == {"body.weight", "body.bias"}
@@ -80,13 +85,15 @@ def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
     rows, phase = rows_of(DATA, 1), run.method.adapt.phases[0]
     assert phase.epochs == 10
     w = {**run.server, **{n: v for n, v in initial().items() if n in HEAD}}
+    first = fit_private(run, 1, rows[:0])  # without examples: what fine-tuning starts from
+    assert apart(first, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) == 0
     for chosen in batches(DATA, rows, phase, Stream(SEED, "personalize/user-1", len(rows)), 0):
         g = slopes_of(w, DATA.batch(chosen))
         w = {n: v - 0.3 * g[n] if tunes == "all" or n in HEAD else v for n, v in w.items()}
     own = fit_private(run, 1, rows)
     assert apart(own, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) < 1e-12
     assert all(not same_bits({n: v}, {n: run.parameters("user-1")[n]}) for n, v in own.items())
-    assert everyone(run.private, 6).keys() == set(HEAD)
+    assert everyone(run.private, 6) == {}
 
 
 def test_a_configuration_names_it() -> None:

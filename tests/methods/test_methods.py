@@ -79,7 +79,7 @@ def test_local_keeps_everything() -> None:
 
 TRAINED = {
     "ditto": ("federated", 0), "fedrep": ("federated", 1), "fedrecon": ("federated", 1), "mixture": ("federated", 0),
-    "pfedme": ("federated", 1), "fedala": ("federated", 0), "fedbabu": ("federated", 0),
+    "pfedme": ("federated", 1), "fedala": ("federated", 0),
 }  # fmt: skip
 LOSSES = {
     "fedprox": terms.squared_error() + Proximal(0.01),

@@ -215,6 +215,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
             "per_fedavg",
             "scaffold",
             "feddyn",
+            "fedbabu",
             "ifca",
             "pfedhn",
             "moon",

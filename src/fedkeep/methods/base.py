@@ -99,9 +99,9 @@ class Method:
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 layer.sparse = False
         self.check(module)
-        still = self.split.halves(module).frozen_names
+        still, later = self.split.halves(module).frozen_names, self.adapt.split or Split()
         for name, parameter in module.named_parameters():
-            if name in still:
+            if name in still and not later.is_private(name):
                 parameter.requires_grad_(False)
         return module
 
@@ -119,7 +119,7 @@ class Method:
         if self.adapt.split is not None:
             self.adapt.split.check(module)
         names = [n for n, p in module.named_parameters() if p.requires_grad]
-        federated = [n for n in names if not self.split.is_private(n)]
+        federated = [n for n in names if not self.split.is_private(n) and not self.split.is_frozen(n)]
         self._check_upload(module, federated)
         if isinstance(self.server.update, Optimize):
             self.server.update.optimizer.check_patterns(federated)

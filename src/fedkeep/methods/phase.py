@@ -94,11 +94,12 @@ class Phase:
         return (self.epochs if self.steps is None else 0, self.steps, self.batch_size, self.examples)
 
     def trained_names(self, split: Split, names: list[str]) -> list[str]:
-        """Return which of ``names`` (the model's trainable parameters) this phase trains.
+        """Return which of ``names`` (the model's trainable parameters) this phase trains; what is frozen, it does not.
 
         Raises:
             MethodError: a pattern matches nothing.
         """
+        names = [n for n in names if not split.is_frozen(n)]
         if self.trains == "all":
             return names
         if self.trains == "private":

@@ -57,6 +57,10 @@ class Split:
         """Tell whether a private pattern matches ``name``; a client's state is private, the server's is not."""
         return name.startswith(CLIENT) if is_state(name) else matches(name, self.private)
 
+    def is_frozen(self, name: str) -> bool:
+        """Tell whether a pattern of ``frozen`` matches ``name``."""
+        return matches(name, self.frozen)
+
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""
         return [name for name in names if self.is_private(name)]
@@ -98,7 +102,7 @@ class Split:
         deltas = {
             name: (trained[name] - start if start.is_floating_point() else trained[name].clone()).detach()
             for name, start in received.items()
-            if not self.is_private(name) and not matches(name, self.frozen)
+            if not self.is_private(name) and not self.is_frozen(name)
         }
         cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
         return Upload(deltas, weight, cut, _key=Upload._made_by_split)
@@ -148,7 +152,7 @@ class Split:
                 )
 
     def _said(self, name: str, otherwise: Half) -> Half:
-        if matches(name, self.frozen):
+        if self.is_frozen(name):
             return "frozen"
         if self.is_private(name):
             return "private"
