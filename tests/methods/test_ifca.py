@@ -14,7 +14,7 @@ from fedkeep.core.errors import MethodError, UploadError
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Global
-from fedkeep.methods.ifca import MeanByCluster
+from fedkeep.methods.server import MeanByGroup
 from fedkeep.split import Split
 from tests.engines.test_conformance import Words
 from tests.methods.plain import (
@@ -124,7 +124,7 @@ def sums(order: list[int], parts: int, skipped: int = 3) -> State:
     """Return what the means by cluster make of 40 clients' uploads, added up in parts by blocks of 16."""
     ids = [f"{k:02}" for k in range(40)]
     start = {"w": torch.zeros(3, dtype=torch.float64), "server/cluster": torch.tensor(0)}
-    reduction = MeanByCluster(clusters=3, mean=WeightedMean())
+    reduction = MeanByGroup(group="cluster", groups=3)
     server = Global(params={"w": start["w"]})
     held = [reduction.begin(server, start, ids) for _ in range(parts)]
     for k in order:
@@ -153,7 +153,7 @@ def test_the_order_and_the_place_of_summing_change_no_bit() -> None:
 
 def test_a_pick_that_is_none_is_refused() -> None:
     start = {"w": torch.zeros(()), "server/cluster": torch.tensor(0)}
-    reduction = MeanByCluster(clusters=2, mean=WeightedMean()).begin(Global(params={}), start, ["a"])
+    reduction = MeanByGroup(group="cluster", groups=2).begin(Global(params={}), start, ["a"])
     with pytest.raises(UploadError, match=r"^The upload of client 'a' was refused: its group is 2, of 2\.$"):
         reduction.add("a", Split().upload(start, {**start, "server/cluster": torch.tensor(2)}, 1.0))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
-from fedkeep.core.params import Params, State
-from fedkeep.methods.aggregate import Reduced, RunningMean, spread
+from fedkeep.core.params import SERVER, Params, State
+from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
 from fedkeep.methods.client import Sent, zeros_like_trainable
 from fedkeep.methods.phase import OPTIMIZERS
 from fedkeep.split import Upload
@@ -69,8 +69,6 @@ class Global:
 class Sum(Protocol):
     """Uploads of one round, added up."""
 
-    seconds: float
-
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's (decoded, checked) upload."""
         ...
@@ -90,12 +88,13 @@ class Sum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """How a round's uploads become one result; subclasses are frozen values with ``begin``."""
+    """How a round's uploads become one result; subclasses are frozen values with ``begin``.
 
-    @property
-    def is_sum(self) -> bool:
-        """Whether the result follows from a sum over clients, so that the server needs to see no single upload."""
-        return False
+    Attributes:
+        is_sum: whether the result follows from a sum over clients, so that the server needs to see no single upload.
+    """
+
+    is_sum: ClassVar[bool] = False
 
     def weight(self, examples: float) -> float:
         """Return an upload's weight, given the client's number of examples."""
@@ -125,6 +124,8 @@ class WeightedMean(Reduction):
     by: Literal["examples", "uniform"] = "examples"
     missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
 
+    is_sum: ClassVar[bool] = True  # of weighted changes, and of weights
+
     def __post_init__(self) -> None:
         for name, allowed in (
             ("by", ("examples", "uniform")),
@@ -133,11 +134,6 @@ class WeightedMean(Reduction):
             if getattr(self, name) not in allowed:
                 raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
 
-    @property
-    def is_sum(self) -> bool:
-        """True: the mean is a sum of weighted changes and a sum of weights."""
-        return True
-
     def weight(self, examples: float) -> float:
         """Return the number of examples, or 1 for a client that has any."""
         return float(examples > 0) if self.by == "uniform" else examples
@@ -145,6 +141,30 @@ class WeightedMean(Reduction):
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> RunningMean:
         """Return the empty mean."""
         return RunningMean(start, cohort, self.missing_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanByGroup(Reduction):
+    """A weighted mean for each group of clients: of group 0 as changes, of others as state. It looks at every upload.
+
+    Attributes:
+        group: what clients send along to say which group they are of, a whole number.
+        groups: how many there are.
+        mean: of each.
+    """
+
+    group: str
+    groups: int
+    mean: WeightedMean = WeightedMean()
+
+    def weight(self, examples: float) -> float:
+        """Return the mean's weight."""
+        return self.mean.weight(examples)
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> MeansByGroup:
+        """Return the empty means."""
+        rows = self.mean.missing_rows
+        return MeansByGroup(start, cohort, rows, group=SERVER + self.group, groups=self.groups)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,9 +209,9 @@ class Upload:
         """The bytes that leave the client: values and row numbers."""
         return nbytes(self.deltas) + nbytes(self.rows)
 
-    def but(self, deltas: Params) -> Upload:
-        """Return this upload in another form: encoded or decoded by an upload chain."""
-        return replace(self, deltas=deltas)
+    def but(self, deltas: Params, rows: Params | None = None) -> Upload:
+        """Return this upload in another form: encoded or decoded by an upload chain, or as its reduction sums it."""
+        return replace(self, deltas=deltas, rows=self.rows if rows is None else rows)
 
     def cut(self, received: Mapping[str, Tensor]) -> Params:
         """Return the received parameters, tables cut to the rows that this upload holds."""
