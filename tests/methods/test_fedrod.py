@@ -165,8 +165,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(MethodError) as error:
         no_counts(nn.Sequential(nn.Tanh()), "0")
     assert str(error.value) == (
-        "The part '0' of Sequential has no linear layer, so the number of its classes is not known; this training "
-        "method needs a classifier that ends with nn.Linear."
+        "The part '0' of Sequential has no linear layer, so the numbers of its features and classes are "
+        "not known; this training method needs one that begins and ends with nn.Linear."
     )
 
 

@@ -186,7 +186,7 @@ def test_methods_are_frozen_and_hashable() -> None:
         ({"clip_norm": float("nan")}, "clip_norm must be positive, or None for no clipping; got nan."),
         (
             {"examples": "opted"},
-            "examples must be one of ['opted_in', 'support', 'query', 'all']; got 'opted'.",
+            "examples must be 'opted_in', 'support', 'query' or 'all'; got 'opted'.",
         ),
     ],
 )

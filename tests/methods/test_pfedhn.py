@@ -183,7 +183,7 @@ def test_a_configuration_names_it() -> None:
 
 @pytest.mark.parametrize("options", [{"hidden": (3, 0)}, {"embedding": 0}])
 def test_what_pfedhn_refuses(options: dict[str, Any]) -> None:
-    hidden, embedding = options.get("hidden", (100, 100, 100)), options.get("embedding", 16)
+    least = f"{options.get('embedding', 16)} and {min(options.get('hidden', (100,)))}"
     with pytest.raises(MethodError) as error:
         methods.pfedhn(**options)
-    assert str(error.value) == f"hidden and embedding must be positive; got {hidden} and {embedding}."
+    assert str(error.value) == f"embedding and hidden must be at least 1; got {least}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, is_state, prefixed, under
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.phase import Phase
 
 Tables = Literal["exact", "local", "whole"]
@@ -232,9 +233,8 @@ class Client:
     def __post_init__(self) -> None:
         if not self.phases:
             raise MethodError("A client needs at least one phase: without one a round would train nothing.")
-        for name, allowed in (("tables", ("exact", "local", "whole")), ("pools", ("examples", "clients"))):
-            if getattr(self, name) not in allowed:
-                raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+        check_choice("tables", self.tables, get_args(Tables))
+        check_choice("pools", self.pools, ("examples", "clients"))
         turns = self.turns
         if isinstance(turns, list):
             object.__setattr__(self, "turns", turns := tuple(turns))

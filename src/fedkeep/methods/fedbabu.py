@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedkeep.core.errors import MethodError
 from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Patterns, Phase
 from fedkeep.methods.server import Server
@@ -34,10 +34,9 @@ def fedbabu(
         private: name patterns of the head, a client's own once it fine-tunes.
         tunes: what fine-tuning trains, 10 passes over all own examples: ``"all"`` or the ``"head"``.
         local: the body's phase.
-        server: what the server does.
+        server: see ``methods``.
     """
-    if tunes not in ("all", "head"):
-        raise MethodError(f"tunes must be 'all' or 'head'; got {tunes!r}.")
+    check_choice("tunes", tunes, ("all", "head"))
     own = Split("*" if tunes == "all" else private)
     return Method(
         name="fedbabu", split=Split(frozen=private), client=Client(phases=(local,)), server=server,

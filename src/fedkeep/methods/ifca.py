@@ -113,7 +113,7 @@ def ifca(
         clusters: k.
         spread: standard deviation of the noise by which models 1 .. k − 1 first differ from the module's values.
         seed: of that noise.
-        local: the local phase, with F_k.
+        local: see ``methods``.
         server: what the server does for each model: a mean, and SGD without momentum.
 
     Raises:

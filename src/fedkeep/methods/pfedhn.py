@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params
 from fedkeep.methods.aggregate import Reduced, RunningMean, spread
 from fedkeep.methods.base import Method
+from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Sent
 from fedkeep.methods.hypernetwork import EMBEDDING, FirstHypernetwork, generated, without_embedding
 from fedkeep.methods.phase import Phase
@@ -96,14 +96,13 @@ def pfedhn(
         hidden: widths of the hypernetwork's layers; none: θ_k is linear in v_k.
         embedding: numbers of each v_k.
         seed: of φ and v.
-        local: the local phase, with F_k; its steps are the algorithm's K.
+        local: as in ``methods``; its steps are the algorithm's K.
         server: what the server does; its optimiser's rate is the algorithm's α.
 
     Raises:
         MethodError: a width is not positive, or the server weights clients.
     """
-    if embedding < 1 or any(width < 1 for width in hidden):
-        raise MethodError(f"hidden and embedding must be positive; got {tuple(hidden)} and {embedding}.")
+    check_least(1, embedding=embedding, hidden=min(hidden, default=1))
     check_uniform("pfedhn", server)
     first = FirstHypernetwork(embedding=embedding, hidden=tuple(hidden), seed=seed)
     moving = Server(

@@ -18,6 +18,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import SERVER, Params, State
 from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Sent, zeros_like_trainable
 from fedkeep.methods.phase import OPTIMIZERS
 from fedkeep.split import Upload
@@ -127,12 +128,8 @@ class WeightedMean(Reduction):
     is_sum: ClassVar[bool] = True  # of weighted changes, and of weights
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("by", ("examples", "uniform")),
-            ("missing_rows", ("unchanged", "owners_only")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+        check_choice("by", self.by, ("examples", "uniform"))
+        check_choice("missing_rows", self.missing_rows, ("unchanged", "owners_only"))
 
     def weight(self, examples: float) -> float:
         """Return the number of examples, or 1 for a client that has any."""
