@@ -14,7 +14,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
@@ -28,7 +28,7 @@ def forward(net: Net, params: Params, batch: Batch) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapt:
+class Adapt(Changeable):
     """How a client is personalised after federation; nothing of it is uploaded.
 
     Attributes:
@@ -42,10 +42,6 @@ class Adapt:
     phases: tuple[Phase, ...] = ()
     split: Split | None = None
     start: Callable[[Params], Params] | None = None
-
-    def but(self, **changes: Any) -> Adapt:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
 
 
 def private_part(local: Phase) -> Adapt:

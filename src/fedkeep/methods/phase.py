@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
@@ -17,6 +17,14 @@ from fedkeep.split import Split
 Patterns = str | tuple[str, ...] | list[str]
 Use = Literal["opted_in", "support", "query", "all"]
 OPTIMIZERS = "one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1)"
+
+
+class Changeable:
+    """A frozen value of which others are made that differ in some fields."""
+
+    def but(self, **changes: Any) -> Self:
+        """Return this with some fields changed, e.g. ``local.but(trains="private", epochs=10)``."""
+        return replace(self, **changes)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,9 @@ Source of the slots: TensorFlow Federated's distributor, client work, aggregator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
-
-import torch
-from torch import Tensor
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
@@ -20,7 +17,7 @@ from fedkeep.core.params import SERVER, Params, State
 from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Sent, zeros_like_trainable
-from fedkeep.methods.phase import OPTIMIZERS
+from fedkeep.methods.phase import OPTIMIZERS, Changeable
 from fedkeep.split import Upload
 
 
@@ -37,7 +34,7 @@ class Roster(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Global:
+class Global(Changeable):
     """All that a server has between two rounds.
 
     Attributes:
@@ -61,10 +58,6 @@ class Global:
     trainable: frozenset[str] = frozenset()
     clients: Roster = ()
     population: int = 0
-
-    def but(self, **changes: Any) -> Global:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
 
 
 class Sum(Protocol):
@@ -213,7 +206,7 @@ def no_state(net: Net, clients: Roster) -> State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class Server(Changeable):
     """What a method does on the server; the defaults are FedAvg's.
 
     Attributes:
@@ -232,10 +225,6 @@ class Server:
 
     def __post_init__(self) -> None:
         check_kind("reduce", self.reduce, Reduction, "a reduction, e.g. fedkeep.WeightedMean()")
-
-    def but(self, **changes: Any) -> Server:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
 
     def sent(self, server: Global, client: str) -> Sent:
         """Return what a client gets."""
@@ -266,16 +255,3 @@ def check_uniform(method: str, server: Server) -> Server:
 def zeros_on_server(net: Net, clients: Roster) -> State:
     """Return zeros shaped like the model's trainable parameters, as a server's first state."""
     return zeros_like_trainable(net)
-
-
-def added(params: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> Params:
-    """Return parameters plus changes; integer counters take the uploaded value."""
-    return {
-        n: (v + changes[n] if v.is_floating_point() else changes[n]) if n in changes else v.clone()
-        for n, v in params.items()
-    }
-
-
-def zeros(params: Mapping[str, Tensor]) -> State:
-    """Return zeros of the same shapes and types."""
-    return {n: torch.zeros_like(v) for n, v in params.items()}
