@@ -96,6 +96,17 @@ def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
     assert everyone(run.private, 6) == {}
 
 
+def test_fine_tuning_may_train_a_part_of_the_head() -> None:
+    part = Phase(trains=("head.bias",), batch_size=4, examples="all")
+    run = run_of(methods.fedbabu(local=LOCAL).adapting(phases=(part,)))
+    own, first = fit_private(run, 1, rows_of(DATA, 1)), run.parameters("user-1")
+    assert [n for n, v in own.items() if not same_bits({n: v}, {n: first[n]})] == ["head.bias"]
+    with pytest.raises(
+        MethodError, match=r"^trains='head.bias' matches no trainable parameter; they are \['body"
+    ):
+        run_of(methods.fedbabu(local=part.but(examples="opted_in")))
+
+
 def test_a_configuration_names_it() -> None:
     table = {"kind": "fedbabu", "private": ["head.*"], "tunes": "head"}
     assert build_method(MethodConfig.model_validate(table)) == methods.fedbabu(["head.*"], tunes="head")
