@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedkeep import Phase, methods, sgd
-from fedkeep.core.errors import MethodError
+from fedkeep import Phase, Split, averaging, methods, sgd
+from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import build_method
@@ -101,10 +101,10 @@ def test_fine_tuning_may_train_a_part_of_the_head() -> None:
     run = run_of(methods.fedbabu(local=LOCAL).adapting(phases=(part,)))
     own, first = fit_private(run, 1, rows_of(DATA, 1)), run.parameters("user-1")
     assert [n for n, v in own.items() if not same_bits({n: v}, {n: first[n]})] == ["head.bias"]
-    with pytest.raises(
-        MethodError, match=r"^trains='head.bias' matches no trainable parameter; they are \['body"
-    ):
-        run_of(methods.fedbabu(local=part.but(examples="opted_in")))
+    with pytest.raises(MethodError) as error:  # said before anything is trained
+        methods.fedbabu(local=part.but(examples="opted_in")).check(Deep())
+    names = ["body.weight", "body.bias"]
+    assert str(error.value) == f"trains='head.bias' matches no trainable parameter; they are {names}."
 
 
 def test_a_configuration_names_it() -> None:
@@ -113,5 +113,10 @@ def test_a_configuration_names_it() -> None:
 
 
 def test_what_fedbabu_refuses() -> None:
+    named = methods.fedbabu(server=averaging(sgd(1.0, rates={"head.*": 0.5})))  # the server has no head
+    with pytest.raises(ConfigError, match=r"head\.\*"):
+        named.check(Deep())
+    with pytest.raises(SplitError, match=r"^Split pattern 'haed\.\*' matches no parameter of Deep"):
+        methods.fedbabu().adapting(split=Split("haed.*")).check(Deep())
     with pytest.raises(MethodError, match=r"^tunes must be 'all' or 'head'; got 'body'\.$"):
         methods.fedbabu(tunes="body")  # type: ignore[arg-type]

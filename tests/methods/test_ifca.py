@@ -151,11 +151,24 @@ def test_the_order_and_the_place_of_summing_change_no_bit() -> None:
         assert same_bits(sums(order, parts), first)
 
 
-def test_a_pick_that_is_none_is_refused() -> None:
+def test_a_model_whose_clients_weigh_nothing_stays() -> None:
+    start = {"w": torch.zeros(()), "server/cluster": torch.tensor(0)}
+    means = MeanByGroup(group="cluster", groups=2).begin(Global(params={}), start, ["a", "b"])
+    for client, pick, weight in (("a", 0, 2.0), ("b", 1, 0.0)):
+        trained = {"w": torch.tensor(3.0), "server/cluster": torch.tensor(pick)}
+        means.add(client, Split().upload(start, trained, weight))
+    found = means.value()
+    assert (float(found.changes["w"]), found.state, found.weight, found.count) == (3.0, {}, 2.0, 1)
+
+
+@pytest.mark.parametrize("pick", [2, -1])
+def test_a_pick_that_is_none_is_refused(pick: int) -> None:
     start = {"w": torch.zeros(()), "server/cluster": torch.tensor(0)}
     reduction = MeanByGroup(group="cluster", groups=2).begin(Global(params={}), start, ["a"])
-    with pytest.raises(UploadError, match=r"^The upload of client 'a' was refused: its group is 2, of 2\.$"):
-        reduction.add("a", Split().upload(start, {**start, "server/cluster": torch.tensor(2)}, 1.0))
+    with pytest.raises(
+        UploadError, match=rf"^The upload of client 'a' was refused: its group is {pick}, of 2\.$"
+    ):
+        reduction.add("a", Split().upload(start, {**start, "server/cluster": torch.tensor(pick)}, 1.0))
 
 
 def test_a_configuration_names_it() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import Optimizer, adam
-from fedkeep.core.params import Params, misfit
+from fedkeep.core.params import Params, clone, misfit, prefixed, under
 from fedkeep.methods.base import Adapt, Method, forward
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
@@ -37,7 +37,7 @@ def local_from_global(params: Params) -> Params:
     Raises:
         MethodError: the experts differ in architecture.
     """
-    copies = {LOCAL + n.removeprefix(GLOBAL): v.clone() for n, v in params.items() if n.startswith(GLOBAL)}
+    copies = prefixed(LOCAL, clone(under(GLOBAL, params)))
     own = {n: v for n, v in params.items() if n.startswith(LOCAL)}
     fault = misfit(own, copies)
     if fault:
