@@ -91,6 +91,12 @@ def test_the_models_first_differ_by_noise_of_a_stream_of_their_own() -> None:
     assert not same_bits(models_of(run_of(methods.ifca(2, spread=0.7, seed=1), rounds=0), 2)[1], second)
 
 
+def test_of_models_that_fit_equally_the_first_is_picked() -> None:
+    run = run_of(methods.ifca(3, spread=1e-300, local=LOCAL), rounds=1)  # noise too small to change a bit
+    assert same_bits(models_of(run, 3)[1], initial())
+    assert {int(kept(run, k)["cluster"]) for k in range(len(DATA))} == {0}
+
+
 def test_one_cluster_is_fedavg_bit_for_bit() -> None:
     ours, theirs = run_of(methods.ifca(1, local=LOCAL)), run_of(methods.fedavg(local=LOCAL))
     assert same_bits(ours.server, theirs.server)
