@@ -227,8 +227,8 @@ def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
             {"turns": [1, 2]},
             "turns must be 'phases', 'batches', or a number of steps of at least 1 for each of the 1 phases; got (1, 2).",
         ),
-        ({"tables": "other"}, "tables must be one of ['exact', 'local', 'whole']; got 'other'."),
-        ({"pools": "other"}, "pools must be one of ['examples', 'clients']; got 'other'."),
+        ({"tables": "other"}, "tables must be 'exact', 'local' or 'whole'; got 'other'."),
+        ({"pools": "other"}, "pools must be 'examples' or 'clients'; got 'other'."),
         ({"phases": ()}, "A client needs at least one phase: without one a round would train nothing."),
         (
             {"sends": zeros_like_trainable},
@@ -251,7 +251,7 @@ def test_a_mean_checks_its_fields(name: str) -> None:
     allowed = {"by": ["examples", "uniform"], "missing_rows": ["unchanged", "owners_only"]}[name]
     with pytest.raises(MethodError) as error:
         WeightedMean(**{name: "other"})  # type: ignore[arg-type]
-    assert str(error.value) == f"{name} must be one of {allowed}; got 'other'."
+    assert str(error.value) == f"{name} must be {allowed[0]!r} or {allowed[1]!r}; got 'other'."
 
 
 def test_values_stay_within_bounds() -> None:

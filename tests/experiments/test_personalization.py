@@ -78,6 +78,13 @@ def test_the_curve_equals_plain_pytorch(run: Run) -> None:
     assert scores.curve == pytest.approx(values.mean(axis=0))
 
 
+def test_what_rounds_left_frozen_is_fine_tuned_too() -> None:
+    run = trained(methods.fedbabu("linear.*", local=Phase(optimizer=OPTIMIZER, batch_size=4)))
+    curves = personalization_curve(run, STEEP)
+    for client, name in enumerate(DATA.ids):
+        assert list(curves.accuracy["own"][name]) == pytest.approx(reference(run, client, STEEP))
+
+
 def test_the_run_is_not_changed_and_nothing_is_uploaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was uploaded")

@@ -78,7 +78,7 @@ def test_what_the_term_reads_is_what_its_own_reads() -> None:
     )
     with pytest.raises(MethodError) as error:
         Augmented(cross_entropy(), -1)
-    assert str(error.value) == "shift must be at least 0 pixels; got -1."
+    assert str(error.value) == "shift must be at least 0; got -1."
 
 
 def test_a_seed_draws_the_same_images() -> None:

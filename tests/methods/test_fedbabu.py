@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedkeep import Phase, methods, sgd
-from fedkeep.core.errors import MethodError
+from fedkeep import Phase, Split, averaging, methods, sgd
+from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import build_method
@@ -59,11 +59,16 @@ def test_fedbabu_equals_a_plain_loop() -> None:
     assert run.evaluate(shared=True)["loss"] == expected
 
 
-def test_the_head_never_moves_and_never_leaves() -> None:
+def test_the_head_is_frozen_in_rounds() -> None:
+    """It never moves or leaves, is stored for no client, and is no traffic; the body's 16 float64 numbers are."""
     run = run_of(methods.fedbabu(local=LOCAL))
     first = {n: v for n, v in initial().items() if n in HEAD}
+    assert set(run.server) == {"body.weight", "body.bias"}
+    assert everyone(run.private, 6) == {}
     for k in range(len(DATA)):
-        assert same_bits(run.kept(DATA.ids[k]).params, first)
+        assert same_bits({n: run.parameters(DATA.ids[k])[n] for n in HEAD}, first)
+    for metric in ("upload_bytes", "download_bytes"):
+        assert {r.value for r in run.history if r.metric == metric} == {(4 * 3 + 4) * 8}
     for result in results(job(Deep().double(), methods.fedbabu(local=LOCAL), DATA), [0, 1]):
         assert result.upload is not None
         assert set(result.upload.deltas) == {"body.weight", "body.bias"}
@@ -80,13 +85,26 @@ def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
     rows, phase = rows_of(DATA, 1), run.method.adapt.phases[0]
     assert phase.epochs == 10
     w = {**run.server, **{n: v for n, v in initial().items() if n in HEAD}}
+    first = fit_private(run, 1, rows[:0])  # without examples: what fine-tuning starts from
+    assert apart(first, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) == 0
     for chosen in batches(DATA, rows, phase, Stream(SEED, "personalize/user-1", len(rows)), 0):
         g = slopes_of(w, DATA.batch(chosen))
         w = {n: v - 0.3 * g[n] if tunes == "all" or n in HEAD else v for n, v in w.items()}
     own = fit_private(run, 1, rows)
     assert apart(own, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) < 1e-12
     assert all(not same_bits({n: v}, {n: run.parameters("user-1")[n]}) for n, v in own.items())
-    assert everyone(run.private, 6).keys() == set(HEAD)
+    assert everyone(run.private, 6) == {}
+
+
+def test_fine_tuning_may_train_a_part_of_the_head() -> None:
+    part = Phase(trains=("head.bias",), batch_size=4, examples="all")
+    run = run_of(methods.fedbabu(local=LOCAL).adapting(phases=(part,)))
+    own, first = fit_private(run, 1, rows_of(DATA, 1)), run.parameters("user-1")
+    assert [n for n, v in own.items() if not same_bits({n: v}, {n: first[n]})] == ["head.bias"]
+    with pytest.raises(MethodError) as error:  # said before anything is trained
+        methods.fedbabu(local=part.but(examples="opted_in")).check(Deep())
+    names = ["body.weight", "body.bias"]
+    assert str(error.value) == f"trains='head.bias' matches no trainable parameter; they are {names}."
 
 
 def test_a_configuration_names_it() -> None:
@@ -95,5 +113,10 @@ def test_a_configuration_names_it() -> None:
 
 
 def test_what_fedbabu_refuses() -> None:
+    named = methods.fedbabu(server=averaging(sgd(1.0, rates={"head.*": 0.5})))  # the server has no head
+    with pytest.raises(ConfigError, match=r"head\.\*"):
+        named.check(Deep())
+    with pytest.raises(SplitError, match=r"^Split pattern 'haed\.\*' matches no parameter of Deep"):
+        methods.fedbabu().adapting(split=Split("haed.*")).check(Deep())
     with pytest.raises(MethodError, match=r"^tunes must be 'all' or 'head'; got 'body'\.$"):
         methods.fedbabu(tunes="body")  # type: ignore[arg-type]

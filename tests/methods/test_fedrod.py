@@ -16,7 +16,7 @@ from fedkeep.core.net import Net
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Phase
-from fedkeep.methods.features import no_counts
+from fedkeep.methods.features import no_counts, one_hot
 from fedkeep.methods.fedrod import TwoHeads
 from fedkeep.methods.terms import cross_entropy
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
@@ -162,11 +162,13 @@ def test_what_is_refused() -> None:
         "The labels reach from 1 to 3; the model's classifier knows the classes 0 .. 2. Make it with as many classes "
         "as the data have."
     )
+    with pytest.raises(MethodError, match=r"^The labels reach from -1 to 2; the model's classifier knows"):
+        one_hot(torch.tensor([2, -1]), torch.zeros(3))
     with pytest.raises(MethodError) as error:
         no_counts(nn.Sequential(nn.Tanh()), "0")
     assert str(error.value) == (
-        "The part '0' of Sequential has no linear layer, so the number of its classes is not known; this training "
-        "method needs a classifier that ends with nn.Linear."
+        "The part '0' of Sequential has no linear layer, so the numbers of its features and classes are "
+        "not known; this training method needs one that begins and ends with nn.Linear."
     )
 
 

@@ -14,7 +14,7 @@ from fedkeep.core.errors import MethodError, UploadError
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import Global
-from fedkeep.methods.ifca import MeanByCluster
+from fedkeep.methods.server import MeanByGroup
 from fedkeep.split import Split
 from tests.engines.test_conformance import Words
 from tests.methods.plain import (
@@ -91,6 +91,12 @@ def test_the_models_first_differ_by_noise_of_a_stream_of_their_own() -> None:
     assert not same_bits(models_of(run_of(methods.ifca(2, spread=0.7, seed=1), rounds=0), 2)[1], second)
 
 
+def test_of_models_that_fit_equally_the_first_is_picked() -> None:
+    run = run_of(methods.ifca(3, spread=1e-300, local=LOCAL), rounds=1)  # noise too small to change a bit
+    assert same_bits(models_of(run, 3)[1], initial())
+    assert {int(kept(run, k)["cluster"]) for k in range(len(DATA))} == {0}
+
+
 def test_one_cluster_is_fedavg_bit_for_bit() -> None:
     ours, theirs = run_of(methods.ifca(1, local=LOCAL)), run_of(methods.fedavg(local=LOCAL))
     assert same_bits(ours.server, theirs.server)
@@ -124,7 +130,7 @@ def sums(order: list[int], parts: int, skipped: int = 3) -> State:
     """Return what the means by cluster make of 40 clients' uploads, added up in parts by blocks of 16."""
     ids = [f"{k:02}" for k in range(40)]
     start = {"w": torch.zeros(3, dtype=torch.float64), "server/cluster": torch.tensor(0)}
-    reduction = MeanByCluster(clusters=3, mean=WeightedMean())
+    reduction = MeanByGroup(group="cluster", groups=3)
     server = Global(params={"w": start["w"]})
     held = [reduction.begin(server, start, ids) for _ in range(parts)]
     for k in order:
@@ -151,11 +157,24 @@ def test_the_order_and_the_place_of_summing_change_no_bit() -> None:
         assert same_bits(sums(order, parts), first)
 
 
-def test_a_pick_that_is_none_is_refused() -> None:
+def test_a_model_whose_clients_weigh_nothing_stays() -> None:
     start = {"w": torch.zeros(()), "server/cluster": torch.tensor(0)}
-    reduction = MeanByCluster(clusters=2, mean=WeightedMean()).begin(Global(params={}), start, ["a"])
-    with pytest.raises(UploadError, match=r"^The upload of client 'a' was refused: its group is 2, of 2\.$"):
-        reduction.add("a", Split().upload(start, {**start, "server/cluster": torch.tensor(2)}, 1.0))
+    means = MeanByGroup(group="cluster", groups=2).begin(Global(params={}), start, ["a", "b"])
+    for client, pick, weight in (("a", 0, 2.0), ("b", 1, 0.0)):
+        trained = {"w": torch.tensor(3.0), "server/cluster": torch.tensor(pick)}
+        means.add(client, Split().upload(start, trained, weight))
+    found = means.value()
+    assert (float(found.changes["w"]), found.state, found.weight, found.count) == (3.0, {}, 2.0, 1)
+
+
+@pytest.mark.parametrize("pick", [2, -1])
+def test_a_pick_that_is_none_is_refused(pick: int) -> None:
+    start = {"w": torch.zeros(()), "server/cluster": torch.tensor(0)}
+    reduction = MeanByGroup(group="cluster", groups=2).begin(Global(params={}), start, ["a"])
+    with pytest.raises(
+        UploadError, match=rf"^The upload of client 'a' was refused: its group is {pick}, of 2\.$"
+    ):
+        reduction.add("a", Split().upload(start, {**start, "server/cluster": torch.tensor(pick)}, 1.0))
 
 
 def test_a_configuration_names_it() -> None:

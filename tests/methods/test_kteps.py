@@ -154,8 +154,8 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(MethodError) as error:
         TwoBranches()(Plus())
     assert str(error.value) == (
-        "The part 'classifier' of Plus has no linear layer, so the number of its features is not known; this training "
-        "method needs a classifier that begins with nn.Linear."
+        "The part 'classifier' of Plus has no linear layer, so the numbers of its features and classes are "
+        "not known; this training method needs one that begins and ends with nn.Linear."
     )
 
     class Headless(Parts):
@@ -182,7 +182,7 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         ({"predict": "ps"}, "predict must be 's', 'p' or 'sp'; got 'ps'."),
         ({"diversity": -1}, "diversity and transfer must be at least 0; got -1.0 and 0.01."),
         ({"transfer": math.nan}, "diversity and transfer must be at least 0; got 0.01 and nan."),
-        ({"temperature": 0}, "temperatures must be positive; got 0.0 and 1.0."),
+        ({"temperature": 0}, "temperature and student_temperature must be positive; got 0.0 and 1.0."),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:

@@ -378,10 +378,10 @@ def test_the_defaults_are_the_papers() -> None:
     [
         (
             {"tune_global": "copy"},
-            "tune_global must be one of ['local_copy', 'frozen', 'gate_only']; got 'copy'.",
+            "tune_global must be 'local_copy', 'frozen' or 'gate_only'; got 'copy'.",
         ),
-        ({"local_init": "tuned"}, "local_init must be one of ['scratch', 'finetuned']; got 'tuned'."),
-        ({"mix": "logits"}, "mix must be one of ['probability', 'logprob']; got 'logits'."),
+        ({"local_init": "tuned"}, "local_init must be 'scratch' or 'finetuned'; got 'tuned'."),
+        ({"mix": "logits"}, "mix must be 'probability' or 'logprob'; got 'logits'."),
     ],
 )
 def test_unknown_choices(options: dict[str, Any], message: str) -> None:

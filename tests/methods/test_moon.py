@@ -125,12 +125,13 @@ def test_the_contrast_by_hand() -> None:
 
 
 def test_what_is_refused_and_what_the_term_says_of_itself() -> None:
-    for mu, temperature in ((-1.0, 0.5), (1.0, 0.0)):
+    for wrong, message in (
+        ({"mu": -1.0}, "mu must be at least 0; got -1.0."),
+        ({"temperature": 0.0}, "temperature must be positive; got 0.0."),
+    ):
         with pytest.raises(MethodError) as error:
-            methods.moon(mu, temperature=temperature)
-        assert (
-            str(error.value) == f"mu must be at least 0 and temperature positive; got {mu} and {temperature}."
-        )
+            methods.moon(**wrong)
+        assert str(error.value) == message
     assert Contrast(loss=cross_entropy()).reads_parameters
     assert not Contrast(loss=cross_entropy()).reads_received
 

@@ -77,7 +77,10 @@ def test_the_share_is_private_and_predicts() -> None:
     close({n: kept[n] for n in expected}, expected, atol=1e-15)
     with pytest.raises(MethodError) as error:
         AddShare(0.5)(AddShare(0.5)(Parts()))
-    assert str(error.value) == "Parts has an attribute 'alpha', where APFL puts its share; rename it."
+    assert (
+        str(error.value)
+        == "Parts has an attribute 'alpha', where this training method puts a part of its own; rename it."
+    )
 
 
 def test_a_learned_share_leaves_tables_local() -> None:
@@ -298,8 +301,8 @@ def test_values_without_gradients_are_the_same() -> None:
     ("options", "message"),
     [
         ({"order": "second"}, "order must be 'first', 'exact' or 'free'; got 'second'."),
-        ({"rate": -1}, "The inner rate must be at least 0 and delta positive; got -1.0 and 0.01."),
-        ({"delta": 0}, "The inner rate must be at least 0 and delta positive; got 0.01 and 0.0."),
+        ({"rate": -1}, "rate must be at least 0; got -1.0."),
+        ({"delta": 0}, "delta must be positive; got 0.0."),
     ],
 )
 def test_what_per_fedavg_refuses(options: dict[str, Any], message: str) -> None:

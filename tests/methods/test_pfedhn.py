@@ -14,7 +14,8 @@ from fedkeep.core.params import Params
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.experiments.personalize import fit_private
-from fedkeep.methods.pfedhn import EMBEDDING, PullBack
+from fedkeep.methods.hypernetwork import EMBEDDING
+from fedkeep.methods.pfedhn import PullBack
 from fedkeep.split import Split
 from tests.engines.reference import rows_of
 from tests.methods.plain import DATA, State, apart, examples_of, initial, loss_of, plan, run_of, slopes_of
@@ -182,7 +183,7 @@ def test_a_configuration_names_it() -> None:
 
 @pytest.mark.parametrize("options", [{"hidden": (3, 0)}, {"embedding": 0}])
 def test_what_pfedhn_refuses(options: dict[str, Any]) -> None:
-    hidden, embedding = options.get("hidden", (100, 100, 100)), options.get("embedding", 16)
+    least = f"{options.get('embedding', 16)} and {min(options.get('hidden', (100,)))}"
     with pytest.raises(MethodError) as error:
         methods.pfedhn(**options)
-    assert str(error.value) == f"hidden and embedding must be positive; got {hidden} and {embedding}."
+    assert str(error.value) == f"embedding and hidden must be at least 1; got {least}."

@@ -215,6 +215,7 @@ def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: s
             "per_fedavg",
             "scaffold",
             "feddyn",
+            "fedbabu",
             "ifca",
             "pfedhn",
             "moon",
@@ -622,7 +623,9 @@ def test_copies_do_not_collide_and_leave_the_model_alone() -> None:
     both = with_copy(model)
     assert list(both.state_dict()) == names + [f"own.{n}" for n in names]
     assert list(model.state_dict()) == names
-    with pytest.raises(MethodError, match="^Logits has an attribute 'own', where the private copy should go"):
+    with pytest.raises(
+        MethodError, match="^Logits has an attribute 'own', where this training method puts a part"
+    ):
         with_copy(both)
     with pytest.raises(MethodError, match=r"^alpha must be in \[0, 1\]; got 1.5"):
         methods.apfl(1.5)

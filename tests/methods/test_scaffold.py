@@ -123,7 +123,14 @@ def test_a_configuration_names_it() -> None:
     assert build_method(MethodConfig.model_validate(table)) == wanted
 
 
-@pytest.mark.parametrize("phase", [Phase(optimizer=sgd(0.1, momentum=0.9)), Phase(clip_norm=1.0)])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase(optimizer=sgd(0.1, momentum=0.9)),
+        Phase(optimizer=sgd(0.1, bounds={"head.*": (-1.0, 1.0)})),
+        Phase(clip_norm=1.0),
+    ],
+)
 def test_what_scaffold_refuses(phase: Phase) -> None:
     with pytest.raises(MethodError) as error:
         methods.scaffold(local=phase)

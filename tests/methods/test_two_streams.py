@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedkeep import Method, Phase, Run, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
+from fedkeep.methods import EarlyStopping
 from fedkeep.methods.fedfusion import AddFusion, Fusion, FusionLoss, fused_with_itself, fused_with_own
 from fedkeep.methods.fedmmd import TwoStreams
 from fedkeep.methods.pfl_da import AddGate, MixtureLoss, mixed_log_probabilities
@@ -203,10 +204,12 @@ def test_predictions_of_the_fused_models() -> None:
     torch.testing.assert_close(fused_with_itself(net, params, batch), linear(params, "classifier", theirs))
 
 
-def test_what_is_published_may_not_be_trained_on_opted_out_examples() -> None:
+@pytest.mark.parametrize("chosen", [{"examples": "all"}, {"early_stopping": EarlyStopping()}], ids=str)
+def test_what_is_published_may_not_be_trained_or_chosen_by_examples_that_stay(chosen: dict[str, Any]) -> None:
+    """Opted-out ones train it, or validation examples say when it stops."""
     method = methods.fedfusion(persistent_local=True)
     (phase,) = method.client.phases
-    alone = Phase(loss=phase.loss, trains="private", examples="all")
+    alone = Phase(loss=phase.loss, trains="private", **chosen)
     assert method.extend is not None
     with pytest.raises(MethodError) as error:
         method.on_client(phases=(alone,)).check(method.extend(Parts()))

@@ -154,12 +154,15 @@ def test_uploads_that_do_not_fit_are_refused() -> None:
     for name in sent:
         with pytest.raises(UploadError, match=f"^'{name}' is missing$"):
             link.decode({n: v for n, v in sent.items() if n != name}, received, {})
-    wrong: Params = {**sent, "embedding.weight/projected": torch.zeros(30, 3)}
-    with pytest.raises(UploadError) as error:
-        link.decode(wrong, received, {})
-    assert (
-        str(error.value) == "'embedding.weight' should come as (30, 2) and (5, 2), came as (30, 3) and (5, 2)"
-    )
+    for ending, shape, came in (
+        ("projected", (30, 3), "(30, 3) and (5, 2)"),
+        ("basis", (5, 1), "(30, 2) and (5, 1)"),
+    ):
+        wrong: Params = {**sent, f"embedding.weight/{ending}": torch.zeros(shape)}
+        with pytest.raises(UploadError) as error:
+            link.decode(wrong, received, {})
+        wanted = "'embedding.weight' should come as (30, 2) and (5, 2)"
+        assert str(error.value) == f"{wanted}, came as {came}"
 
 
 def test_uploads_are_a_quarter_smaller() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
-from fedkeep.privacy import Chain, RunDraws, SystemDraw, SystemDraws, TopK
+from fedkeep.privacy import Chain, RunDraws, SystemDraw, TopK
 from tests.tiny import same_bits
 
 START = {
@@ -157,7 +157,7 @@ def test_uploads_that_do_not_fit_are_refused(sent: Params, fault: str) -> None:
 def test_no_numbers_at_all() -> None:
     chain = Chain((TopK(),))
     start = {"n": torch.tensor(1), "e": torch.zeros(0)}
-    sent, state = chain.encode(start, start, SystemDraws(), chain.client_state(start))
+    sent, state = chain.encode(start, start, SystemDraw(), chain.client_state(start))
     assert set(sent) == {"n", "e/values", "e/places"}
     assert chain.decode(sent, start)[0]["e"].shape == (0,)
     assert state["0/e"].shape == (0,)

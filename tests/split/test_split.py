@@ -236,6 +236,13 @@ def test_a_good_upload_passes(weight: float) -> None:
     check_upload(upload(dict(RECEIVED), weight), RECEIVED, "ann")
 
 
+def test_an_upload_that_arrives_with_a_private_name_is_refused() -> None:
+    values = {"head.weight": torch.zeros(2), "user": torch.zeros(3)}
+    with pytest.raises(UploadError, match="^An upload was refused: the private 'user' is in it.$"):
+        Split("user").arrived(values, 1.0, {})
+    assert Split().arrived(values, 1.0, {}).deltas is values
+
+
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [

@@ -189,7 +189,9 @@ def _curve(
             found[way].append(_accuracy(run, client, params, predict, split))
 
     name = str(run.data.ids[client])
-    whole = {**run.sent(name).params, **run.kept(name).flat}
+    trained = run.net.trainable()  # what rounds left frozen is fine-tuned from the module's values
+    initial = {n: v for n, v in run.net.initial().items() if n in trained}
+    whole = {**initial, **run.sent(name).params, **run.kept(name).flat}
     start = {parameter: value.to(run.device) for parameter, value in whole.items()}
     test(start)
     rows = run.data.rows(client, "train")

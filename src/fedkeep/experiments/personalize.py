@@ -139,10 +139,13 @@ def own_split(run: Run) -> Split:
 
 
 def own_default(run: Run, client: str) -> Params:
-    """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent."""
-    copies = {
-        n: v.detach().cpu().clone() for n, v in own_split(run).personal(run.sent(client).params).items()
-    }
+    """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent.
+
+    What rounds left frozen and it is to train starts from the module's values.
+    """
+    trained = run.net.trainable()
+    values = {n: v for n, v in run.net.initial().items() if n in trained} | run.sent(client).params
+    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(values).items()}
     return {**copies, **run.private.default(client)}
 
 

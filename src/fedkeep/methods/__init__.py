@@ -1,4 +1,8 @@
-"""Federated methods as values: one file each, and the table that names them for configurations."""
+"""Federated methods as values: one file each, and the table that names them for configurations.
+
+Each method is made by a function. All share two arguments: ``local``, a client's phase of training, whose loss is the
+papers' F_k, and ``server``, what happens there, e.g. ``averaging(adam(0.01), by="uniform")``.
+"""
 
 from collections.abc import Callable
 
@@ -51,37 +55,13 @@ from fedkeep.methods.scaffold import scaffold
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
 METHODS: dict[str, Callable[..., Method]] = {
-    "fedavg": fedavg,
-    "fedbabu": fedbabu,
-    "furl": furl,
-    "ifca": ifca,
-    "local": local,
-    "apfl": apfl,
-    "asp_mtl": asp_mtl,
-    "ditto": ditto,
-    "fedala": fedala,
-    "fedbn": fedbn,
-    "feddyn": feddyn,
-    "fedfusion": fedfusion,
-    "fedmmd": fedmmd,
-    "fedper": fedper,
-    "fedproto": fedproto,
-    "fedprox": fedprox,
-    "fedrecon": fedrecon,
-    "fedrep": fedrep,
-    "fedrod": fedrod,
-    "fine_tuned": fine_tuned,
-    "kteps": kteps,
-    "kteps_star": kteps_star,
-    "lg_fedavg": lg_fedavg,
-    "mixture": mixture,
-    "moon": moon,
-    "per_fedavg": per_fedavg,
-    "pfedhn": pfedhn,
-    "pfedme": pfedme,
-    "pfl_da": pfl_da,
-    "scaffold": scaffold,
-}
+    build.__name__: build
+    for build in (
+        fedavg, fedbabu, furl, ifca, local, apfl, asp_mtl, ditto, fedala, fedbn, feddyn, fedfusion, fedmmd, fedper,
+        fedproto, fedprox, fedrecon, fedrep, fedrod, fine_tuned, kteps, kteps_star, lg_fedavg, mixture, moon,
+        per_fedavg, pfedhn, pfedme, pfl_da, scaffold,
+    )
+}  # fmt: skip
 
 __all__ = [
     "METHODS",

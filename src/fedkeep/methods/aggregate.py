@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -65,18 +64,23 @@ class RunningMean:
     def __init__(
         self, start: Params, cohort: Sequence[str] | None = None, missing_rows: str = "unchanged"
     ) -> None:
-        self.start, self.missing_rows = start, missing_rows
+        self.start, self.owners_only = start, missing_rows == "owners_only"
         self.places = None if cohort is None else {client: k for k, client in enumerate(sorted(cohort))}
-        self.seconds = 0.0
+        self._total = self.empty()
         self._blocks: dict[int, Block] = {}
-        self._total: Sums | None = None
         self._next = 0  # the first block that is not in the total
+
+    def empty(self) -> Sums:
+        """Return the empty sums of a block, or of all."""
+        return Sums(self.start, owners_only=self.owners_only)
+
+    def seen(self, client: str, upload: Upload) -> Upload:
+        """Return what is summed of a client's upload; subclasses look at it first, or sum something else."""
+        return upload
 
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's (decoded, checked) upload."""
-        began = time.perf_counter()
-        self._settle(client, upload)
-        self.seconds += time.perf_counter() - began
+        self._settle(client, self.seen(client, upload))
 
     def skip(self, client: str) -> None:
         """Note that a client's upload will not come."""
@@ -85,28 +89,18 @@ class RunningMean:
     def _settle(self, client: str, upload: Upload | None) -> None:
         if self.places is None:
             if upload is not None:
-                self._total = self._total or self._sums()
                 self._total.add(upload)
             return
         number, place = divmod(self.places[client], BLOCK)
-        block = self._blocks.setdefault(number, Block(self._sums(), self._members(number)))
-        block.settle(place, upload)
+        if number not in self._blocks:
+            self._blocks[number] = Block(self.empty(), min(BLOCK, len(self.places) - number * BLOCK))
+        self._blocks[number].settle(place, upload)
         self._fold_complete()
 
-    def _sums(self) -> Sums:
-        return Sums(self.start, owners_only=self.missing_rows == "owners_only")
-
-    def _members(self, number: int) -> int:
-        assert self.places is not None
-        return min(BLOCK, len(self.places) - number * BLOCK)
-
-    def _fold(self, block: Block) -> None:
-        if not block.sums.count:
-            return
-        if self._total is None:
-            self._total = block.sums
-        else:
-            self._total.merge(block.sums)
+    def _fold_complete(self) -> None:
+        while (first := self._blocks.get(self._next)) is not None and first.done == first.members:
+            self._total = self._total.merge(self._blocks.pop(self._next).sums)
+            self._next += 1
 
     def merge(self, other: RunningMean) -> None:
         """Take over what another sum of the same cohort holds; each block must have been summed in one place.
@@ -116,8 +110,8 @@ class RunningMean:
         """
         if self.places is None or self.places != other.places:
             raise UploadError("Partial means can be merged if they are of one and the same cohort.")
-        both = self._numbers & other._numbers
-        if both:
+        mine, theirs = ({*range(each._next), *each._blocks} for each in (self, other))
+        if both := mine & theirs:
             raise UploadError(
                 f"Partial means can be merged if each block of {BLOCK} clients was summed in one place; "
                 f"block {min(both)} stands in both."
@@ -126,16 +120,6 @@ class RunningMean:
             self._total, self._next = other._total, other._next
         self._blocks |= other._blocks
         self._fold_complete()
-
-    @property
-    def _numbers(self) -> set[int]:
-        """The blocks of which this sum holds anything."""
-        return {*range(self._next), *self._blocks}
-
-    def _fold_complete(self) -> None:
-        while (first := self._blocks.get(self._next)) is not None and first.complete:
-            self._fold(self._blocks.pop(self._next))
-            self._next += 1
 
     def value(self) -> Reduced:
         """Return the mean: tables cut to the rows that any client sent.
@@ -146,77 +130,41 @@ class RunningMean:
         for number in sorted(self._blocks):
             block = self._blocks.pop(number)
             block.close()
-            self._fold(block)
-        total = self._total
-        if total is None or not total.weight > 0:
-            count, weight = (0, 0.0) if total is None else (total.count, total.weight)
-            raise UploadError(
-                f"An average needs at least one upload of positive weight; got {count} of total {weight}."
-            )
-        means, rows = total.means()
-        changes = {n: v for n, v in means.items() if not n.startswith(SERVER)}
-        tables = {n: self.start[n] for n in rows}
-        return Reduced(
-            changes=changes, state=under(SERVER, means), rows=rows, tables=tables, weight=total.weight,
-            count=total.count,
-        )  # fmt: skip
-
-    @property
-    def weight(self) -> float:
-        """The sum of the weights so far."""
-        sums = [block.sums for block in self._blocks.values()] + ([self._total] if self._total else [])
-        return sum(each.weight for each in sums)
+            self._total = self._total.merge(block.sums)
+        return self._total.mean()
 
 
-class MeansByGroup:
+class MeansByGroup(RunningMean):
     """A mean for each group of clients; what a client sends along says which group it is of.
 
     Args:
-        means: the empty means of groups 0, 1, …
+        start, cohort, missing_rows: as for ``RunningMean``.
         group: the name, among an upload's changes, of the number of the client's group.
+        groups: how many there are.
     """
 
-    def __init__(self, means: Sequence[RunningMean], group: str) -> None:
-        self.means, self.group = means, group
-        self.weights, self.seconds = [0.0] * len(means), 0.0
+    def __init__(
+        self, start: Params, cohort: Sequence[str] | None, missing_rows: str, *, group: str, groups: int
+    ) -> None:
+        self.group, self.groups = group, groups
+        super().__init__(start, cohort, missing_rows)
 
-    def add(self, client: str, upload: Upload) -> None:
-        """Add a client's (decoded, checked) upload.
+    def empty(self) -> Sums:
+        """Return empty sums of each group."""
+        return SumsByGroup(self.start, owners_only=self.owners_only, group=self.group)
+
+    def seen(self, client: str, upload: Upload) -> Upload:
+        """Return the upload.
 
         Raises:
             UploadError: there is no such group.
         """
-        began, number = time.perf_counter(), int(upload.deltas[self.group])
-        if not 0 <= number < len(self.means):
+        number = int(upload.deltas[self.group])
+        if not 0 <= number < self.groups:
             raise UploadError(
-                f"The upload of client {client!r} was refused: its group is {number}, of {len(self.means)}."
+                f"The upload of client {client!r} was refused: its group is {number}, of {self.groups}."
             )
-        for k, mean in enumerate(self.means):
-            if k == number:
-                mean.add(client, upload)
-            else:
-                mean.skip(client)
-        self.weights[number] += upload.weight
-        self.seconds += time.perf_counter() - began
-
-    def skip(self, client: str) -> None:
-        """Note that a client's upload will not come."""
-        for mean in self.means:
-            mean.skip(client)
-
-    def merge(self, other: MeansByGroup) -> None:
-        """Take over what another one of the same cohort holds."""
-        for mine, theirs in zip(self.means, other.means, strict=True):
-            mine.merge(theirs)
-        self.weights = [a + b for a, b in zip(self.weights, other.weights, strict=True)]
-
-    def value(self) -> Reduced:
-        """Return the changes of group 0, and as state ``K/NAME`` those of group K; a group of no weight has none."""
-        found = {k: self.means[k].value() for k, weight in enumerate(self.weights) if weight > 0}
-        first = found.get(0, Reduced(changes={}))
-        state = {f"{k}/{n}": v for k, each in found.items() if k for n, v in each.params.items()}
-        count = sum(each.count for each in found.values())
-        return replace(first, state=state, weight=sum(self.weights), count=count)
+        return upload
 
 
 class Block:
@@ -230,22 +178,17 @@ class Block:
         """Add an upload, or note that there is none."""
         self._early[place] = upload
         while self.done in self._early:
-            ready = self._early.pop(self.done)
+            self._take(self.done)
             self.done += 1
-            if ready is not None:
-                self.sums.add(ready)
 
     def close(self) -> None:
         """Add what still waits for others, who will not come."""
         for place in sorted(self._early):
-            ready = self._early.pop(place)
-            if ready is not None:
-                self.sums.add(ready)
+            self._take(place)
 
-    @property
-    def complete(self) -> bool:
-        """Whether nobody is awaited."""
-        return self.done == self.members
+    def _take(self, place: int) -> None:
+        if (ready := self._early.pop(place)) is not None:
+            self.sums.add(ready)
 
 
 class Sums:
@@ -279,8 +222,10 @@ class Sums:
         self.weight += upload.weight
         self.count += 1
 
-    def merge(self, other: Sums) -> None:
-        """Add another's sums."""
+    def merge(self, other: Sums) -> Sums:
+        """Return both together, in place of this, whose clients come first; one that is empty changes nothing."""
+        if not (self.count and other.count):
+            return self if self.count else other
         for name, start in self.start.items():
             if not start.is_floating_point():
                 self._sums.setdefault(name, other._sums[name])
@@ -296,6 +241,7 @@ class Sums:
                 self._sum_rows(name, start, few.rows(), few.values(), 1.0)
         self.weight += other.weight
         self.count += other.count
+        return self
 
     def _hold(self, name: str, start: Tensor) -> None:
         if name not in self._held:
@@ -321,21 +267,72 @@ class Sums:
         else:
             self._rows.setdefault(name, RowSums(start)).add(rows, change, weight)
 
-    def means(self) -> tuple[Params, Params]:
-        """Return the means, tables cut to the rows that any client sent, and these rows' numbers, ascending."""
+    def mean(self) -> Reduced:
+        """Return the means, tables cut to the rows that any client sent.
+
+        Raises:
+            UploadError: there was no upload, or the weights' sum is not positive.
+        """
+        if not self.weight > 0:
+            raise UploadError(
+                f"An average needs at least one upload of positive weight; got {self.count} of total {self.weight}."
+            )
         means, rows = Params(), {name: few.rows() for name, few in self._rows.items()}
         for name, start in self.start.items():
             total = self._rows[name].values() if name in rows else self._sums[name]
             if total.is_floating_point():
                 total = (total / self._share(name, total, rows.get(name))).to(start.dtype)
             means[name] = total
-        return means, rows
+        return Reduced(
+            changes={n: v for n, v in means.items() if not n.startswith(SERVER)}, state=under(SERVER, means),
+            rows=rows, tables={n: self.start[n] for n in rows}, weight=self.weight, count=self.count,
+        )  # fmt: skip
 
     def _share(self, name: str, total: Tensor, rows: Tensor | None) -> Tensor | float:
         if name not in self._held:
             return self.weight
         held = self._held[name] if rows is None else self._held[name][rows]
         return held.clamp_min(torch.finfo(total.dtype).tiny).reshape(-1, *[1] * (total.dim() - 1))
+
+
+class SumsByGroup(Sums):
+    """Sums of each group of clients apart.
+
+    Args:
+        start, owners_only: as for ``Sums``.
+        group: the name, among an upload's changes, of the number of the client's group.
+    """
+
+    def __init__(self, start: Params, *, owners_only: bool, group: str) -> None:
+        super().__init__(start, owners_only=owners_only)
+        self.group, self.by_group = group, dict[int, Sums]()
+
+    def _of(self, number: int) -> Sums:
+        return self.by_group.get(number) or Sums(self.start, owners_only=self.owners_only)
+
+    def add(self, upload: Upload) -> None:
+        """Add an upload to its group."""
+        number = int(upload.deltas[self.group])
+        self.by_group[number] = self._of(number)
+        self.by_group[number].add(upload)
+        self.count += 1
+
+    def merge(self, other: Sums) -> Sums:
+        """Return both together, group by group."""
+        assert isinstance(other, SumsByGroup)
+        for number, sums in other.by_group.items():
+            self.by_group[number] = self._of(number).merge(sums)
+        self.count += other.count
+        return self
+
+    def mean(self) -> Reduced:
+        """Return the changes of group 0, and as state ``K/NAME`` those of group K; a group of no weight has none."""
+        found = {k: sums.mean() for k, sums in sorted(self.by_group.items()) if sums.weight > 0}
+        state = {f"{k}/{n}": v for k, each in found.items() if k for n, v in each.params.items()}
+        return replace(
+            found.get(0, Reduced(changes={})), state=state, weight=sum(each.weight for each in found.values()),
+            count=sum(each.count for each in found.values()),
+        )  # fmt: skip
 
 
 class RowSums:

@@ -9,6 +9,7 @@ server averages. A client predicts with v̄.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, copy_of, with_copy
+from fedkeep.methods.features import extended
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
@@ -41,19 +43,10 @@ class AddShare:
     alpha: float
 
     def __call__(self, module: nn.Module) -> nn.Module:
-        """Return a copy of ``module`` with both.
-
-        Raises:
-            MethodError: the module has something of such a name already.
-        """
-        if hasattr(module, SHARE):
-            raise MethodError(
-                f"{type(module).__name__} has an attribute {SHARE!r}, where APFL puts its share; rename it."
-            )
-        both = with_copy(module)
+        """Return a copy of ``module`` with both."""
         kind = next(v.dtype for v in module.parameters() if v.is_floating_point())
-        both.register_parameter(SHARE, nn.Parameter(torch.tensor(self.alpha, dtype=kind)))
-        return both
+        share = nn.Parameter(torch.tensor(self.alpha, dtype=kind))
+        return extended(module, {SHARE: share, "own": copy.deepcopy(module)}, copied="own")
 
 
 def mixed(net: Net, params: Params, alpha: float | None) -> Params:
@@ -94,7 +87,6 @@ class OnMixture(Term):
         return self.term.reads_received or self.term.reads_parameters
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         return self.term(net, mixed(net, params, self.alpha), batch, received)
 
 
@@ -114,11 +106,7 @@ class PredictMixture:
 
 
 def apfl(
-    alpha: float = 0.5,
-    *,
-    adaptive: bool = True,
-    local: Phase = Phase(),
-    server: Server = Server(),
+    alpha: float = 0.5, *, adaptive: bool = True, local: Phase = Phase(), server: Server = Server()
 ) -> Method:
     """Return APFL.
 
@@ -127,7 +115,7 @@ def apfl(
             v alone.
         adaptive: α is learned, with the rate that the optimiser gives ``alpha``; False: it is fixed.
         local: the local phase, with F_k of both models.
-        server: what the server does.
+        server: see ``methods``.
     """
     if not 0 <= alpha <= 1:
         raise MethodError(f"alpha must be in [0, 1]; got {alpha}.")

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
+from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
 from fedkeep.methods.phase import Phase
@@ -104,9 +104,8 @@ def orthogonality(s: Tensor, p: Tensor, weight: Tensor | None = None) -> Tensor:
 
 def shared_and_own(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return s = E_s(x) and p = E_k(x), shape (B, F) each."""
-    own = f"{PREFIX}encoder."
-    mine = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(own)}
-    return features(net, params, batch), features(net, {**params, **mine}, batch)
+    mine = under(f"{PREFIX}encoder.", params)
+    return features(net, params, batch), features(net, {**params, **prefixed("encoder.", mine)}, batch)
 
 
 def logits_of(net: Net, params: Params, s: Tensor, p: Tensor) -> Tensor:
@@ -136,13 +135,9 @@ class AdversarialLoss(Around):
     difference: float = 0.01
 
     def __post_init__(self) -> None:
-        if not (self.adversarial >= 0 and self.difference >= 0):
-            raise MethodError(
-                f"adversarial and difference must be at least 0; got {self.adversarial} and {self.difference}."
-            )
+        check_least(0, adversarial=self.adversarial, difference=self.difference)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         s, p = shared_and_own(net, params, batch)
         weight = batch.get("weight")
         total = self.loss(Known(net, logits_of(net, params, s, p)), params, batch, received)
@@ -173,8 +168,7 @@ def asp_mtl(
             epoch is a pass over all examples of a round.
         server: what the server does; a centralised round has one upload, so only its update can matter.
     """
-    if tasks < 1:
-        raise MethodError(f"tasks must be at least 1; got {tasks}.")
+    check_least(1, tasks=tasks)
     loss = AdversarialLoss(loss=local.loss, adversarial=float(adversarial), difference=float(difference))
     phase = local.but(loss=loss)
     return Method(

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.checks import check_least
 from fedkeep.methods.terms import Around, Term
 
 
@@ -34,11 +35,9 @@ class Augmented(Around):
     column: str = "image"
 
     def __post_init__(self) -> None:
-        if self.shift < 0:
-            raise MethodError(f"shift must be at least 0 pixels; got {self.shift}.")
+        check_least(0, shift=self.shift)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         if self.column not in batch:
             raise MethodError(
                 f"Augmented images are wanted from the column {self.column!r}; the data have {sorted(batch)}. Name the "

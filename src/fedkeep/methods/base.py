@@ -14,7 +14,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.client import Client
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
 from fedkeep.privacy import Chain, Link
 from fedkeep.split import Split
@@ -28,7 +28,7 @@ def forward(net: Net, params: Params, batch: Batch) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapt:
+class Adapt(Changeable):
     """How a client is personalised after federation; nothing of it is uploaded.
 
     Attributes:
@@ -42,10 +42,6 @@ class Adapt:
     phases: tuple[Phase, ...] = ()
     split: Split | None = None
     start: Callable[[Params], Params] | None = None
-
-    def but(self, **changes: Any) -> Adapt:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
 
 
 def private_part(local: Phase) -> Adapt:
@@ -99,9 +95,9 @@ class Method:
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 layer.sparse = False
         self.check(module)
-        still = self.split.halves(module).frozen_names
+        still, later = self.split.halves(module).frozen_names, self.adapt.split or Split()
         for name, parameter in module.named_parameters():
-            if name in still:
+            if name in still and not later.is_private(name):
                 parameter.requires_grad_(False)
         return module
 
@@ -119,27 +115,21 @@ class Method:
         if self.adapt.split is not None:
             self.adapt.split.check(module)
         names = [n for n, p in module.named_parameters() if p.requires_grad]
-        federated = [n for n in names if not self.split.is_private(n)]
-        self._check_upload(module, federated)
+        federated = [n for n in names if not self.split.is_private(n) and not self.split.is_frozen(n)]
+        values = dict(module.named_parameters())
+        self.chain().client_state(
+            {n: values[n] for n in federated}
+        )  # a link that cannot take these says so now
         if isinstance(self.server.update, Optimize):
             self.server.update.optimizer.check_patterns(federated)
         for phase in self.adapt.phases:
-            phase.trained_names(self.split, names)
+            phase.trained_names(self.adapt.split or self.split, names)
             phase.optimizer.check_patterns(names)
         self._check_opt_out(names)
 
-    def _check_upload(self, module: nn.Module, federated: list[str]) -> None:
-        """Run the upload chain once: a link that cannot take these parameters says so now, not after a round."""
-        Chain(self.upload).client_state({n: p for n, p in module.named_parameters() if n in federated})
-
     def _check_opt_out(self, names: list[str]) -> None:
-        everything = {
-            n
-            for phase in self.client.phases
-            if phase.examples == "all"
-            for n in phase.trained_names(self.split, names)
-            if self.split.is_private(n)
-        }
+        parts = [(phase, phase.trained_names(self.split, names)) for phase in self.client.phases]
+        everything = {n for p, part in parts if p.examples == "all" for n in part if self.split.is_private(n)}
         stops = any(p.early_stopping for p in self.client.phases)
         hooks = self.client.start is not None or self.client.finish is not None
         if hooks and (everything or stops):
@@ -148,8 +138,7 @@ class Method:
                 f"examples, which train or choose them, would influence what leaves the client. Use "
                 f"examples='opted_in' and no early stopping."
             )
-        for phase in self.client.phases:
-            trained = phase.trained_names(self.split, names)
+        for phase, trained in parts:
             phase.optimizer.check_patterns(names)
             leaves = [n for n in trained if not self.split.is_private(n)]
             if phase.early_stopping and leaves:
@@ -185,8 +174,11 @@ class Method:
         Rounds then train no private parameter, and what they make is judged by the shared part.
         """
         rounds, later = (
-            {n for p in phases for n in p.trained_names(self.split, list(names)) if self.split.is_private(n)}
-            for phases in (self.client.phases, self.adapt.phases)
+            {n for p in phases for n in p.trained_names(split, list(names)) if self.split.is_private(n)}
+            for phases, split in (
+                (self.client.phases, self.split),
+                (self.adapt.phases, self.adapt.split or self.split),
+            )
         )
         return bool(later) and not rounds and self.predict_shared is not None
 

@@ -7,14 +7,13 @@ with its copies (``private.classifier``, …) wherever it has one, and with the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, under
 from fedkeep.methods.features import drawn_for, extended, features, head, linear, part, width
 from fedkeep.split import Split
 
@@ -63,11 +62,7 @@ class TwoBranches:
             size = width(module, self.classifier)
             with drawn_for(module, "projections"):
                 added["projection"], own["projection"] = nn.Linear(size, size), nn.Linear(size, size)
-        both = extended(module, added)
-        tables: Mapping[str, str] = getattr(module, "lookup", {})
-        copied = {f"{PREFIX}{n}": c for n, c in tables.items() if n.partition(".")[0] in self.copies}
-        both.lookup = {**tables, **copied}  # type: ignore[assignment]
-        return both
+        return extended(module, added, copied="private")
 
     def shared(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the model's features h̄, the shared branch's a = P_s(h̄), and its logits."""
@@ -78,8 +73,7 @@ class TwoBranches:
     def both(self, net: Net, params: Params, batch: Batch) -> Outputs:
         """Return what both branches make of a batch; the model's features are computed once."""
         found, a, shared_logits = self.shared(net, params, batch)
-        mine = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
-        renamed = {**params, **mine}
+        renamed = {**params, **under(PREFIX, params)}
         b = found if self.copies in ((), (self.classifier,)) else features(net, renamed, batch)
         if self.projections:
             b = linear(net, renamed, "projection", b)

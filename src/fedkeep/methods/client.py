@@ -7,8 +7,8 @@ says what leaves and what is kept; ``accept`` makes it valid once the server has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -16,55 +16,47 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, is_state, prefixed, under
-from fedkeep.methods.phase import Phase
+from fedkeep.methods.checks import check_choice
+from fedkeep.methods.phase import Changeable, Phase
 
 Tables = Literal["exact", "local", "whole"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What the server sends a client.
+class Values:
+    """Parameters and a method's state; ``Sent`` or ``Kept``.
 
     Attributes:
-        params: federated parameters and buffers, by name.
+        params: parameters and buffers, by name.
         state: the method's own, by name.
     """
 
     params: Params
     state: State = field(default_factory=dict)
 
-    @property
-    def flat(self) -> Params:
-        """Both in one dictionary, state under ``server/NAME``: what terms get as ``received``."""
-        return {**self.params, **prefixed(SERVER, self.state)} if self.state else self.params
-
-    @classmethod
-    def of(cls, flat: Mapping[str, Tensor]) -> Sent:
-        """Return what a dictionary like ``flat`` came from."""
-        return cls(params={n: v for n, v in flat.items() if not is_state(n)}, state=under(SERVER, flat))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What a client keeps; it never leaves.
-
-    Attributes:
-        params: private parameters and buffers, by name.
-        state: the method's own, by name.
-    """
-
-    params: Params
-    state: State = field(default_factory=dict)
+    prefix: ClassVar[str]
 
     @property
     def flat(self) -> Params:
-        """Both in one dictionary, state under ``client/NAME``: a row of the store, and what terms see."""
-        return {**self.params, **prefixed(CLIENT, self.state)} if self.state else self.params
+        """Both in one dictionary, state with its prefix."""
+        return {**self.params, **prefixed(self.prefix, self.state)} if self.state else self.params
 
     @classmethod
-    def of(cls, flat: Mapping[str, Tensor]) -> Kept:
+    def of(cls, flat: Mapping[str, Tensor]) -> Self:
         """Return what a dictionary like ``flat`` came from."""
-        return cls(params={n: v for n, v in flat.items() if not is_state(n)}, state=under(CLIENT, flat))
+        return cls(params={n: v for n, v in flat.items() if not is_state(n)}, state=under(cls.prefix, flat))
+
+
+class Sent(Values):
+    """What the server sends a client, federated values; ``flat`` is what terms get as received."""
+
+    prefix = SERVER
+
+
+class Kept(Values):
+    """What a client keeps, private values; it never leaves. ``flat``, with ``client/NAME``, is a row of the store."""
+
+    prefix = CLIENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +187,7 @@ def by_share(before: Kept, after: Kept, share: float) -> Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client:
+class Client(Changeable):
     """What a method does on the device; the defaults are FedAvg's.
 
     Attributes:
@@ -232,9 +224,8 @@ class Client:
     def __post_init__(self) -> None:
         if not self.phases:
             raise MethodError("A client needs at least one phase: without one a round would train nothing.")
-        for name, allowed in (("tables", ("exact", "local", "whole")), ("pools", ("examples", "clients"))):
-            if getattr(self, name) not in allowed:
-                raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+        check_choice("tables", self.tables, get_args(Tables))
+        check_choice("pools", self.pools, ("examples", "clients"))
         turns = self.turns
         if isinstance(turns, list):
             object.__setattr__(self, "turns", turns := tuple(turns))
@@ -265,15 +256,6 @@ class Client:
     def steps(self, number: int) -> int:
         """Return how many steps a phase takes on each mini-batch."""
         return self.turns[number] if isinstance(self.turns, tuple) else 1
-
-    def but(self, **changes: Any) -> Client:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
-
-
-def copied(tensors: Mapping[str, Tensor]) -> Params:
-    """Return copies that share no storage with what training goes on to change."""
-    return {n: v.detach().clone() for n, v in tensors.items()}
 
 
 def zeros_like_trainable(net: Net) -> State:

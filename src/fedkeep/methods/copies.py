@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import Batch, Params, under
+from fedkeep.methods.features import extended
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
 
@@ -24,26 +24,13 @@ COPY = Split((f"{PREFIX}*",))
 
 
 def with_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of ``module`` with a further copy of it in the submodule ``own``.
-
-    Raises:
-        MethodError: the module has something of the name ``own`` already.
-    """
-    if hasattr(module, "own"):
-        raise MethodError(
-            f"{type(module).__name__} has an attribute 'own', where the private copy should go; rename it."
-        )
-    both = copy.deepcopy(module)
-    both.add_module("own", copy.deepcopy(module))
-    tables: Mapping[str, str] = getattr(module, "lookup", {})
-    if tables:
-        both.lookup = {**tables, **{f"{PREFIX}{name}": column for name, column in tables.items()}}  # type: ignore[assignment]
-    return both
+    """Return a copy of ``module`` with a further copy of it in the submodule ``own``; see ``extended``."""
+    return extended(module, {"own": copy.deepcopy(module)}, copied="own")
 
 
 def copy_of(params: Params) -> Params:
     """Return the private copy's values under the model's own names."""
-    return {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
+    return under(PREFIX, params)
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,6 @@ class OnCopy(Term):
         return self.term.reads_received
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         return self.term(net, copy_of(params), batch, received)
 
 

@@ -31,7 +31,7 @@ def ditto(
         local: the phase of w, with F_k.
         own_optimizer: of v (patterns of its rates begin with ``own.``); by default that of w.
         own_epochs: passes for v; by default those for w.
-        server: what the server does.
+        server: see ``methods``.
     """
     shared = local.but(trains="federated")
     own = local.but(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
+from fedkeep.methods.terms import Around
 
 
 def features(net: Net, params: Params, batch: Batch) -> Tensor:
@@ -48,24 +51,52 @@ def as_received(net: Net, params: Params, received: Mapping[str, Tensor]) -> Par
 
 
 class Known(Net):
-    """A net whose ``forward`` is known already: hands outputs that were computed otherwise to any loss.
+    """A net whose ``forward`` is known already, or another method's: hands any loss an output that is not the model's.
 
     Args:
         net: answers everything else.
-        output: what ``forward`` gives.
+        output: what ``forward`` gives, or the method that does.
     """
 
-    def __init__(self, net: Net, output: Tensor) -> None:  # no super: it would look at the whole module again
+    def __init__(self, net: Net, output: Tensor | str) -> None:  # no super: it would look at the module again
         self.net, self.module, self.output = net, net.module, output
 
     def trainable(self) -> frozenset[str]:
         """See ``Net``."""
         return self.net.trainable()
 
-    def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def call(self, method: str, params: Mapping[str, Tensor], batch: Batch) -> Any:
         """See ``Net``."""
-        found: Tensor = self.output if method == "forward" else self.net.call(method, params, batch)
-        return found
+        if method == "forward" and isinstance(self.output, Tensor):
+            return self.output
+        return self.net.call(str(self.output) if method == "forward" else method, params, batch)
+
+
+@dataclass(frozen=True)
+class WithFeatures(Around):
+    """L + a factor · ``penalty`` of the model's features, which are computed once; with a factor of 0 only L.
+
+    Subclasses have fields for the factor and for L (``loss``), and a ``penalty``.
+    """
+
+    @property
+    def factor(self) -> float:
+        """λ: the first field."""
+        first: float = getattr(self, fields(self)[0].name)
+        return first
+
+    def penalty(
+        self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
+    ) -> Tensor:
+        """Return the penalty, a scalar, of features ``found``, (B, F); else as for a term."""
+        raise TypeError(f"{type(self).__name__} lacks penalty.")
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        found = features(net, params, batch)
+        value: Tensor = self.inner(Known(net, head(net, params, found)), params, batch, received)
+        return (
+            value + self.factor * self.penalty(net, params, batch, received, found) if self.factor else value
+        )
 
 
 def part(module: nn.Module, name: str) -> nn.Module:
@@ -83,34 +114,30 @@ def part(module: nn.Module, name: str) -> nn.Module:
     return children[name]
 
 
-def width(module: nn.Module, classifier: str) -> int:
-    """Return F, the number of features that a classifier (a part of the model) takes.
+def linear_layers(module: nn.Module, classifier: str) -> list[nn.Linear]:
+    """Return the linear layers of a classifier (a part of the model), which tell its features and classes.
 
     Raises:
-        MethodError: the part has no linear layer that would tell.
-    """
-    for layer in part(module, classifier).modules():
-        if isinstance(layer, nn.Linear):
-            return layer.in_features
-    raise MethodError(
-        f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the number of its features is "
-        f"not known; this training method needs a classifier that begins with nn.Linear."
-    )
-
-
-def no_counts(module: nn.Module, classifier: str) -> Tensor:
-    """Return a zero for each class that a classifier (a part of the model) tells apart, (C,), of the model's type.
-
-    Raises:
-        MethodError: the part has no linear layer that would tell.
+        MethodError: the part has none.
     """
     layers = [layer for layer in part(module, classifier).modules() if isinstance(layer, nn.Linear)]
     if not layers:
         raise MethodError(
-            f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the number of its classes is "
-            f"not known; this training method needs a classifier that ends with nn.Linear."
+            f"The part {classifier!r} of {type(module).__name__} has no linear layer, so the numbers of its features "
+            f"and classes are not known; this training method needs one that begins and ends with nn.Linear."
         )
-    return layers[-1].weight.detach().new_zeros(layers[-1].out_features)
+    return layers
+
+
+def width(module: nn.Module, classifier: str) -> int:
+    """Return F, the number of features that a classifier takes; see ``linear_layers``."""
+    return linear_layers(module, classifier)[0].in_features
+
+
+def no_counts(module: nn.Module, classifier: str) -> Tensor:
+    """Return a zero for each class of a classifier, (C,), of the model's type; see ``linear_layers``."""
+    last = linear_layers(module, classifier)[-1]
+    return last.weight.detach().new_zeros(last.out_features)
 
 
 def one_hot(label: Tensor, counts: Tensor) -> Tensor:
@@ -128,8 +155,13 @@ def one_hot(label: Tensor, counts: Tensor) -> Tensor:
     return nn.functional.one_hot(label, classes).to(counts.dtype)
 
 
-def extended(module: nn.Module, added: Mapping[str, nn.Module]) -> nn.Module:
+def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], copied: str = "") -> nn.Module:
     """Return a copy of a model with further parts.
+
+    Args:
+        module: the model.
+        added: parts and parameters by name.
+        copied: which of these holds copies of the model's own parts; their tables are looked up by the same columns.
 
     Raises:
         MethodError: the model has something of such a name already.
@@ -141,7 +173,11 @@ def extended(module: nn.Module, added: Mapping[str, nn.Module]) -> nn.Module:
                 f"{type(module).__name__} has an attribute {name!r}, where this training method puts a part of its "
                 f"own; rename it."
             )
-        both.add_module(name, new)
+        setattr(both, name, new)
+    tables: Mapping[str, str] = getattr(module, "lookup", {})
+    own = {name for name, _ in both.named_parameters() if copied}
+    if more := {f"{copied}.{n}": c for n, c in tables.items() if f"{copied}.{n}" in own}:
+        both.lookup = {**tables, **more}  # type: ignore[assignment]
     return both
 
 

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
-from fedkeep.core.params import CLIENT, Batch, Params, State
+from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method
+from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.features import extended, nested
 from fedkeep.methods.phase import Patterns, Phase, matching
@@ -36,11 +37,7 @@ MIX, LAST, ROUNDS = "mix.", "last.", "rounds"
 
 @dataclass(frozen=True)
 class AddWeights:
-    """Adds the private part ``mix``: weights W of the upper layers, under their names, all 1.
-
-    Attributes:
-        layers: name patterns of the upper layers.
-    """
+    """Adds the private part ``mix``: weights W of the layers that patterns name, under their names, all 1."""
 
     layers: tuple[str, ...]
 
@@ -61,14 +58,9 @@ class AddWeights:
         return extended(module, {"mix": nested({n: torch.ones_like(own[n]) for n in names})})
 
 
-def weights(params: Params) -> Params:
-    """Return W, under the names that it has in the model."""
-    return {n: v for n, v in params.items() if n.startswith(MIX)}
-
-
 def upper(params: Params) -> list[str]:
     """Return the names of the upper layers' parameters."""
-    return [n.removeprefix(MIX) for n in weights(params)]
+    return list(under(MIX, params))
 
 
 def no_model(net: Net) -> State:
@@ -84,28 +76,17 @@ def mixed(params: Params) -> Params:
 
 @dataclass(frozen=True)
 class OnMixture(Term):
-    """A term of Θ̂, through which W is learned.
-
-    Attributes:
-        term: the term.
-    """
+    """A term of Θ̂, through which W is learned."""
 
     term: Term
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         return self.term(net, {**params, **mixed(params)}, batch, received)
 
 
 @dataclass(frozen=True)
 class LearnWeights:
-    """Learns W, and starts from Θ̂.
-
-    Attributes:
-        phase: one pass of learning W.
-        most: passes at most in a client's second round.
-        tolerance: a pass that lowers the client's mean loss by less than this is the last.
-    """
+    """Learns W by passes of ``phase``, at ``most`` so many in a client's second round, and starts from Θ̂."""
 
     phase: Phase
     most: int
@@ -115,12 +96,12 @@ class LearnWeights:
         """Return Θ̂ and W."""
         rounds, params, loss = int(start.kept.state[ROUNDS]), {**start.params, **start.kept.flat}, math.inf
         for left in reversed(range(1 if rounds > 1 else rounds * self.most)):
-            params |= weights(start.train(self.phase, params))
+            params |= prefixed(MIX, under(MIX, start.train(self.phase, params)))
             if left:
                 before, loss = loss, start.loss(mixed(params))
                 if before - loss < self.tolerance:
                     break
-        return Started(params={**mixed(params), **weights(params)})
+        return Started(params={**mixed(params), **prefixed(MIX, under(MIX, params))})
 
 
 def keep_model(done: Finish) -> Finished:
@@ -151,16 +132,14 @@ def fedala(
         tolerance: W has been learned when a pass lowers the client's mean loss by less than this (the paper says until
             it converges; its code looks at the deviation of the last ten losses).
         most_passes: passes at most until then.
-        local: the phase of Θ̂, with F_k; W is learned with mini-batches of the same size.
-        server: what the server does.
+        local: the phase of Θ̂; W is learned with mini-batches of the same size.
+        server: see ``methods``.
 
     Raises:
         MethodError: ``tolerance`` is negative or ``most_passes`` is below 1.
     """
-    if not tolerance >= 0 or most_passes < 1:
-        raise MethodError(
-            f"tolerance must be at least 0 and most_passes at least 1; got {tolerance} and {most_passes}."
-        )
+    check_least(0, tolerance=tolerance)
+    check_least(1, most_passes=most_passes)
     bounded = sgd(float(rate), bounds={f"{MIX}*": (0.0, 1.0)})
     learn = local.but(
         loss=OnMixture(local.loss), trains="private", optimizer=bounded, epochs=1, steps=None, clip_norm=None

@@ -13,11 +13,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 
 
-def fedavg(
-    *,
-    local: Phase = Phase(),
-    server: Server = Server(),
-) -> Method:
+def fedavg(*, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedAvg, or FedOpt (Reddi et al., 2021) with another optimiser: ``averaging(adam(0.01))``.
 
     w^{t+1} = w^t + Σ_k c_k d_k / Σ_k c_k, with d_k = u_k − w^t.

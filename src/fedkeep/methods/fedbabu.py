@@ -3,7 +3,7 @@
 Source: Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, arXiv 2106.06042,
 algorithm 1.
 One round: (1) a cohort downloads the body, and joins it with the head's initial values; (2) each client trains the body
-on its own examples, the head frozen; (3) it uploads the change of the body, never the head; (4) the server averages.
+on its own examples, the head frozen; (3) it uploads the change of the body; (4) the server averages.
 After federation a client fine-tunes everything, or the head alone, from the federated body and that same head.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedkeep.core.errors import MethodError
-from fedkeep.methods.base import Adapt, Method, private_part
+from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Patterns, Phase
 from fedkeep.methods.server import Server
@@ -26,22 +26,19 @@ def fedbabu(
     local: Phase = Phase(),
     server: Server = Server(),
 ) -> Method:
-    """Return FedBABU. Everybody's head is the same during federation, so the shared part can predict, and is judged.
+    """Return FedBABU. The head is frozen in rounds: part of the model, in no upload, average or client's store.
 
-    With no private pattern its rounds are FedAvg's.
+    With no pattern its rounds are FedAvg's.
 
     Args:
-        private: name patterns of the head.
+        private: name patterns of the head, a client's own once it fine-tunes.
         tunes: what fine-tuning trains, 10 passes over all own examples: ``"all"`` or the ``"head"``.
         local: the body's phase.
-        server: what the server does.
+        server: see ``methods``.
     """
-    if tunes not in ("all", "head"):
-        raise MethodError(f"tunes must be 'all' or 'head'; got {tunes!r}.")
-    adapt = private_part(local)
-    if tunes == "all":
-        adapt = Adapt(phases=(adapt.phases[0].but(trains="all"),), split=Split("*"))
+    check_choice("tunes", tunes, ("all", "head"))
+    own = Split("*" if tunes == "all" else private)
     return Method(
-        name="fedbabu", split=Split(private), client=Client(phases=(local.but(trains="federated"),)), server=server,
-        adapt=adapt,
+        name="fedbabu", split=Split(frozen=private), client=Client(phases=(local,)), server=server,
+        adapt=private_part(local).but(split=own),
     )  # fmt: skip

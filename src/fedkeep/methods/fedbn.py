@@ -13,11 +13,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeep.core.errors import MethodError
-from fedkeep.methods.base import Method, private_part
-from fedkeep.methods.client import Client
+from fedkeep.methods.base import Method
+from fedkeep.methods.fedper import fedper
 from fedkeep.methods.phase import Patterns, Phase
 from fedkeep.methods.server import Server
-from fedkeep.split import Split
 
 
 def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
@@ -35,17 +34,9 @@ def batch_norm_names(module: nn.Module) -> tuple[str, ...]:
     return names
 
 
-def fedbn(
-    private: Patterns = "*norm*",
-    *,
-    local: Phase = Phase(),
-    server: Server = Server(),
-) -> Method:
+def fedbn(private: Patterns = "*norm*", *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedBN; ``private`` names the layers' parameters and statistics: ``fedbn(batch_norm_names(model))``.
 
     A new client fits γ and β, and gathers statistics, on the frozen rest.
     """
-    return Method(
-        name="fedbn", split=Split(private), client=Client(phases=(local,)), server=server, adapt=private_part(local),
-        predict_shared=None,
-    )  # fmt: skip
+    return fedper(private, local=local, server=server).but(name="fedbn")

@@ -9,21 +9,20 @@ h ← h − α/m Σ_P (θ − w) and w ← mean_P θ − h/α.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
+from fedkeep.methods.checks import check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent, zeros_like_trainable
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
-from fedkeep.methods.terms import Term
+from fedkeep.methods.terms import Term, dot
 
 
 @dataclass(frozen=True)
@@ -31,18 +30,12 @@ class Linear(Term):
     """−⟨λ_k, θ⟩ over the trainable parameters."""
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
-        names = sorted(n for n in net.trainable() if CLIENT + n in params)
-        return -torch.stack([(params[CLIENT + n] * params[n]).sum() for n in names]).sum()
+        return -dot({n: params[CLIENT + n] for n in net.trainable() if CLIENT + n in params}, params)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewSlope:
-    """λ_k ← λ_k − α (θ − w).
-
-    Attributes:
-        alpha: α.
-    """
+    """λ_k ← λ_k − α (θ − w)."""
 
     alpha: float
 
@@ -59,12 +52,7 @@ def parameters_alone(server: Global, client: str) -> Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class MoveDynamic:
-    """h ← h − α/m Σ_P (θ − w), and a step by the mean change less h/α; ``sgd(1.0)`` is the algorithm's.
-
-    Attributes:
-        alpha: α.
-        step: of w, given that change.
-    """
+    """h ← h − α/m Σ_P (θ − w), and a step by the mean change less h/α; ``sgd(1.0)`` is the algorithm's."""
 
     alpha: float
     step: Callable[[Global, Reduced], Global]
@@ -75,29 +63,21 @@ class MoveDynamic:
         share = self.alpha * reduced.weight / server.population  # each upload weighs 1
         h = {n: v - share * mean[n] for n, v in server.state.items()}
         changes = {n: d - h[n] / self.alpha if n in h else d for n, d in mean.items()}
-        moved = Reduced(changes=changes, weight=reduced.weight, count=reduced.count)
-        return self.step(server, moved).but(state=h)
+        return self.step(server, replace(reduced, changes=changes, rows={}, tables={})).but(state=h)
 
 
-def feddyn(
-    alpha: float = 0.1,
-    *,
-    local: Phase = Phase(),
-    server: Server = averaging(by="uniform"),
-) -> Method:
+def feddyn(alpha: float = 0.1, *, local: Phase = Phase(), server: Server = averaging(by="uniform")) -> Method:
     """Return FedDyn. As α → 0 clients train as FedAvg's, but the server does not step as FedAvg's: −h/α adds
     Σ |P|/m · mean change over all rounds so far, whatever α is.
 
     Args:
         alpha: α, positive.
-        local: the local phase, with F_k.
-        server: what the server does; the algorithm's is ``averaging(by="uniform")``.
+        local, server: see ``methods``; the algorithm's server is ``averaging(by="uniform")``.
 
     Raises:
         MethodError: α is not positive, or the server weights clients.
     """  # fmt: skip
-    if not alpha > 0:
-        raise MethodError(f"alpha must be positive; got {alpha}.")
+    check_positive(alpha=alpha)
     check_uniform("feddyn", server)
     loss = local.loss + Proximal(mu=float(alpha)) + Linear()
     client = Client(

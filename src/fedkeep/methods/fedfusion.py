@@ -13,19 +13,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client, Finish, Finished
 from fedkeep.methods.copies import COPY, PREFIX, copy_of
-from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
+from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server, averaging
 from fedkeep.methods.terms import Around, Term, cross_entropy
@@ -74,17 +74,10 @@ class AddFusion:
         """Return a copy of ``module`` with the parts added."""
         with drawn_for(module, "fusion"):
             added: dict[str, nn.Module] = {"fusion": Fusion(self.operator, width(module, self.classifier))}
-        tables: Mapping[str, str] = getattr(module, "lookup", {})
         if self.persistent:
-            kept = [name for name, _ in module.named_children() if name != self.classifier]
-            added["own"] = nn.ModuleDict({name: copy.deepcopy(part(module, name)) for name in kept})
-            tables = {
-                **tables,
-                **{f"{PREFIX}{n}": c for n, c in tables.items() if n.partition(".")[0] in kept},
-            }
-        both = extended(module, added)
-        both.lookup = dict(tables)  # type: ignore[assignment]
-        return both
+            kept = {n: copy.deepcopy(v) for n, v in module.named_children() if n != self.classifier}
+            added["own"] = nn.ModuleDict(kept)
+        return extended(module, added, copied="own")
 
 
 def fused(net: Net, params: Params, local: Tensor, received: Tensor) -> Tensor:
@@ -119,7 +112,6 @@ class FusionLoss(Around):
     persistent: bool = False
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         if self.persistent:
             output = fused_with_own(net, params, batch)
         else:
@@ -151,8 +143,7 @@ def fedfusion(
         local: the local phase, with the loss of the fused model.
         server: what the server does; by default plain averaging, and a tenth of it for γ.
     """
-    if operator not in ("conv", "multi", "single"):
-        raise MethodError(f"operator must be 'conv', 'multi' or 'single'; got {operator!r}.")
+    check_choice("operator", operator, get_args(Operator))
     usual = averaging(sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1}))
     phase = local.but(loss=FusionLoss(loss=local.loss, persistent=persistent_local))
     method = Method(

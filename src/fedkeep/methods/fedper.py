@@ -15,12 +15,7 @@ from fedkeep.methods.server import Server
 from fedkeep.split import Split
 
 
-def fedper(
-    private: Patterns = "head.*",
-    *,
-    local: Phase = Phase(),
-    server: Server = Server(),
-) -> Method:
+def fedper(private: Patterns = "head.*", *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedPer. There is no global model: a head that nobody trained predicts nothing.
 
     With no private pattern its rounds are FedAvg's. A new client's head is fitted on the frozen base.

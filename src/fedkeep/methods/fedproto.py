@@ -18,13 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method, forward, private_part
+from fedkeep.methods.checks import check_choice, check_least
 from fedkeep.methods.client import Client, Finish, Finished
-from fedkeep.methods.features import Known, features, head, no_counts, one_hot, width
+from fedkeep.methods.features import WithFeatures, features, no_counts, one_hot, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean
 from fedkeep.methods.terms import Term, cross_entropy, example_mean, label_of
@@ -36,11 +36,7 @@ FAR = 1e30
 
 @dataclass(frozen=True)
 class NoSums:
-    """Zeros of what a client sends: ``sums`` of features (C, F) and ``counts`` (C,), by class.
-
-    Attributes:
-        classifier: the part that the model's ``head`` consists of.
-    """
+    """Zeros of what a client sends: ``sums`` of features (C, F) and ``counts`` (C,), by class."""
 
     classifier: str
 
@@ -52,11 +48,7 @@ class NoSums:
 
 @dataclass(frozen=True)
 class NoPrototypes:
-    """The server's state at first: ``prototypes`` (C, F), none of them ``known`` (C,).
-
-    Attributes:
-        classifier: the part that the model's ``head`` consists of.
-    """
+    """The server's state at first: ``prototypes`` (C, F), none of them ``known`` (C,)."""
 
     classifier: str
 
@@ -67,52 +59,28 @@ class NoPrototypes:
 
 
 @dataclass(frozen=True)
-class NearPrototypes(Term):
-    """L + λ R; the features are computed once.
-
-    Attributes:
-        lam: λ, at least 0.
-        loss: L.
-        label: the column that holds the class.
-    """
+class NearPrototypes(WithFeatures):
+    """L + λ R, of the classes in the column ``label``; λ at least 0."""
 
     lam: float = 1.0
     loss: Term = cross_entropy()
     label: str = "label"
 
     def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise MethodError(f"lam must be at least 0; got {self.lam}.")
+        check_least(0, lam=self.lam)
 
-    @property
-    def reads_parameters(self) -> bool | None:
-        """True if L does: prototypes are no parameters."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_received
-
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
-        found = features(net, params, batch)
-        value = self.loss(Known(net, head(net, params, found)), params, batch, received)
-        if not self.lam:
-            return value
+    def penalty(
+        self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
+    ) -> Tensor:
         label = label_of(batch, self.label)
         apart = (found - received["server/prototypes"][label]).square().mean(1)  # (B,)
         apart = torch.where(received["server/known"][label], apart, 0.0)
-        return value + self.lam * example_mean(apart, batch.get("weight"))
+        return example_mean(apart, batch.get("weight"))
 
 
 @dataclass(frozen=True)
 class SumFeatures:
-    """Sends the sums of features by class, and the numbers of examples; nothing else leaves.
-
-    Attributes:
-        label: the column that holds the class.
-    """
+    """Sends the sums of features by class, and the numbers of examples; nothing else leaves."""
 
     label: str
 
@@ -160,10 +128,9 @@ def fedproto(
         classifier: the part that the model's ``head`` consists of; a linear layer, or several, that take the features
             and give one output per class.
         label: the column that holds the class.
-        local: the local phase, with F_k.
+        local: see ``methods``.
     """
-    if predict not in ("prototype", "head"):
-        raise MethodError(f"predict must be 'prototype' or 'head'; got {predict!r}.")
+    check_choice("predict", predict, ("prototype", "head"))
     phase = local.but(loss=NearPrototypes(lam=float(lam), loss=local.loss, label=label))
     server = Server(state=NoPrototypes(classifier), reduce=WeightedMean(by="uniform"), update=new_prototypes)
     return Method(

@@ -17,6 +17,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method
+from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
@@ -34,18 +35,10 @@ class Proximal(Term):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise MethodError(f"mu must be at least 0; got {self.mu}.")
+        check_least(0, mu=self.mu)
 
-    @property
-    def reads_parameters(self) -> bool:
-        """False: a row that no example looks up equals the received one, and has no gradient."""
-        return False
-
-    @property
-    def reads_received(self) -> bool:
-        """True: it compares with it."""
-        return True
+    reads_parameters = False  # a row that no example looks up equals the received one, and has no gradient
+    reads_received = True  # it compares with it
 
     @property
     def pull(self) -> float:
@@ -53,7 +46,6 @@ class Proximal(Term):
         return self.mu
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         pulled = [n for n in received if n in net.trainable()]
         if not pulled:
             raise MethodError(
@@ -63,12 +55,7 @@ class Proximal(Term):
         return 0.5 * self.mu * torch.stack(squares).sum()
 
 
-def fedprox(
-    mu: float = 0.01,
-    *,
-    local: Phase = Phase(),
-    server: Server = Server(),
-) -> Method:
+def fedprox(mu: float = 0.01, *, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return FedProx; ``mu`` is searched in the paper over 0.001, 0.01, 0.1 and 1, and 0 is FedAvg."""
     phase = local.but(loss=local.loss + Proximal(mu=float(mu)))
     return Method(name="fedprox", client=Client(phases=(phase,)), server=server)

@@ -40,7 +40,7 @@ def fedrecon(
         reconstruction_steps: k_r mini-batches.
         halves: support and query are disjoint halves; False: both are all examples.
         private_init: what reconstruction starts from.
-        server: what the server does.
+        server: see ``methods``.
     """
     query = local.but(trains="federated", examples="query" if halves else "opted_in")
     support = local.but(

@@ -32,7 +32,7 @@ def fedrep(
         local: the body's phase.
         head_optimizer: of the head; by default the body's.
         head_epochs: τ, passes over the client's examples with the body frozen.
-        server: what the server does.
+        server: see ``methods``.
     """
     body = local.but(trains="federated")
     head = local.but(trains="private", optimizer=head_optimizer or local.optimizer, epochs=head_epochs)

@@ -19,21 +19,20 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params, State
+from fedkeep.core.params import Batch, Params, State, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.client import Client, Start, Started
 from fedkeep.methods.features import Known, features, head, no_counts, one_hot
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Term, cross_entropy, label_of
+from fedkeep.methods.terms import Around, Term, cross_entropy, label_of
 
 
 def both_heads(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return g(x) and h(x), each (B, C); no gradient flows from h into the features."""
     found = features(net, params, batch)
-    mine = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
-    return head(net, params, found), head(net, {**params, **mine}, found.detach())
+    return head(net, params, found), head(net, {**params, **under(PREFIX, params)}, found.detach())
 
 
 def predict_both(net: Net, params: Params, batch: Batch) -> Tensor:
@@ -43,46 +42,22 @@ def predict_both(net: Net, params: Params, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TwoHeads(Term):
-    """L(g + log n) + L(g + h), with no gradient into g from the second.
-
-    Attributes:
-        loss: L, of logits.
-    """
+class TwoHeads(Around):
+    """L(g + log n) + L(g + h), with no gradient into g from the second."""
 
     loss: Term = cross_entropy()
 
-    @property
-    def reads_parameters(self) -> bool | None:
-        """True if L does: numbers of examples are no table."""
-        return self.loss.reads_parameters
-
-    @property
-    def reads_received(self) -> bool:
-        """True if L does."""
-        return self.loss.reads_received
-
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         generic, own = both_heads(net, params, batch)
         count = params["client/counts"]
-        prior = count.clamp_min(
-            torch.finfo(count.dtype).tiny
-        ).log()  # of a class without examples: almost none
-        values = [
-            self.loss(Known(net, logits), params, batch, received)
-            for logits in (generic + prior, generic.detach() + own)
-        ]
-        return values[0] + values[1]
+        prior = count.clamp_min(torch.finfo(count.dtype).tiny).log()  # almost none without examples
+        fair = self.loss(Known(net, generic + prior), params, batch, received)
+        return fair + self.loss(Known(net, generic.detach() + own), params, batch, received)
 
 
 @dataclass(frozen=True)
 class NoCounts:
-    """The state of a new client: n = 0 for every class, which balances nothing.
-
-    Attributes:
-        classifier: the part that the model's ``head`` consists of.
-    """
+    """The state of a new client: n = 0 for every class, which balances nothing."""
 
     classifier: str
 
@@ -93,11 +68,7 @@ class NoCounts:
 
 @dataclass(frozen=True)
 class Count:
-    """Counts a client's examples by class.
-
-    Attributes:
-        label: the column that holds the class.
-    """
+    """Counts a client's examples by class, the column ``label``."""
 
     label: str
 
@@ -114,19 +85,15 @@ class Count:
 
 
 def fedrod(
-    *,
-    classifier: str = "classifier",
-    label: str = "label",
-    local: Phase = Phase(),
-    server: Server = Server(),
+    *, classifier: str = "classifier", label: str = "label", local: Phase = Phase(), server: Server = Server()
 ) -> Method:
     """Return FedRoD, for a classifier with ``features`` and ``head``.
 
     Args:
         classifier: the part that the model's ``head`` consists of; it ends with a linear layer, one output per class.
         label: the column that holds the class.
-        local: the local phase; its loss is taken of both heads' logits, so a penalty in it counts twice.
-        server: what the server does.
+        local: as in ``methods``; its loss is taken of both heads' logits, so a penalty in it counts twice.
+        server: see ``methods``.
     """
     phase = local.but(loss=TwoHeads(loss=local.loss))
     return Method(

@@ -29,7 +29,7 @@ def fine_tuned(
 
     Args:
         local: FedAvg's phase.
-        server: what the server does.
+        server: see ``methods``.
         tune_optimizer: of the copy; by default FedAvg's.
         tune_epochs: passes over the client's own examples, at most so many with early stopping.
         early_stopping: of the copy, by the client's own validation loss; None: all passes.

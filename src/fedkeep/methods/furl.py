@@ -31,7 +31,7 @@ def furl(
 
     Args:
         private: name patterns of the private parameters, e.g. ``"user"`` or ``["user", "head.*"]``.
-        local: the local phase; a private user vector mostly wants a larger rate than the rest:
+        local: as in ``methods``; a private user vector mostly wants a larger rate than the rest:
             ``Phase(optimizer=sgd(0.1, rates={"user": 0.5}))``. Its ``clip_norm`` bounds the gradient's norm over
             federated and private parameters together.
         private_scale: z: 1 (eq. 7, what the paper runs) or ``"fedavg"`` (eq. 6).

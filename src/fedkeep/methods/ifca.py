@@ -6,34 +6,27 @@ One round: (1) a cohort downloads all k models; (2) each client picks the one of
 j = argmin F_k(w_j), and keeps j; (3) it trains that model; (4) it uploads j and the change of w_j; (5) the server
 moves each w_j by the mean change of those who picked it; a model that nobody picked stays. A client predicts with the
 model of its last pick, as the server has it now. Model 0 stands among the federated parameters, the others in the
-server's state.
+server's state, as ``j/NAME``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, prefixed, under
 from fedkeep.core.seeds import generator
-from fedkeep.methods.aggregate import MeansByGroup, Reduced
+from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.phase import Phase
-from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean
+from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean
 
 CLUSTER = "cluster"
-
-
-def model_of(j: int, params: Params, state: Mapping[str, Tensor]) -> Params:
-    """Return model j by the module's own names, given model 0 and the server's state."""
-    return under(f"{j}/", state) if j else params
 
 
 def first_pick(net: Net) -> State:
@@ -43,13 +36,7 @@ def first_pick(net: Net) -> State:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherModels:
-    """Models 1 .. k − 1: the module's values, and normal noise on what is trained.
-
-    Attributes:
-        clusters: k.
-        spread: the noise's standard deviation.
-        seed: of the noise.
-    """
+    """Models 1 .. k − 1 (``clusters``): the module's values, and normal noise on what is trained; see ``ifca``."""
 
     clusters: int
     spread: float
@@ -57,95 +44,59 @@ class OtherModels:
 
     def __call__(self, net: Net, clients: Roster) -> State:
         """Return the server's first state."""
-        state: State = {}
-        for j in range(1, self.clusters):
-            for name, value in net.initial().items():
-                if name in net.trainable():
-                    draw = generator(self.seed, f"ifca/{j}/{name}")
-                    noise = torch.randn(value.shape, generator=draw, dtype=torch.float64)
-                    value = value + self.spread * noise.to(value)
-                state[f"{j}/{name}"] = value
+        state = {f"{j}/{n}": v for j in range(1, self.clusters) for n, v in net.initial().items()}
+        for name, value in state.items():
+            if name.partition("/")[2] in net.trainable():
+                draw = generator(self.seed, f"ifca/{name}")
+                noise = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+                state[name] = value + self.spread * noise.to(value)
         return state
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """Start from the model of the lowest loss; of equal ones from the first.
-
-    Attributes:
-        clusters: k.
-    """
+    """Start from the model of the lowest loss; of equal ones from the first."""
 
     clusters: int
 
     def __call__(self, s: Start) -> Started:
         """Return that model, and its number to be kept."""
-        models = [model_of(j, s.sent.params, s.sent.state) for j in range(self.clusters)]
-        losses = [s.loss(model) for model in models]
+        models = [under(f"{j}/", s.sent.state) if j else {} for j in range(self.clusters)]
+        losses = [s.loss({**s.sent.params, **model}) for model in models]
         j = losses.index(min(losses))
-        return Started(params=models[j] if j else {}, state={CLUSTER: torch.tensor(j)})
+        return Started(params=models[j], state={CLUSTER: torch.tensor(j)})
 
 
 def change_of_pick(f: Finish) -> Finished:
-    """Upload the change of the model that was trained, and its number."""
-    pick = f.kept.state[CLUSTER]
-    if not int(pick):
-        return Finished(sends={CLUSTER: pick})
-    changed = Params()
-    for name, value in f.trained.items():
-        if value.is_floating_point():
-            rows = f.rows.get(name, slice(None))
-            value = value - f.started[name][rows] + f.sent.params[name][rows]
-        changed[name] = value
+    """Upload the number of the model that was trained, and its change, as one of what was sent."""
+    pick, changed = f.kept.state[CLUSTER], Params()
+    for name, value in f.trained.items() if int(pick) else ():
+        rows = f.rows.get(name, slice(None))
+        moves = value.is_floating_point()
+        changed[name] = value - f.started[name][rows] + f.sent.params[name][rows] if moves else value
     return Finished(params=changed, sends={CLUSTER: pick})
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanByCluster(Reduction):
-    """The mean change of each model, over those who picked it; of models 1 .. k − 1 as state. It looks at every pick.
-
-    Attributes:
-        clusters: k.
-        mean: of each.
-    """
-
-    clusters: int
-    mean: WeightedMean
-
-    def weight(self, examples: float) -> float:
-        """Return the mean's weight."""
-        return self.mean.weight(examples)
-
-    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> MeansByGroup:
-        """Return the empty means."""
-        means = [self.mean.begin(server, start, cohort) for _ in range(self.clusters)]
-        return MeansByGroup(means, SERVER + CLUSTER)
-
-
-@dataclass(frozen=True, kw_only=True)
 class MoveEach:
-    """The same step for every model that somebody picked.
-
-    Attributes:
-        step: has no memory, so that models do not share one.
-    """
+    """The same step for every model that somebody picked; it has no memory, so that models do not share one."""
 
     step: Optimize
 
     def __call__(self, server: Global, reduced: Reduced) -> Global:
         """Return the server with its next models."""
-        state, after = dict(server.state), self.step(server, reduced)
-        for j in sorted({name.partition("/")[0] for name in reduced.state}):
+        state = dict(server.state)
+        for j in {name.partition("/")[0] for name in reduced.state}:
             model = server.but(params=under(f"{j}/", server.state))
             moved = self.step(model, Reduced(changes=under(f"{j}/", reduced.state)))
             state |= prefixed(f"{j}/", moved.params)
-        return after.but(state=state)
+        return self.step(server, reduced).but(state=state)
 
 
 def predict_with_pick(net: Net, params: Params, batch: Batch) -> Any:
     """Predict with the model that the client picked last, with the server's values."""
     j = int(params[CLIENT + CLUSTER])
-    return net({**params, **model_of(j, {}, under(SERVER, params))}, batch)
+    return net({**params, **under(f"{SERVER}{j}/", params)}, batch)
 
 
 def ifca(
@@ -162,7 +113,7 @@ def ifca(
         clusters: k.
         spread: standard deviation of the noise by which models 1 .. k − 1 first differ from the module's values.
         seed: of that noise.
-        local: the local phase, with F_k.
+        local: see ``methods``.
         server: what the server does for each model: a mean, and SGD without momentum.
 
     Raises:
@@ -180,7 +131,7 @@ def ifca(
         phases=(local,), state=first_pick, sends=first_pick, start=Nearest(clusters=clusters), finish=change_of_pick
     )  # fmt: skip
     keeping = Server(
-        state=OtherModels(clusters=clusters, spread=float(spread), seed=seed),
-        reduce=MeanByCluster(clusters=clusters, mean=mean), update=MoveEach(step=step),
+        state=OtherModels(clusters=clusters, spread=float(spread), seed=seed), update=MoveEach(step=step),
+        reduce=MeanByGroup(group=CLUSTER, groups=clusters, mean=mean),
     )  # fmt: skip
     return Method(name="ifca", client=client, server=keeping, predict=predict_with_pick, predict_shared=None)

@@ -21,6 +21,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PRIVATE, TwoBranches
+from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client, Tables
 from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
 from fedkeep.methods.features import Known
@@ -84,17 +85,10 @@ class BranchLoss(Around):
     widths: tuple[float, ...] = MIXTURE
 
     def __post_init__(self) -> None:
-        if not (self.diversity >= 0 and self.transfer >= 0):
-            raise MethodError(
-                f"diversity and transfer must be at least 0; got {self.diversity} and {self.transfer}."
-            )
-        if not (self.temperature > 0 and self.student_temperature > 0):
-            raise MethodError(
-                f"temperatures must be positive; got {self.temperature} and {self.student_temperature}."
-            )
+        check_least(0, diversity=self.diversity, transfer=self.transfer)
+        check_positive(temperature=self.temperature, student_temperature=self.student_temperature)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         a, b, g_s, g_p = self.branches.both(net, params, batch)
         weight = batch.get("weight")
         total = self.loss(Known(net, g_s), params, batch, received)
@@ -120,8 +114,7 @@ class PredictBranches:
     how: Literal["s", "p", "sp"] = "sp"
 
     def __post_init__(self) -> None:
-        if self.how not in ("s", "p", "sp"):
-            raise MethodError(f"predict must be 's', 'p' or 'sp'; got {self.how!r}.")
+        check_choice("predict", self.how, ("s", "p", "sp"))
 
     def __call__(self, net: Net, params: Params, batch: Batch) -> Tensor:
         """Return logits, shape (B, C)."""
@@ -181,15 +174,14 @@ def kteps(
         noise: σ of the noise on uploads (the paper's value is lost).
         tables: as ``Client.tables``.
         local: the local phase, with L of each branch; patterns of its optimiser's rates may name ``private.*``.
-        server: what the server does.
+        server: see ``methods``.
     """
     if isinstance(architecture, str) and architecture not in ARCHITECTURES:
         raise MethodError(
             f"architecture must be one of {list(ARCHITECTURES)} or the names of the model's parts; got "
             f"{architecture!r}."
         )
-    if kernel not in ("mixture", "single"):
-        raise MethodError(f"kernel must be 'mixture' or 'single'; got {kernel!r}.")
+    check_choice("kernel", kernel, ("mixture", "single"))
     copies = ARCHITECTURES[architecture] if isinstance(architecture, str) else tuple(architecture)
     branches = TwoBranches(copies, projections)
     loss = BranchLoss(

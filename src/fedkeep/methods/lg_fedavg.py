@@ -9,25 +9,18 @@ z_k = c_k / Σ c, or 1 / m (``uniform``, as the authors' published code does).
 
 from __future__ import annotations
 
-from fedkeep.methods.base import Method, private_part
-from fedkeep.methods.client import Client
+from fedkeep.methods.base import Method
+from fedkeep.methods.fedper import fedper
 from fedkeep.methods.phase import Patterns, Phase
 from fedkeep.methods.server import Server
-from fedkeep.split import Split
 
 
 def lg_fedavg(
-    private: Patterns = "encoder.*",
-    *,
-    local: Phase = Phase(),
-    server: Server = Server(),
+    private: Patterns = "encoder.*", *, local: Phase = Phase(), server: Server = Server()
 ) -> Method:
     """Return LG-FedAvg, from scratch (the authors' code starts from a FedAvg checkpoint) and without auxiliary losses.
 
     ``private`` names the representation, everything below the shared top. A new client fits an encoder of its own to
     the frozen top; the paper's ensemble of all trained clients' models would need their private values and is left out.
     """
-    return Method(
-        name="lg_fedavg", split=Split(private), client=Client(phases=(local,)), server=server,
-        adapt=private_part(local), predict_shared=None,
-    )  # fmt: skip
+    return fedper(private, local=local, server=server).but(name="lg_fedavg")

@@ -12,10 +12,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.split import Split
 
 
-def local(
-    *,
-    local: Phase = Phase(),
-) -> Method:
+def local(*, local: Phase = Phase()) -> Method:
     """Return local training: all parameters private, started from the module's values, trained on all own examples."""
     phase = local.but(examples="all")
     return Method(

@@ -16,8 +16,9 @@ from torch import nn
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import Optimizer, adam
-from fedkeep.core.params import Params, misfit
+from fedkeep.core.params import Params, clone, misfit, prefixed, under
 from fedkeep.methods.base import Adapt, Method, forward
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Client
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.outputs import OnOutput, PredictOutput, as_likelihood
@@ -36,7 +37,7 @@ def local_from_global(params: Params) -> Params:
     Raises:
         MethodError: the experts differ in architecture.
     """
-    copies = {LOCAL + n.removeprefix(GLOBAL): v.clone() for n, v in params.items() if n.startswith(GLOBAL)}
+    copies = prefixed(LOCAL, clone(under(GLOBAL, params)))
     own = {n: v for n, v in params.items() if n.startswith(LOCAL)}
     fault = misfit(own, copies)
     if fault:
@@ -92,7 +93,7 @@ def mixture(
             normalised (the authors' code).
         local: the phase of the global expert in rounds (FedAvg's); its loss, batch size and bound hold in all steps,
             and the mixture's cross-entropy is that of the mixed probabilities.
-        server: what the server does.
+        server: see ``methods``.
         mu: pulls the global expert towards the received one (FedProx); 0: not.
         local_optimizer, local_epochs: of step 2; by default the rounds' optimiser, and at most so many passes.
         mixture_optimizer, mixture_epochs: of step 3, likewise.
@@ -101,13 +102,9 @@ def mixture(
     Raises:
         MethodError: an unknown choice.
     """
-    for name, got, known in (
-        ("tune_global", tune_global, ("local_copy", "frozen", "gate_only")),
-        ("local_init", local_init, ("scratch", "finetuned")),
-        ("mix", mix, ("probability", "logprob")),
-    ):
-        if got not in known:
-            raise MethodError(f"{name} must be one of {list(known)}; got {got!r}.")
+    check_choice("tune_global", tune_global, ("local_copy", "frozen", "gate_only"))
+    check_choice("local_init", local_init, ("scratch", "finetuned"))
+    check_choice("mix", mix, ("probability", "logprob"))
     shared = local.but(loss=OnOutput(output="global_logits", term=local.loss), trains="federated")
     if mu:
         shared = shared.but(loss=shared.loss + Proximal(mu=float(mu)))

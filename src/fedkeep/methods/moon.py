@@ -18,60 +18,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params, State, under
 from fedkeep.methods.base import Method
+from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished
-from fedkeep.methods.features import Known, as_received, features, head
+from fedkeep.methods.features import WithFeatures, as_received, features
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term, cross_entropy, example_mean
 
 
 @dataclass(frozen=True)
-class Contrast(Term):
-    """L + μ · the contrast of three models' features; those of the present one are computed once.
-
-    Attributes:
-        mu: μ, at least 0.
-        temperature: τ, positive.
-        loss: L.
-    """
+class Contrast(WithFeatures):
+    """L + μ ℓ, the contrast of three models' features; μ at least 0, the temperature τ positive."""
 
     mu: float = 1.0
     temperature: float = 0.5
     loss: Term = cross_entropy()
 
     def __post_init__(self) -> None:
-        if not (self.mu >= 0 and self.temperature > 0):
-            raise MethodError(
-                f"mu must be at least 0 and temperature positive; got {self.mu} and {self.temperature}."
-            )
+        check_least(0, mu=self.mu)
+        check_positive(temperature=self.temperature)
 
-    @property
-    def reads_parameters(self) -> bool:
-        """True: it runs the previous model, whose tables are whole."""
-        return True
+    reads_parameters = True  # it runs the previous model, whose tables are whole
 
-    @property
-    def reads_received(self) -> bool:
-        """True if L does: the contrast runs the model at what was received, and compares features."""
-        return self.loss.reads_received
-
-    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
-        found = features(net, params, batch)
-        value = self.loss(Known(net, head(net, params, found)), params, batch, received)
-        if not self.mu:
-            return value
+    def penalty(
+        self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
+    ) -> Tensor:
         with torch.no_grad():
-            others = [
-                features(net, as_received(net, params, w), batch) for w in (received, under(CLIENT, params))
-            ]
+            models = (as_received(net, params, w) for w in (received, under(CLIENT, params)))
+            others = [features(net, w, batch) for w in models]
         near, far = (nn.functional.cosine_similarity(found, other, dim=1) for other in others)  # (B,)
         contrast = nn.functional.softplus((far - near) / self.temperature)
-        return value + self.mu * example_mean(contrast, batch.get("weight"))
+        return example_mean(contrast, batch.get("weight"))
 
 
 def initial_model(net: Net) -> State:
@@ -85,11 +65,7 @@ def keep_model(done: Finish) -> Finished:
 
 
 def moon(
-    mu: float = 1.0,
-    *,
-    temperature: float = 0.5,
-    local: Phase = Phase(),
-    server: Server = Server(),
+    mu: float = 1.0, *, temperature: float = 0.5, local: Phase = Phase(), server: Server = Server()
 ) -> Method:
     """Return MOON, for a model with ``features`` and ``head``; the paper's projection is a part of ``features``.
 
@@ -98,8 +74,7 @@ def moon(
     Args:
         mu: μ, searched in the paper over 0.1, 1, 5 and 10; 0 is FedAvg.
         temperature: τ.
-        local: the local phase, with F_k.
-        server: what the server does.
+        local, server: see ``methods``.
     """
     phase = local.but(loss=Contrast(mu=float(mu), temperature=float(temperature), loss=local.loss))
     client = Client(phases=(phase,), state=initial_model, finish=keep_model)

@@ -11,24 +11,8 @@ from torch import Tensor
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.features import Known
 from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean, label_of
-
-
-class _Output(Net):
-    """A net whose answer is another method's than ``forward``."""
-
-    def __init__(self, net: Net, output: str) -> None:
-        self.net, self.output, self.module = net, output, net.module
-
-    def __call__(self, params: Any, batch: Batch) -> Tensor:
-        found: Tensor = self.net.call(self.output, params, batch)
-        return found
-
-    def call(self, method: str, params: Any, batch: Batch) -> Any:
-        return self.net.call(method, params, batch)
-
-    def trainable(self) -> frozenset[str]:
-        return self.net.trainable()
 
 
 @dataclass(frozen=True)
@@ -44,8 +28,7 @@ class OnOutput(Around):
     term: Term
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
-        return self.term(_Output(net, self.output), params, batch, received)
+        return self.term(Known(net, self.output), params, batch, received)
 
 
 @dataclass(frozen=True)
@@ -58,13 +41,9 @@ class NegativeLogLikelihood(Term):
 
     label: str = "label"
 
-    @property
-    def reads_parameters(self) -> bool:
-        """False: it sees the model's output alone."""
-        return False
+    reads_parameters = False  # it sees the model's output alone
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         chosen = net(params, batch).gather(1, label_of(batch, self.label).unsqueeze(1)).squeeze(1)
         return example_mean(-chosen, batch.get("weight"))
 

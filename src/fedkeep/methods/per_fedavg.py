@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Adapt, Method
+from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
@@ -51,15 +51,11 @@ class AfterOneStep(Around):
     delta: float = 1e-2
 
     def __post_init__(self) -> None:
-        if self.order not in ("first", "exact", "free"):
-            raise MethodError(f"order must be 'first', 'exact' or 'free'; got {self.order!r}.")
-        if not (self.rate >= 0 and self.delta > 0):
-            raise MethodError(
-                f"The inner rate must be at least 0 and delta positive; got {self.rate} and {self.delta}."
-            )
+        check_choice("order", self.order, get_args(Order))
+        check_least(0, rate=self.rate)
+        check_positive(delta=self.delta)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         first, second = halves(batch)
         names = sorted(net.trainable() & params.keys())
 
@@ -129,8 +125,8 @@ def per_fedavg(
     Args:
         rate: α of the inner step.
         order, delta: of the derivative, see ``AfterOneStep``.
-        local: the local phase, with F_k; its optimiser's rate is β.
-        server: what the server does.
+        local: as in ``methods``; its optimiser's rate is β.
+        server: see ``methods``.
     """
     meta = AfterOneStep(rate=float(rate), loss=local.loss, order=order, delta=float(delta))
     step = local.but(optimizer=sgd(float(rate)), steps=1, examples="all")

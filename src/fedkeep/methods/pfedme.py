@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Adapt, Method
+from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.phase import Phase
@@ -37,16 +37,11 @@ class Apart(Term):
     lam: float = 15.0
 
     def __post_init__(self) -> None:
-        if not self.lam > 0:
-            raise MethodError(f"lam must be positive; got {self.lam}.")
+        check_positive(lam=self.lam)
 
-    @property
-    def reads_parameters(self) -> bool:
-        """True: it is of the values themselves."""
-        return True
+    reads_parameters = True  # it is of the values themselves
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         theta = {n: v for n, v in copy_of(params).items() if n in net.trainable()}
         squares = [nn.functional.mse_loss(v, params[n], reduction="sum") for n, v in theta.items()]
         return 0.5 * self.lam * torch.stack(squares).sum()
@@ -72,8 +67,7 @@ def pfedme(
         own_optimizer: of θ (patterns of its rates begin with ``own.``); its rate times λ should stay below 1.
         server: what the server does; ``averaging(sgd(β))``.
     """
-    if steps < 1:
-        raise MethodError(f"steps must be at least 1; got {steps}.")
+    check_least(1, steps=steps)
     apart = Apart(lam=float(lam))
     outer = local.but(loss=apart, trains="federated")
     inner = local.but(loss=OnCopy(term=local.loss) + apart, trains="private", optimizer=own_optimizer)

@@ -82,7 +82,6 @@ class MixtureLoss(Around):
             raise MethodError(f"general must be a number of at least 0; got {self.general}.")
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        """Return the term's value, a scalar."""
         mixed, general = _both(net, params, batch)
         value = self.loss(Known(net, mixed), params, batch, received)
         if self.general:
@@ -90,12 +89,7 @@ class MixtureLoss(Around):
         return value
 
 
-def pfl_da(
-    *,
-    general: float = 0.0,
-    local: Phase = Phase(),
-    server: Server = Server(),
-) -> Method:
+def pfl_da(*, general: float = 0.0, local: Phase = Phase(), server: Server = Server()) -> Method:
     """Return PFL-DA, for a classifier with ``features`` and ``head`` whose head is its part ``classifier``.
 
     A client predicts with its mixture; the shared part alone is M_G. Two models are trained, so a step costs nearly
@@ -104,8 +98,8 @@ def pfl_da(
     Args:
         general: β, the weight of M_G's own loss beside the mixture's; 0: the paper, where M_G may predict nothing
             useful without the private model (on FDU-MTL it falls to chance: results/kteps-table2.md).
-        local: the local phase; its loss is of the mixture's log-probabilities, taken as logits.
-        server: what the server does.
+        local: as in ``methods``; its loss is of the mixture's log-probabilities, taken as logits.
+        server: see ``methods``.
 
     Raises:
         MethodError: ``general`` is negative or not finite.

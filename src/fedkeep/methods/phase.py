@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import Optimizer, sgd
+from fedkeep.methods.checks import check_choice, check_least
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
 Patterns = str | tuple[str, ...] | list[str]
 Use = Literal["opted_in", "support", "query", "all"]
 OPTIMIZERS = "one of fedkeep's optimisers, e.g. fedkeep.sgd(0.1)"
+
+
+class Changeable:
+    """A frozen value of which others are made that differ in some fields."""
+
+    def but(self, **changes: Any) -> Self:
+        """Return this with some fields changed, e.g. ``local.but(trains="private", epochs=10)``."""
+        return replace(self, **changes)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +45,8 @@ class EarlyStopping:
     min_improvement: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.patience < 1:
-            raise MethodError(f"every and patience must be at least 1; got {self.every} and {self.patience}.")
-        if not self.min_improvement >= 0:
-            raise MethodError(f"min_improvement must be at least 0; got {self.min_improvement}.")
+        check_least(1, every=self.every, patience=self.patience)
+        check_least(0, min_improvement=self.min_improvement)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +82,11 @@ class Phase:
     def __post_init__(self) -> None:
         check_kind("loss", self.loss, Term, "a term, e.g. fedkeep.methods.terms.cross_entropy()")
         check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
-        if self.epochs < 0 or (self.steps is not None and self.steps < 0):
-            raise MethodError(f"epochs and steps must be at least 0; got {self.epochs} and {self.steps}.")
-        if self.batch_size < 1:
-            raise MethodError(f"batch_size must be at least 1; got {self.batch_size}.")
+        check_least(0, epochs=self.epochs, steps=self.steps)
+        check_least(1, batch_size=self.batch_size)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
-        if self.examples not in get_args(Use):
-            raise MethodError(f"examples must be one of {list(get_args(Use))}; got {self.examples!r}.")
+        check_choice("examples", self.examples, get_args(Use))
 
     def but(self, **changes: Any) -> Phase:
         """Return this phase with some fields changed, e.g. ``local.but(trains="private", epochs=10)``."""
@@ -94,11 +98,12 @@ class Phase:
         return (self.epochs if self.steps is None else 0, self.steps, self.batch_size, self.examples)
 
     def trained_names(self, split: Split, names: list[str]) -> list[str]:
-        """Return which of ``names`` (the model's trainable parameters) this phase trains.
+        """Return which of ``names`` (the model's trainable parameters) this phase trains; what is frozen, it does not.
 
         Raises:
             MethodError: a pattern matches nothing.
         """
+        names = [n for n in names if not split.is_frozen(n)]
         if self.trains == "all":
             return names
         if self.trains == "private":

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedkeep.core.errors import MethodError
@@ -24,7 +23,7 @@ from fedkeep.methods.base import Method
 from fedkeep.methods.client import Client, Finish, Finished, zeros_like_trainable
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
-from fedkeep.methods.terms import Term
+from fedkeep.methods.terms import Term, dot
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,8 @@ class Correction(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the term's value, 0 as a scalar."""
-        names = sorted(n for n in net.trainable() if CLIENT + n in params)
-        drifts = {n: received[SERVER + n] - params[CLIENT + n] for n in names}
-        value = torch.stack([(drifts[n] * params[n]).sum() for n in names]).sum()
+        names = [n for n in net.trainable() if CLIENT + n in params]
+        value = dot({n: received[SERVER + n] - params[CLIENT + n] for n in names}, params)
         return value - value.detach()
 
 
@@ -51,11 +49,7 @@ def new_control(f: Finish) -> Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class MoveControl:
-    """The server's step of w, and c ← c + |S|/N · mean Δc_k.
-
-    Attributes:
-        step: of w.
-    """
+    """The server's step of w, and c ← c + |S|/N · mean Δc_k."""
 
     step: Callable[[Global, Reduced], Global]
 
@@ -66,11 +60,7 @@ class MoveControl:
         return self.step(server, reduced).but(state=control)
 
 
-def scaffold(
-    *,
-    local: Phase = Phase(),
-    server: Server = averaging(by="uniform"),
-) -> Method:
+def scaffold(*, local: Phase = Phase(), server: Server = averaging(by="uniform")) -> Method:
     """Return SCAFFOLD. What a client sends tells its control, so the server can follow every c_k.
 
     Args:

@@ -5,21 +5,19 @@ Source of the slots: TensorFlow Federated's distributor, client work, aggregator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
-
-import torch
-from torch import Tensor
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
-from fedkeep.core.params import Params, State
-from fedkeep.methods.aggregate import Reduced, RunningMean, spread
+from fedkeep.core.params import SERVER, Params, State
+from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
+from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Sent, zeros_like_trainable
-from fedkeep.methods.phase import OPTIMIZERS
+from fedkeep.methods.phase import OPTIMIZERS, Changeable
 from fedkeep.split import Upload
 
 
@@ -36,7 +34,7 @@ class Roster(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Global:
+class Global(Changeable):
     """All that a server has between two rounds.
 
     Attributes:
@@ -61,15 +59,9 @@ class Global:
     clients: Roster = ()
     population: int = 0
 
-    def but(self, **changes: Any) -> Global:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
-
 
 class Sum(Protocol):
     """Uploads of one round, added up."""
-
-    seconds: float
 
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's (decoded, checked) upload."""
@@ -90,12 +82,13 @@ class Sum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """How a round's uploads become one result; subclasses are frozen values with ``begin``."""
+    """How a round's uploads become one result; subclasses are frozen values with ``begin``.
 
-    @property
-    def is_sum(self) -> bool:
-        """Whether the result follows from a sum over clients, so that the server needs to see no single upload."""
-        return False
+    Attributes:
+        is_sum: whether the result follows from a sum over clients, so that the server needs to see no single upload.
+    """
+
+    is_sum: ClassVar[bool] = False
 
     def weight(self, examples: float) -> float:
         """Return an upload's weight, given the client's number of examples."""
@@ -125,18 +118,11 @@ class WeightedMean(Reduction):
     by: Literal["examples", "uniform"] = "examples"
     missing_rows: Literal["unchanged", "owners_only"] = "unchanged"
 
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("by", ("examples", "uniform")),
-            ("missing_rows", ("unchanged", "owners_only")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise MethodError(f"{name} must be one of {list(allowed)}; got {getattr(self, name)!r}.")
+    is_sum: ClassVar[bool] = True  # of weighted changes, and of weights
 
-    @property
-    def is_sum(self) -> bool:
-        """True: the mean is a sum of weighted changes and a sum of weights."""
-        return True
+    def __post_init__(self) -> None:
+        check_choice("by", self.by, ("examples", "uniform"))
+        check_choice("missing_rows", self.missing_rows, ("unchanged", "owners_only"))
 
     def weight(self, examples: float) -> float:
         """Return the number of examples, or 1 for a client that has any."""
@@ -145,6 +131,30 @@ class WeightedMean(Reduction):
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> RunningMean:
         """Return the empty mean."""
         return RunningMean(start, cohort, self.missing_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanByGroup(Reduction):
+    """A weighted mean for each group of clients: of group 0 as changes, of others as state. It looks at every upload.
+
+    Attributes:
+        group: what clients send along to say which group they are of, a whole number.
+        groups: how many there are.
+        mean: of each.
+    """
+
+    group: str
+    groups: int
+    mean: WeightedMean = WeightedMean()
+
+    def weight(self, examples: float) -> float:
+        """Return the mean's weight."""
+        return self.mean.weight(examples)
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> MeansByGroup:
+        """Return the empty means."""
+        rows = self.mean.missing_rows
+        return MeansByGroup(start, cohort, rows, group=SERVER + self.group, groups=self.groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +206,7 @@ def no_state(net: Net, clients: Roster) -> State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class Server(Changeable):
     """What a method does on the server; the defaults are FedAvg's.
 
     Attributes:
@@ -215,10 +225,6 @@ class Server:
 
     def __post_init__(self) -> None:
         check_kind("reduce", self.reduce, Reduction, "a reduction, e.g. fedkeep.WeightedMean()")
-
-    def but(self, **changes: Any) -> Server:
-        """Return this with some fields changed."""
-        return replace(self, **changes)
 
     def sent(self, server: Global, client: str) -> Sent:
         """Return what a client gets."""
@@ -249,16 +255,3 @@ def check_uniform(method: str, server: Server) -> Server:
 def zeros_on_server(net: Net, clients: Roster) -> State:
     """Return zeros shaped like the model's trainable parameters, as a server's first state."""
     return zeros_like_trainable(net)
-
-
-def added(params: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> Params:
-    """Return parameters plus changes; integer counters take the uploaded value."""
-    return {
-        n: (v + changes[n] if v.is_floating_point() else changes[n]) if n in changes else v.clone()
-        for n, v in params.items()
-    }
-
-
-def zeros(params: Mapping[str, Tensor]) -> State:
-    """Return zeros of the same shapes and types."""
-    return {n: torch.zeros_like(v) for n, v in params.items()}

@@ -131,6 +131,11 @@ class Scaled(Around):
         return self.factor * self.term(net, params, batch, received)
 
 
+def dot(slopes: Params, params: Params) -> Tensor:
+    """Return Σ ⟨slope, parameter⟩ over the names of ``slopes``, a scalar."""
+    return torch.stack([(slopes[n] * params[n]).sum() for n in sorted(slopes)]).sum()
+
+
 def example_mean(values: Tensor, weight: Tensor | None, keep: Tensor | None = None) -> Tensor:
     """Return the weighted mean of per-example values, shape (examples,); 0 where no weight is left.
 
@@ -167,10 +172,7 @@ class CrossEntropy(Term):
         if not 0 <= self.smoothing < 1:
             raise MethodError(f"smoothing must be in [0, 1); got {self.smoothing}.")
 
-    @property
-    def reads_parameters(self) -> bool:
-        """False: it sees the model's output alone."""
-        return False
+    reads_parameters = False  # it sees the model's output alone
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         logits = output_of(net(params, batch), self.task)
@@ -207,10 +209,7 @@ class SquaredError(Term):
     label: str = "label"
     task: str | None = None
 
-    @property
-    def reads_parameters(self) -> bool:
-        """False: it sees the model's output alone."""
-        return False
+    reads_parameters = False  # it sees the model's output alone
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         out = output_of(net(params, batch), self.task)
@@ -234,10 +233,7 @@ class L2Penalty(Term):
 
     pattern: str = "*"
 
-    @property
-    def reads_parameters(self) -> bool:
-        """True: it is of the values themselves."""
-        return True
+    reads_parameters = True  # it is of the values themselves
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         chosen = [

@@ -3,7 +3,7 @@
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.chain import Chain
 from fedkeep.privacy.clip import QuantileClip
-from fedkeep.privacy.draws import Draw, Draws, Entropy, RunDraw, RunDraws, SystemDraw, SystemDraws, draws
+from fedkeep.privacy.draws import Draw, Draws, Entropy, RunDraw, RunDraws, SystemDraw, draws
 from fedkeep.privacy.noise import GaussianNoise
 from fedkeep.privacy.projection import Projection
 from fedkeep.privacy.topk import TopK
@@ -21,7 +21,6 @@ __all__ = [
     "RunDraw",
     "RunDraws",
     "SystemDraw",
-    "SystemDraws",
     "TopK",
     "draws",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedkeep.core.errors import UploadError
 from fedkeep.core.params import Params
 from fedkeep.privacy.draws import Draw
@@ -30,9 +32,9 @@ class Link:
     """A link of the upload chain, a frozen value: ``encode`` runs on the client, ``decode`` on the server.
 
     The links of ``Method.upload`` encode in order and decode in the opposite order, one client at a time, before the
-    uploads are combined. None sees a private parameter. A link without state overrides ``encode`` and ``decode`` alone.
-    A state of a federated tensor's own name has its shape; where a client holds some rows of a table, it is given those
-    rows of the state.
+    uploads are combined. None sees a private parameter. A link without state overrides ``encode``, and ``decode`` where
+    that has to be undone. A state of a federated tensor's own name has its shape; where a client holds some rows of a
+    table, it is given those rows of the state.
 
     Attributes:
         rowwise: encoding some rows of a table equals those rows of the encoded table, if the others don't change; so a
@@ -71,7 +73,7 @@ class Link:
         raise TypeError(f"{type(self).__name__} is no link: it lacks encode.")
 
     def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
-        """Return what ``encode`` was given, or the server's best account of it.
+        """Return what ``encode`` was given, or the server's best account of it: by default what arrived.
 
         Args:
             tensors: what arrived, decoded by the later links.
@@ -81,7 +83,15 @@ class Link:
         Raises:
             UploadError: the tensors cannot be decoded, e.g. a name is missing or a shape is wrong.
         """
-        raise TypeError(f"{type(self).__name__} is no link: it lacks decode.")
+        return tensors
+
+    @staticmethod
+    def pair(name: str, tensors: Params, *endings: str) -> list[Tensor]:
+        """Return what of a tensor arrived under its name with each of these endings; UploadError: one is missing."""
+        for ending in endings:
+            if name + ending not in tensors:
+                raise UploadError(f"{name + ending!r} is missing")
+        return [tensors[name + ending] for ending in endings]
 
     def check_report(self, report: Params) -> None:
         """Raise UploadError unless a client's report is one that ``encode`` can make."""

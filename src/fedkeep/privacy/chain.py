@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import UploadError
-from fedkeep.core.params import Params, misfit, nonfinite
+from fedkeep.core.params import Params, misfit, nonfinite, prefixed, under
 from fedkeep.privacy.base import Link
 from fedkeep.privacy.draws import Draws, RunDraws
 
@@ -82,7 +82,7 @@ class Chain:
             cut = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in before.items()}
             made = link.encode(tensors, start, draws.link(k), cut, _of(sent or {}, k))
             tensors = made.tensors
-            reports |= {f"{REPORT}{k}/{name}": value for name, value in made.report.items()}
+            reports |= prefixed(f"{REPORT}{k}/", made.report)
             for name, value in made.state.items():
                 found[f"{k}/{name}"] = _put(before[name], rows[name], value) if name in rows else value
         return {**tensors, **reports}, found
@@ -98,7 +98,7 @@ class Chain:
         Raises:
             UploadError: what arrived is not what the chain makes.
         """
-        reports = {n.removeprefix(REPORT): v for n, v in tensors.items() if n.startswith(REPORT)}
+        reports = under(REPORT, tensors)
         unknown = [n for n in reports if n.partition("/")[0] not in map(str, range(len(self.links)))]
         if unknown:
             raise UploadError(f"{REPORT + unknown[0]!r} is of no link")
@@ -150,8 +150,7 @@ def _flat(parts: Mapping[int, Params]) -> Params:
 
 
 def _of(flat: Params, number: int) -> Params:
-    prefix = f"{number}/"
-    return {n.removeprefix(prefix): v for n, v in flat.items() if n.startswith(prefix)}
+    return under(f"{number}/", flat)
 
 
 def _put(table: Tensor, rows: Tensor, values: Tensor) -> Tensor:

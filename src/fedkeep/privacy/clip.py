@@ -70,10 +70,6 @@ class QuantileClip(Link):
         clipped = {n: v * scale if v.is_floating_point() and scale < 1 else v for n, v in tensors.items()}
         return Encoded(tensors=clipped, report={"inside": inside})
 
-    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
-        """Return the tensors as they came: what was cut off stays off."""
-        return tensors
-
     def check_report(self, report: Params) -> None:
         """Refuse a report that is no bit, or with noise lies 10 standard deviations off both."""
         value = report.get("inside")

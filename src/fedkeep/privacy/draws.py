@@ -52,7 +52,11 @@ class RunDraw:
 
 @dataclass(frozen=True)
 class SystemDraw:
-    """Draws from the operating system's source (``os.urandom``)."""
+    """Draws from the operating system's source (``os.urandom``), which nobody can repeat; for all links of a chain."""
+
+    def link(self, number: int) -> Draw:
+        """Return the numbers of a link."""
+        return self
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
         """Return standard normal numbers, by the transform of Box and Muller from uniform ones of 53 bits."""
@@ -78,15 +82,6 @@ class RunDraws:
         return RunDraw(generator(self.seed, f"upload/{number}", self.client, self.round))
 
 
-@dataclass(frozen=True)
-class SystemDraws:
-    """Numbers that nobody can repeat."""
-
-    def link(self, number: int) -> Draw:
-        """Return the numbers of a link."""
-        return SystemDraw()
-
-
 def draws(entropy: Entropy, seed: int, client: str, round: int) -> Draws:
     """Return the random numbers of a client's upload chain in a round.
 
@@ -99,4 +94,4 @@ def draws(entropy: Entropy, seed: int, client: str, round: int) -> Draws:
     """
     if entropy not in ("run", "system"):
         raise ConfigError(f"entropy must be 'run' or 'system'; got {entropy!r}.")
-    return RunDraws(seed, client, round) if entropy == "run" else SystemDraws()
+    return RunDraws(seed, client, round) if entropy == "run" else SystemDraw()

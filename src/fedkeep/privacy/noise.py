@@ -33,18 +33,9 @@ class GaussianNoise(Link):
         """Return the tensors with noise."""
         if not self.sigma:
             return Encoded(tensors=tensors)
-        noise = {  # by name, so that the order in which a server holds its parameters has no part in it
-            name: draw.normal(tensors[name].shape, tensors[name].dtype)
-            for name in sorted(tensors)
-            if tensors[name].is_floating_point()
-        }
-        return Encoded(
-            tensors={
-                name: value + self.sigma * noise[name].to(value.device) if name in noise else value
-                for name, value in tensors.items()
-            }
-        )
-
-    def decode(self, tensors: Params, start: Params, sent: Params) -> Params:
-        """Return the tensors as they came: noise stays."""
-        return tensors
+        floating = sorted(n for n, v in tensors.items() if v.is_floating_point())
+        noisy = {}  # in the order of names, so that the order in which a server holds its parameters has no part in it
+        for name in floating:
+            value = tensors[name]
+            noisy[name] = value + self.sigma * draw.normal(value.shape, value.dtype).to(value.device)
+        return Encoded(tensors={**tensors, **noisy})

@@ -92,10 +92,7 @@ class Projection(Link):
         return out
 
     def _restored(self, name: str, tensors: Params, start: Tensor) -> Tensor:
-        missing = [n for n in (name + PROJECTED, name + BASIS) if n not in tensors]
-        if missing:
-            raise UploadError(f"{missing[0]!r} is missing")
-        projected, basis = tensors[name + PROJECTED], tensors[name + BASIS]
+        projected, basis = self.pair(name, tensors, PROJECTED, BASIS)
         rows, width = start.shape
         kept = self.end - self.start + 1
         if tuple(projected.shape) != (rows, kept) or tuple(basis.shape) != (width, kept):

@@ -106,12 +106,8 @@ class TopK(Link):
             raise UploadError(f"{left[0]!r} is nothing that TopK sends")
         return out
 
-    @staticmethod
-    def _restored(name: str, tensors: Params, start: Tensor) -> Tensor:
-        missing = [n for n in (name + VALUES, name + PLACES) if n not in tensors]
-        if missing:
-            raise UploadError(f"{missing[0]!r} is missing")
-        values, places = tensors[name + VALUES].to(start.device), tensors[name + PLACES].to(start.device)
+    def _restored(self, name: str, tensors: Params, start: Tensor) -> Tensor:
+        values, places = (v.to(start.device) for v in self.pair(name, tensors, VALUES, PLACES))
         if values.dim() != 1 or places.shape != values.shape or values.dtype != start.dtype:
             raise UploadError(
                 f"{name!r} should come as two lists of one length, of {start.dtype} and whole numbers; came as "

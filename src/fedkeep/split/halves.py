@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -63,33 +62,14 @@ class Halves:
         Raises:
             SplitError: in none of the three.
         """
-        for half, names in (
-            ("private", self.private_names), ("federated", self.federated_names), ("frozen", self.frozen_names),
-        ):  # fmt: skip
-            if name in names:
-                return half  # type: ignore[return-value]
+        if name in self.private_names:
+            return "private"
+        if name in self.federated_names:
+            return "federated"
+        if name in self.frozen_names:
+            return "frozen"
         everything = [*self.private_names, *self.federated_names, *self.frozen_names]
         raise SplitError(f"{name!r} stands in no half of the split.{did_you_mean(name, everything)}")
-
-    def merge(
-        self, private: Mapping[str, Tensor], federated: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
-    ) -> Params:
-        """Return the three halves together, in that order: frozen, federated, private.
-
-        Raises:
-            SplitError: a name is missing from its half, or stands in the wrong one.
-        """
-        for half, wanted, got in (
-            ("private", self.private_names, private),
-            ("federated", self.federated_names, federated),
-            ("frozen", self.frozen_names, frozen),
-        ):
-            missing, wrong = sorted(set(wanted) - got.keys()), sorted(got.keys() - set(wanted))
-            if missing or wrong:
-                raise SplitError(
-                    f"The {half} half should be {list(wanted)}: missing {missing}, wrong {wrong}."
-                )
-        return {**frozen, **federated, **private}
 
     def frozen_digest(self, params: Mapping[str, Tensor]) -> str:
         """Return the SHA-256 of the frozen half's names, shapes, types and values: part of a run's identity."""
@@ -107,23 +87,13 @@ class Frozen:
         self.values = dict(values)
         self._versions = {name: value._version for name, value in self.values.items()}
 
-    def changed(self, after: Mapping[str, Tensor] | None = None) -> list[str]:
-        """Return the names that were written to in place since, or whose value in ``after`` is another."""
-        after = after or {}
-        return [
-            name
-            for name, value in self.values.items()
-            if value._version != self._versions[name]
-            or (name in after and after[name] is not value and not torch.equal(after[name], value))
-        ]
+    def changed(self) -> list[str]:
+        """Return the names that were written to in place since; writing through ``.data`` is not noticed."""
+        return [name for name, value in self.values.items() if value._version != self._versions[name]]
 
-    def check(self, who: str, after: Mapping[str, Tensor] | None = None) -> None:
-        """Raise SplitError naming who trained and what was changed, if anything was.
-
-        Writing through ``.data`` is noticed only in ``after``.
-        """
-        names = self.changed(after)
-        if names:
+    def check(self, who: str) -> None:
+        """Raise SplitError naming who trained and what was changed, if anything was."""
+        if names := self.changed():
             raise SplitError(f"{who}: {frozen_changed(names[0])}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ class Held:
         self.module, self.exact = module, exact
 
     def __enter__(self) -> Self:
-        self._own = [(part, _shallow(vars(part))) for part in self.module.modules()]
+        self._own = [(part, _contained(vars(part))) for part in self.module.modules()]
         self._start = self._copies(self._own)
         self.anew()
         return self
@@ -48,22 +49,22 @@ class Held:
 
     def _copied(self, value: Any, tensors: dict[int, Tensor]) -> Any:
         """Return a copy of containers with copies of tensors, parameters aside."""
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            if id(value) not in tensors:
-                copy = value.detach().clone()
-                tensors[id(value)] = copy.double() if self.exact and copy.is_floating_point() else copy
-            return tensors[id(value)]
-        if type(value) is dict:
-            return {key: self._copied(each, tensors) for key, each in value.items()}
-        if type(value) is list:
-            return [self._copied(each, tensors) for each in value]
-        return set(value) if type(value) is set else value
+
+        def copied(each: Any) -> Any:
+            if not isinstance(each, Tensor) or isinstance(each, nn.Parameter):
+                return each
+            if id(each) not in tensors:
+                copy = each.detach().clone()
+                tensors[id(each)] = copy.double() if self.exact and copy.is_floating_point() else copy
+            return tensors[id(each)]
+
+        return _contained(value, copied)
 
 
-def _shallow(value: Any) -> Any:
-    """Return a copy of containers with the same things in them."""
+def _contained(value: Any, each: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Return a copy of containers, with what a function makes of each thing in them; of sets the same things."""
     if type(value) is dict:
-        return {key: _shallow(each) for key, each in value.items()}
+        return {key: _contained(v, each) for key, v in value.items()}
     if type(value) is list:
-        return [_shallow(each) for each in value]
-    return set(value) if type(value) is set else value
+        return [_contained(v, each) for v in value]
+    return set(value) if type(value) is set else each(value)

@@ -12,7 +12,7 @@ every point; a loss that is given a user's own rows alone, for every user at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,20 @@ class Step:
     shared: Params
     private: Params
 
+    def seen(self, user: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield all of it in words, of private tables the user's row."""
+        yield "the loss", self.loss
+        for name, slope in self.gradients.items():
+            yield f"the gradient for {name!r}", slope[user] if name in self.private else slope
+        for name, value in self.shared.items():
+            yield f"the new value of {name!r}", value
+        for name, table in self.private.items():
+            yield f"the new value of {name!r}", table[user]
+
+    def trained(self, name: str, value: Tensor) -> Tensor:
+        """Return a value after a step of plain gradient descent."""
+        return value - STEP * self.gradients[name] if name in self.gradients else value
+
 
 class Probe:
     """Compares training steps of as many users as there are batches.
@@ -132,10 +146,8 @@ class Probe:
         draw = generator(self.seed, "probe", round=number // 2)
         private = {n: self._moved(n, v, sign * scale, draw) for n, v in private.items()}
         if sign > 0:
-            shared |= {
-                n: self._moved(n, v, min(scale, 1), draw)
-                for n, v in self.halves.federated(self.start).items()
-            }
+            federated = self.halves.federated(self.start)
+            shared |= {n: self._moved(n, v, min(scale, 1), draw) for n, v in federated.items()}
         return Point(shared, private)
 
     def _moved(self, name: str, value: Tensor, scale: float, draw: torch.Generator) -> Tensor:
@@ -150,28 +162,26 @@ class Probe:
         """Return one user's step; ``anew``: with the module's attributes as they were at the start."""
         if anew:
             self.held.anew()
-        shared = {n: v.clone().requires_grad_(self._trains(n, gradients)) for n, v in point.shared.items()}
-        private = {n: v.clone().requires_grad_(self._trains(n, gradients)) for n, v in point.private.items()}
-        leaves = {n: v for n, v in {**shared, **private}.items() if v.requires_grad}
+        values = {n: v.clone() for n, v in {**point.shared, **point.private}.items()}
+        leaves = {
+            n: v.requires_grad_() for n, v in values.items() if gradients and n in self.halves.trainable
+        }
+        shared, private = ({n: values[n] for n in tree} for tree in (point.shared, point.private))
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
             torch.manual_seed(self.seed + user)
             loss = self.joint.loss(shared, private, self.batches[user], user)
-        found: Sequence[Tensor | None] = [None] * len(leaves)
-        if gradients and loss.requires_grad:
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        slopes = {
-            n: torch.zeros_like(v) if g is None else g
-            for (n, v), g in zip(leaves.items(), found, strict=True)
-        }
+        slopes = {n: torch.zeros_like(v) for n, v in leaves.items()}
+        if leaves and loss.requires_grad:
+            found = torch.autograd.grad(
+                loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
+            slopes = dict(zip(leaves, found, strict=True))
         return Step(loss.detach(), slopes, _plain(shared), _plain(private))
-
-    def _trains(self, name: str, gradients: bool) -> bool:
-        return gradients and name in self.halves.trainable
 
     def repeatable(self) -> None:
         """Refuse a step that isn't a function of its values, once it was taken once."""
         _, first, second = (self.step(self.point(0), 0) for _ in range(3))
-        if what := self.differs(first, second, 0):
+        if what := differs(first, second, 0):
             raise SplitError(
                 f"The split cannot be probed: {what} of user 0 is another when it is computed again with the same "
                 f"values and the same seed. Draw random numbers from torch alone, and let the loss remember nothing."
@@ -211,7 +221,7 @@ class Probe:
             self.step(Point(here.shared, _rows(here, there, names, before, own=True)), before)
             return self.step(here, user, anew=False)
 
-        if self.differs(step, after(list(here.private)), user):  # else nothing at all was remembered
+        if differs(step, after(list(here.private)), user):  # else nothing at all was remembered
             self._blame(after(()), after, user, (
                 f"changes with the private values of user {before}, who was trained before: the model or the loss "
                 f"remembers them, in an attribute or in a buffer that is not persistent."
@@ -235,8 +245,11 @@ class Probe:
     def updates(self, here: Point, there: Point, steps: Sequence[Step]) -> None:
         """Equations 2 and 3 for what is made of the trained values."""
         w_f = self.halves.federated(here.shared)
-        u_f = [self._trained_shared(step) for step in steps]
-        u_p = self._trained_private(here, steps)
+        u_f = [{n: s.trained(n, v) for n, v in self.halves.federated(s.shared).items()} for s in steps]
+        u_p = {
+            n: torch.stack([s.trained(n, s.private[n])[user] for user, s in enumerate(steps)])
+            for n in here.private
+        }
         expected = self.joint.federated_update(clone(w_f), u_f, clone(u_p), self.summaries)
         got = self.joint.federated_update(clone(w_f), u_f, clone(there.private), self.summaries)
         for name in expected:
@@ -259,49 +272,24 @@ class Probe:
     def _kept(self, user: int, w_f: Params, before: Params, after: Params, u_f: Sequence[Params]) -> Params:
         return self.joint.private_update(user, clone(w_f), clone(before), clone(after), u_f, self.summaries)
 
-    def _trained_shared(self, step: Step) -> Params:
-        federated = self.halves.federated(step.shared)
-        return {n: v - STEP * step.gradients[n] if n in step.gradients else v for n, v in federated.items()}
-
-    def _trained_private(self, here: Point, steps: Sequence[Step]) -> Params:
-        return {
-            name: torch.stack([
-                step.private[name][user] - STEP * step.gradients[name][user]
-                if name in step.gradients else step.private[name][user]
-                for user, step in enumerate(steps)
-            ])
-            for name in here.private
-        }  # fmt: skip
-
-    def differs(self, a: Step, b: Step, user: int) -> str:
-        """Say what differs first in two steps of a user, or return an empty string."""
-        if not same(a.loss, b.loss):
-            return "the loss"
-        for name, slope in a.gradients.items():
-            one, two = (
-                (slope[user], b.gradients[name][user]) if name in a.private else (slope, b.gradients[name])
-            )
-            if not same(one, two):
-                return f"the gradient for {name!r}"
-        for name, value in a.shared.items():
-            if not same(value, b.shared[name]):
-                return f"the new value of {name!r}"
-        names = (n for n, table in a.private.items() if not same(table[user], b.private[n][user]))
-        return next((f"the new value of {name!r}" for name in names), "")
-
     def _blame(self, first: Step, again: Callable[[Sequence[str]], Step], user: int, seen: str) -> None:
         """Note the private names that make ``again`` another step than ``first`` when they are replaced."""
         names = list(first.private)
-        what = self.differs(first, again(names), user)
-        if not what:
+        if not (what := differs(first, again(names), user)):
             return
-        alone = {n: self.differs(first, again([n]), user) for n in names} if len(names) > 1 else {}
+        alone = {n: differs(first, again([n]), user) for n in names} if len(names) > 1 else {}
         guilty = {name: found for name, found in alone.items() if found} or {names[0]: what}
         for name, found in guilty.items():
             self._add(1, name, f"{found} of user {user} {seen}")
 
     def _add(self, equation: int | None, name: str, seen: str) -> None:
         self.found.setdefault((equation, name), Violation(equation, name, seen))
+
+
+def differs(a: Step, b: Step, user: int) -> str:
+    """Say what differs first in two steps of a user, or return an empty string."""
+    pairs = zip(a.seen(user), b.seen(user), strict=True)
+    return next((what for (what, one), (_, two) in pairs if not same(one, two)), "")
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -325,9 +313,8 @@ def _rows(here: Point, there: Point, names: Sequence[str], user: int, *, own: bo
     """Return ``here``'s private tables with rows of ``there`` in some of them: the user's own, or all others'."""
     tables = dict(here.private)
     for name in names:
-        replaced = (there if own else here).private[name].clone()
-        replaced_from = (here if own else there).private[name]
-        others = [u for u in range(len(replaced)) if u != user]
-        replaced[others] = replaced_from[others]
+        replaced = here.private[name].clone()
+        rows = [u for u in range(len(replaced)) if (u == user) == own]
+        replaced[rows] = there.private[name][rows]
         tables[name] = replaced
     return tables

@@ -58,6 +58,10 @@ class Split:
         """Tell whether a private pattern matches ``name``; a client's state is private, the server's is not."""
         return stays(name, self.private)
 
+    def is_frozen(self, name: str) -> bool:
+        """Tell whether a pattern of ``frozen`` matches ``name``."""
+        return matches(name, self.frozen)
+
     def private_names(self, names: Iterable[str]) -> list[str]:
         """Return the private ones of ``names``, in their order."""
         return [name for name in names if self.is_private(name)]
@@ -99,7 +103,7 @@ class Split:
         deltas = {
             name: (trained[name] - start if start.is_floating_point() else trained[name].clone()).detach()
             for name, start in received.items()
-            if not self.is_private(name) and not matches(name, self.frozen)
+            if not self.is_private(name) and not self.is_frozen(name)
         }
         cut = {name: numbers for name, numbers in (rows or {}).items() if name in deltas}
         return Upload(deltas, weight, cut, _key=Upload._made_by_split)
@@ -149,7 +153,7 @@ class Split:
                 )
 
     def _said(self, name: str, otherwise: Half) -> Half:
-        if matches(name, self.frozen):
+        if self.is_frozen(name):
             return "frozen"
         if self.is_private(name):
             return "private"
@@ -206,9 +210,9 @@ class Upload:
         """The bytes that leave the client: values and row numbers."""
         return nbytes(self.deltas) + nbytes(self.rows)
 
-    def but(self, deltas: Params) -> Upload:
-        """Return this upload in another form: encoded or decoded by an upload chain."""
-        return replace(self, deltas=deltas)
+    def but(self, deltas: Params, rows: Params | None = None) -> Upload:
+        """Return this upload in another form: encoded or decoded by an upload chain, or as its reduction sums it."""
+        return replace(self, deltas=deltas, rows=self.rows if rows is None else rows)
 
     def cut(self, received: Mapping[str, Tensor]) -> Params:
         """Return the received parameters, tables cut to the rows that this upload holds."""
