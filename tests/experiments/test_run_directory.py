@@ -89,7 +89,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     names = set(files(out))
     assert names == {
         "lock", "run.json", "config.toml", "records.jsonl", "timings.jsonl", "commit.json", "server-4.safetensors",
-        "private/table.bin", "private/schema.json", "private/journal",
+        "examples-2.safetensors", "private/table.bin", "private/schema.json", "private/journal",
     }  # fmt: skip
     assert (out / "config.toml").read_text() == "seed = 5\n"
     info = json.loads((out / "run.json").read_text())

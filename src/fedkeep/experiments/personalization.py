@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.optim import Optimizer
@@ -19,14 +17,14 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
-from fedkeep.engines import Stream, Watch, judge, local_run, tasks_of
+from fedkeep.engines import Watch, tasks_of
+from fedkeep.engines.adapt import tune
+from fedkeep.engines.judge import accuracy
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
-from fedkeep.methods import Client, Method, Phase
+from fedkeep.methods import Method, Phase
 from fedkeep.methods.base import Predict
 from fedkeep.metrics.personalization import Personalized, ap
-from fedkeep.split import Split
-from fedkeep.store import Default, MemoryStore
 
 SPLIT = "personalization"
 FILE = "personalization.jsonl"
@@ -182,32 +180,21 @@ def scores_of(records: Iterable[Record]) -> Personalized | None:
 def _curve(
     run: Run, client: int, protocol: Protocol, ways: Mapping[str, Predict], split: str
 ) -> dict[str, tuple[float, ...]]:
+    """Return by prediction the client's accuracy before fine-tuning, on the way and after."""
     found: dict[str, list[float]] = {way: [] for way in ways}
+    job, sent = run.job, run.sent(str(run.data.ids[client]))
 
     def test(params: Params) -> None:
         for way, predict in ways.items():
-            found[way].append(_accuracy(run, client, params, predict, split))
+            found[way].append(accuracy(job, sent, client, params, predict, split))
 
-    name = str(run.data.ids[client])
-    whole = {**run.sent(name).params, **run.kept(name).flat}
+    whole = {**sent.params, **run.kept(str(run.data.ids[client])).flat}
     start = {parameter: value.to(run.device) for parameter, value in whole.items()}
     test(start)
-    rows = run.data.rows(client, "train")
-    if protocol.ratio == 0 or not len(rows):
+    if protocol.ratio == 0 or not run.data.count(client, "train"):
         return {way: tuple(values * (protocol.steps // protocol.every + 1)) for way, values in found.items()}
-    draws = Stream(
-        run.private.default.seed, f"personalization/{name}", run.round, f"Client {name!r}, fine-tuning"
-    )
     phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol)
-    turns = run.method.client.turns
-    if not isinstance(turns, tuple):
-        turns = "batches" if len(phases) > 1 else "phases"
-    tuning = Client(phases=phases, turns=turns, tables=run.method.client.tables)
-    local_run(
-        run.net, Split("*"), tuning, start, run.sent(name).flat, run.data, np.arange(rows.start, rows.stop),
-        draws, device=run.device,
-        watch=Watch(protocol.every, lambda _, params: test(params)),
-    )  # fmt: skip
+    tune(job, sent, client, start, phases, run.round, Watch(protocol.every, lambda _, params: test(params)))
     return {way: tuple(values) for way, values in found.items()}
 
 
@@ -242,13 +229,3 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
         rates=tuple((pattern, ratio * rate) for pattern, rate in optimizer.rates),
         schedule="constant",
     )
-
-
-def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
-    method = run.method.but(predict=predict).on_server(send=None)  # what it was sent has been trained since
-    store = MemoryStore(Default(method.split.personal(params)), run.data.ids)
-    sent = run.sent(str(run.data.ids[client]))
-    server = run.whole.but(params={n: params[n] for n in sent.params}, state=sent.state)
-    judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
-    ((accuracy, _),) = judged[0].per_client().values()
-    return accuracy
