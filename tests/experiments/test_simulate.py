@@ -15,7 +15,6 @@ from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulat
 from fedkeep.core.errors import ConfigError, DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.data import RangeIds
 from fedkeep.engines import LocalDevice, Sampler
-from fedkeep.experiments import drive
 from fedkeep.store import Default, MemoryStore
 from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, texts
 

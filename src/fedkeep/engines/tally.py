@@ -254,7 +254,10 @@ def bin_of(score: np.ndarray) -> np.ndarray:
     """Return each score's bin, 0 .. BINS − 1."""
     if np.isnan(score).any():
         raise NonFiniteError("auc: a score is NaN. Lower the learning rate or set clip_norm.")
-    found: np.ndarray = np.clip(np.floor(8 * score), -BINS // 2, BINS // 2 - 1).astype(np.int64) + BINS // 2
+    end = BINS // 16  # 16
+    found: np.ndarray = (
+        np.floor(8 * np.clip(score, -end, end)).clip(max=8 * end - 1).astype(np.int64) + 8 * end
+    )
     return found
 
 
