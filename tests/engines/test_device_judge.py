@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedkeep import Adapt, FederatedData, Phase, Split, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError, DataError, MethodError
 from fedkeep.engines import (
     Adaptation,
     LocalDevice,
@@ -339,3 +339,10 @@ def test_orders_that_are_not_in_the_order_of_the_data() -> None:
     given = list(orders_of(RUN.method, RUN.whole, ["user-4", "user-0"]))
     assert [order.client for order in given] == ["user-4", "user-0"]
     assert given[0].sent is given[1].sent  # not a copy for each
+
+
+@pytest.mark.parametrize("client", [6, -1])
+def test_a_client_that_is_not_there(client: int) -> None:
+    with pytest.raises(DataError) as error:
+        RUN.evaluate(clients=[0, client])
+    assert str(error.value) == f"There is no client {client}: clients are numbered 0 to 5."

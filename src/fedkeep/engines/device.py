@@ -278,9 +278,9 @@ class LocalDevice:
 
     def _asked(self, orders: Iterable[Order]) -> Iterator[tuple[int, Sent]]:
         """Yield the clients' indices, and what each is sent; ids in the order of the data are found at once."""
-        ids, after = self.job.data.ids, 0
+        ids, clients, after = self.job.data.ids, len(self.job.data), 0
         for order in orders:
-            if not (after < len(ids) and ids[after] == order.client):
+            if after >= clients or ids[after] != order.client:
                 after = self.job.data.index(order.client)
             yield after, order.sent
             after += 1

@@ -154,8 +154,9 @@ class _Group:
         """Return by task and model the pieces of a judgement."""
         data, device = self.job.data, self.job.device
         view = WithClient(data, self.clients)
-        ranges = [data.rows(c, self.split) for c in self.clients]
-        rows = np.concatenate([np.arange(r.start, r.stop) for r in ranges])
+        rows = data.split_rows(self.split, self.clients)
+        numbers = np.asarray(self.clients, np.int64)
+        alike = all(sent is self.sent[0] for sent in self.sent)
         values = [self._own(way) for way in ways]
         parts: Parts = [[[] for _ in ways] for _ in tasks]
         for start in range(0, len(rows), CHUNK):
@@ -165,8 +166,8 @@ class _Group:
                 mine = (
                     batch if place == len(ways) - 1 else clone(batch)
                 )  # a model may change what it is given
-                for net, params, piece, which in self._pieces(own, mine):
-                    owner = np.asarray(self.clients, np.int64)[piece["client"].cpu().numpy()]
+                for net, params, piece, which in self._pieces(own, mine, alike):
+                    owner = numbers[piece["client"].cpu().numpy()]
                     try:
                         output = way.predict(net, params, piece)
                         for number, task in enumerate(tasks):
@@ -181,7 +182,7 @@ class _Group:
             values = {n: v for n, v in values.items() if not is_state(n)}
         return values
 
-    def _pieces(self, own: Params, batch: Params) -> Iterator[tuple[Net, Params, Params, Any]]:
+    def _pieces(self, own: Params, batch: Params, alike: bool) -> Iterator[tuple[Net, Params, Params, Any]]:
         """Yield nets with the parameters and the examples to predict, and which of the batch these are."""
         device = self.job.device
         names = frozenset(own)
@@ -189,7 +190,6 @@ class _Group:
             self.nets[names] = PooledNet(self.job.net.module, names)
         pooled = self.nets[names]
         pooled.train(False)
-        alike = all(sent is self.sent[0] for sent in self.sent)
         if alike and (pooled.gathers or not own):
             yield pooled, {**self.sent[0], **{n: v.to(device) for n, v in own.items()}}, batch, slice(None)
             return
@@ -210,9 +210,9 @@ def groups(
 ) -> Iterator[list[tuple[int, Sent]]]:
     """Yield groups of clients with about ``CHUNK`` examples of the split; clients without any are left out."""
     group: list[tuple[int, Sent]] = []
-    count = 0
+    count, counts = 0, data.counts(split)
     for client, sent in asked:
-        own = len(data.rows(client, split))
+        own = int(counts[client])
         if not own:
             continue
         group.append((client, sent))

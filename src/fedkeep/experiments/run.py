@@ -115,8 +115,15 @@ class Run:
         return Job(self.method, self.net, self.data, self.private, self.private.default.seed, self.device)
 
     def orders(self, clients: Sequence[int] | np.ndarray) -> Iterator[Order]:
-        """Yield what the server asks of clients, by index, that it does not train."""
-        return orders_of(self.method, self.whole, (str(self.data.ids[int(c)]) for c in clients))
+        """Yield what the server asks of clients, by index, that it does not train.
+
+        Raises:
+            DataError: there is no such client.
+        """
+        chosen = np.asarray(clients, np.int64)
+        for wrong in chosen[(chosen < 0) | (chosen >= len(self.data))]:
+            self.data.rows(int(wrong))  # says so
+        return orders_of(self.method, self.whole, (str(self.data.ids[c]) for c in chosen.tolist()))
 
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model, frozen, federated and private parameters by name, given the client's id."""
