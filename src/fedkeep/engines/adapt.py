@@ -17,8 +17,8 @@ from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.base import Job
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.judgement import Model
-from fedkeep.engines.local import Watch, local_run
-from fedkeep.methods import Adapt, Client, Method, Phase, Sent
+from fedkeep.engines.local import local_run
+from fedkeep.methods import Adapt, Client, Method, Sent
 from fedkeep.split import Split
 
 
@@ -162,29 +162,3 @@ def first_rows(job: Job, client: int, k: int | None) -> np.ndarray:
     all_rows = np.arange(rows.start, rows.stop)
     order = numpy_generator(job.seed, "cold_start", str(job.data.ids[client])).permutation(all_rows)
     return order if k is None else order[:k]
-
-
-def tune(
-    job: Job, sent: Sent, client: int, start: Params, phases: Sequence[Phase], round: int, watch: Watch
-) -> None:
-    """Fine-tune a copy of a client's whole model on all of its training examples, looked at on the way.
-
-    Args:
-        job: its seed names the draws.
-        sent: what the server sent the client.
-        client: its index in the data.
-        start: the whole model.
-        phases: several of them take turns on every mini-batch, unless the method says otherwise.
-        round: the run's, for the draws.
-        watch: looks.
-    """
-    name, rows = str(job.data.ids[client]), job.data.rows(client, "train")
-    draws = Stream(job.seed, f"personalization/{name}", round, f"Client {name!r}, fine-tuning")
-    turns = job.method.client.turns
-    if not isinstance(turns, tuple):
-        turns = "batches" if len(phases) > 1 else "phases"
-    tuning = Client(phases=tuple(phases), turns=turns, tables=job.method.client.tables)
-    local_run(
-        job.net, Split("*"), tuning, start, sent.flat, job.data, np.arange(rows.start, rows.stop), draws,
-        device=job.device, watch=watch,
-    )  # fmt: skip

@@ -27,6 +27,7 @@ from fedkeep.engines.adapt import (
     starting,
 )
 from fedkeep.engines.base import Engine, Job, Work, defaults
+from fedkeep.engines.curve import Tuning, curve
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.judge import Way, judge
 from fedkeep.engines.judgement import MODELS, Model
@@ -223,6 +224,11 @@ class LocalDevice:
         if not adaptation.split:
             return []
         return self.judge(orders, adaptation.split, (adaptation.beside, adaptation.name))
+
+    def curves(self, orders: Iterable[Order], tuning: Tuning) -> Iterator[dict[str, tuple[float, ...]]]:
+        """Fine-tune a copy of each client's whole model; yield its accuracies by prediction, before and on the way."""
+        for client, sent in self._asked(orders):
+            yield curve(self.job, client, sent, tuning)
 
     def hold(
         self, name: Literal["adapted", "local"], store: PrivateStore, clients: Collection[int] | None = None

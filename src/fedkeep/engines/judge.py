@@ -6,7 +6,7 @@ Several models are computed on each batch, so that they are compared on the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
 from fedkeep.methods import Sent
 from fedkeep.methods.base import Predict, forward
 from fedkeep.methods.terms import check_regression, label_of, output_of
-from fedkeep.store import Default, MemoryStore
 
 CHUNK = 1024
 
@@ -92,18 +91,6 @@ def judge(
         rows = first.joined(others)
         table = rows.total() if leaves == "sums" else rows
         found.append(Judged(task=task, models=models, leaves=leaves, table=table))
-    return found
-
-
-def accuracy(job: Job, sent: Sent, client: int, params: Params, predict: Predict, split: str) -> float:
-    """Return a client's accuracy on the first task with a model of its own, given by its whole parameters."""
-    personal = job.method.split.personal(params)
-    own = {name: value.unsqueeze(0) for name, value in personal.items()}
-    store = MemoryStore(Default(personal), job.data.ids)  # of nothing but these values' names and types
-    given = Sent(params={n: params[n] for n in sent.params}, state=sent.state)
-    way = Way("own", predict, lambda clients: own)
-    judged = judge(replace(job, store=store), [(client, given)], split, [way], "examples")
-    ((found, _),) = judged[0].of("own").per_client().values()
     return found
 
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.optim import Optimizer
-from fedkeep.core.params import Params
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
-from fedkeep.engines import Watch, tasks_of
-from fedkeep.engines.adapt import tune
-from fedkeep.engines.judge import accuracy
+from fedkeep.engines import tasks_of
+from fedkeep.engines.curve import Tuning
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Method, Phase
@@ -123,13 +121,19 @@ def personalization_curve(
     ways = {OWN: run.method.predict, **(predicts or {})}
     found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
     examples: dict[str, int] = {}
+    phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol) if protocol.ratio else ()
+    tuning = Tuning(
+        phases=phases, tests=protocol.steps // protocol.every, every=protocol.every, round=run.round, predicts=ways,
+        split=split,
+    )  # fmt: skip
+    curves = run.local_device().curves(run.orders(chosen), tuning)
     with make_progress(progress, "personalisation", len(chosen)) as bar:
-        for number, client in enumerate(chosen):
+        for number, (client, curve) in enumerate(zip(chosen, curves, strict=True), 1):
             name = str(run.data.ids[client])
             examples[name] = run.data.count(client, split)
-            for way, curve in _curve(run, client, protocol, ways, split).items():
-                found[way][name] = curve
-            bar.update(number + 1, {})
+            for way, accuracies in curve.items():
+                found[way][name] = accuracies
+            bar.update(number, {})
     steps = tuple(range(0, protocol.steps + 1, protocol.every))
     return Curves(protocol, steps, found, examples, run.round, run.epoch)
 
@@ -175,27 +179,6 @@ def scores_of(records: Iterable[Record]) -> Personalized | None:
     if not curves:
         return None
     return ap({client: [curve[step] for step in sorted(curve)] for client, curve in curves.items()})
-
-
-def _curve(
-    run: Run, client: int, protocol: Protocol, ways: Mapping[str, Predict], split: str
-) -> dict[str, tuple[float, ...]]:
-    """Return by prediction the client's accuracy before fine-tuning, on the way and after."""
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    job, sent = run.job, run.sent(str(run.data.ids[client]))
-
-    def test(params: Params) -> None:
-        for way, predict in ways.items():
-            found[way].append(accuracy(job, sent, client, params, predict, split))
-
-    whole = {**sent.params, **run.kept(str(run.data.ids[client])).flat}
-    start = {parameter: value.to(run.device) for parameter, value in whole.items()}
-    test(start)
-    if protocol.ratio == 0 or not run.data.count(client, "train"):
-        return {way: tuple(values * (protocol.steps // protocol.every + 1)) for way, values in found.items()}
-    phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol)
-    tune(job, sent, client, start, phases, run.round, Watch(protocol.every, lambda _, params: test(params)))
-    return {way: tuple(values) for way, values in found.items()}
 
 
 def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> tuple[Phase, ...]:
