@@ -285,6 +285,7 @@ def damage(path: Path, how: str) -> None:
 def test_a_damaged_folder_is_named_and_not_made_worse(tmp_path: Path, name: str, how: str) -> None:
     out = tmp_path / "run"
     stopped(out, 2)
+    (out / "server-3.safetensors").write_bytes(b"of a round that was never committed")
     damage(out / name, how)
     before = files(out)
     with pytest.raises((RunError, StoreError)) as error:
