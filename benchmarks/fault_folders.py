@@ -129,7 +129,7 @@ def patch_commits(versions: list[Path], run: Path) -> Iterator[None]:
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """Return all that a run holds: server, private values of everybody, who was seen, history, metrics."""
+    """Return all that a run holds: server, private values of everybody, who was seen, history, metrics, examples."""
     everybody = range(len(run.data))
     return {
         "round": run.round,
@@ -138,6 +138,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "seen": run.private.seen(everybody),
         "history": sorted(map(repr, run.history)),
         "metrics": repr(run.evaluate("test")),
+        "examples": None if run.examples is None else (run.examples.round, bits(run.examples.tensors)),
     }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
-from fedkeep.engines import judge, tasks_of, to_records
+from fedkeep.engines import tasks_of, to_records
 from tests.tiny import Logits, Noisy, classes, pairs, parts
 
 
@@ -159,8 +159,8 @@ def test_regression_by_hand() -> None:
     )
     metrics = run.evaluate()  # errors −2 and −3
     assert metrics == pytest.approx({"loss": 6.5, "rmse": math.sqrt(6.5), "mae": 2.5})
-    judged = judge(run.method, run.net, run.whole, run.private, data, [0, 1], "test")
-    assert judged[0].per_client() == {0: (2.0, 1), 1: (3.0, 1)}
+    judged = run.judge(("own",), "test", [0, 1])
+    assert judged[0].of("own").per_client() == {0: (2.0, 1), 1: (3.0, 1)}
 
 
 def test_a_model_of_the_wrong_shape_is_refused_not_broadcast() -> None:
@@ -216,13 +216,13 @@ def test_several_tasks_have_metrics_of_their_own() -> None:
 def test_records_name_clients_and_counts() -> None:
     data = classes(counts=(5, 9), test=3, ids=("Zoë", "b/../c"))
     run = simulate(Logits(), methods.furl("user"), data, rounds=1, evaluate_every=0)
-    judged = judge(run.method, run.net, run.whole, run.private, data, [0, 1], "test")
-    lines = to_records(judged, data, 7, 3.5, "test", per_client=True)
+    judged = run.judge(("own",), "test", [0, 1])
+    lines = to_records(judged, "own", 7, 3.5, "test", per_client=True)
     assert {(r.round, r.epoch, r.split) for r in lines} == {(7, 3.5, "test")}
     own = {r.client: (r.value, r.n) for r in lines if r.client is not None}
-    assert own == {data.ids[c]: judged[0].per_client()[c] for c in (0, 1)}
+    assert own == {data.ids[c]: judged[0].per_client("own")[data.ids[c]] for c in (0, 1)}
     assert {r.n for r in lines if r.client is None} == {6}
-    assert to_records(judged, data, 7, 3.5, "test", per_client=False) == [
+    assert to_records(judged, "own", 7, 3.5, "test", per_client=False) == [
         r for r in lines if r.client is None
     ]
 

@@ -15,6 +15,7 @@ from fedkeep.data import opt_out
 from fedkeep.experiments.adapt import adapt_clients, kept, rooted
 from fedkeep.experiments.personalize import cold_start, first_examples, fit_private
 from fedkeep.experiments.simulate import train_counts
+from fedkeep.methods import Global, Sent
 from tests.tiny import Logits, bits, classes, everyone, same_bits
 
 DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=4)
@@ -113,6 +114,20 @@ def test_processes_give_the_same() -> None:
     one, two = adapt_clients(run), adapt_clients(run, workers=2)
     assert all(same_bits(one.own(c), two.own(c)) for c in range(4))
     assert one.stopped == two.stopped
+
+
+def by_name(server: Global, client: str) -> Sent:
+    return Sent(params={n: v + len(client) * int(client[-1]) for n, v in server.params.items()})
+
+
+def test_processes_are_given_what_each_client_is_sent() -> None:
+    method = methods.fine_tuned(tune_epochs=2).on_server(send=by_name)
+    run = rooted(FEDAVG, Logits().double(), method)
+    one, two = adapt_clients(run), adapt_clients(run, workers=2)
+    assert all(same_bits(one.own(c), two.own(c)) for c in range(4))
+    alike = adapt_clients(rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2)))
+    assert same_bits(one.own(0), alike.own(0))  # user-0 is sent what the server has
+    assert not same_bits(one.own(1), alike.own(1))
 
 
 def test_refusals() -> None:

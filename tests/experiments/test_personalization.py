@@ -85,6 +85,20 @@ def test_what_rounds_left_frozen_is_fine_tuned_too() -> None:
         assert list(curves.accuracy["own"][name]) == pytest.approx(reference(run, client, STEEP))
 
 
+def test_what_rounds_left_frozen_is_judged_as_it_was_fine_tuned() -> None:
+    run = simulate(Logits(), methods.fedbabu("linear.*"), DATA, rounds=1, cohort=3, engine="sequential")
+    start, seen = run.net.initial()["linear.weight"], list[bool]()
+
+    def noted(net: Net, params: Params, batch: Batch) -> torch.Tensor:
+        seen.append(torch.equal(params["linear.weight"], start))
+        return forward(net, params, batch)  # type: ignore[no-any-return]
+
+    personalization_curve(run, STEEP, clients=[1], predicts={"noted": noted})
+    assert seen[0]
+    assert not any(seen[1:])
+    assert len(seen) > 1
+
+
 def test_the_run_is_not_changed_and_nothing_is_uploaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was uploaded")

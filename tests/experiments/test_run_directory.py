@@ -89,7 +89,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     names = set(files(out))
     assert names == {
         "lock", "run.json", "config.toml", "records.jsonl", "timings.jsonl", "commit.json", "server-4.safetensors",
-        "private/table.bin", "private/schema.json", "private/journal",
+        "examples-2.safetensors", "private/table.bin", "private/schema.json", "private/journal",
     }  # fmt: skip
     assert (out / "config.toml").read_text() == "seed = 5\n"
     info = json.loads((out / "run.json").read_text())
@@ -268,6 +268,9 @@ def damage(path: Path, how: str) -> None:
         ("server-2.safetensors", "empty"),
         ("server-2.safetensors", "cut"),
         ("server-2.safetensors", "flip"),
+        ("examples-2.safetensors", "missing"),
+        ("examples-2.safetensors", "cut"),
+        ("examples-2.safetensors", "flip"),
         ("records.jsonl", "missing"),
         ("records.jsonl", "cut"),
         ("timings.jsonl", "missing"),
@@ -282,6 +285,7 @@ def damage(path: Path, how: str) -> None:
 def test_a_damaged_folder_is_named_and_not_made_worse(tmp_path: Path, name: str, how: str) -> None:
     out = tmp_path / "run"
     stopped(out, 2)
+    (out / "server-3.safetensors").write_bytes(b"of a round that was never committed")
     damage(out / name, how)
     before = files(out)
     with pytest.raises((RunError, StoreError)) as error:
@@ -558,6 +562,7 @@ def test_what_was_written_after_the_last_commit_is_dropped(tmp_path: Path, whole
         file.write('{"round": 3, "torn')
     (out / "server-3.safetensors").write_bytes(b"half a file")
     (out / "server-3.safetensors.part").write_bytes(b"half a file")
+    (out / "examples-3.safetensors").write_bytes(b"half a file")
     (out / "commit.json.part").write_bytes(b"{")
     run(out, resume=True)
     (out / "commit.json.part").unlink(missing_ok=True)
@@ -667,6 +672,7 @@ def test_all_that_a_commit_names_is_flushed_before_it(
         if target.name == "commit.json":
             commits += 1
             named = ["records.jsonl", "timings.jsonl", "private/journal", f"server-{commits}.safetensors"]
+            named += [p.name for p in out.glob("examples-*.safetensors")]
             for name in [*named, source.relative_to(out)]:
                 stat = (out / name).stat()
                 assert flushed.get(stat.st_ino) == stat.st_mtime_ns, name

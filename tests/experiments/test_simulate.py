@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError, NonFiniteError, SplitError
 from fedkeep.data import RangeIds
-from fedkeep.engines import Sampler, judge
-from fedkeep.experiments import drive
+from fedkeep.engines import LocalDevice, Sampler
 from fedkeep.store import Default, MemoryStore
 from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, texts
 
@@ -172,10 +171,10 @@ def test_the_shared_part_is_evaluated_where_it_is_asked_for() -> None:
 
 def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    usual = drive.judge
-    monkeypatch.setattr(drive, "judge", lambda *a, **k: calls.append(a[6]) or usual(*a, **k))
+    usual = LocalDevice.judge
+    monkeypatch.setattr(LocalDevice, "judge", lambda *a: calls.append((a[2], *a[3])) or usual(*a))
     run = simulate(Logits(), methods.fedavg(), DATA, rounds=1, cohort=6, evaluate_shared=True)
-    assert calls == ["valid", "test"]
+    assert calls == [("valid", "own"), ("test", "own")]
     found = {
         s: [(r.metric, r.value) for r in run.history if r.split == s and r.client is None]
         for s in ("test", "test/shared")
@@ -183,7 +182,7 @@ def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["test/shared"] == found["test"] != []
     calls.clear()
     simulate(Logits(), FURL, DATA, rounds=1, cohort=6, evaluate_shared=True)
-    assert calls == ["valid", "test", "test"]
+    assert calls == [("valid", "own"), ("test", "own", "shared")]
 
 
 def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:
@@ -394,9 +393,9 @@ def test_a_million_clients_cost_only_the_cohort() -> None:
 
 def test_judging_needs_no_more_than_the_run() -> None:
     run = simulate(Logits(), FURL, DATA, rounds=2, cohort=3, evaluate_every=1)
-    judged = judge(run.method, run.net, run.whole, run.private, run.data, run.clients.tolist(), "test")
+    judged = run.judge(("own",))
     last = {r.metric: r.value for r in run.history if r.split == "test" and r.round == 2 and r.client is None}
-    assert judged[0].metrics() == last == run.evaluate()
+    assert judged[0].metrics("own") == last == run.evaluate()
     assert dataclasses.is_dataclass(judged[0])
 
 

@@ -10,7 +10,6 @@ from fedkeep.cli.output import metrics_table, show_table
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import DataError, did_you_mean
 from fedkeep.data import SPLITS
-from fedkeep.engines import judge
 from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import Run
@@ -40,12 +39,10 @@ def evaluate(
 
 def show_clients(run: Run, split: str) -> None:
     """Print a table with a row for every user."""
-    for judged in judge(
-        run.method, run.net, run.whole, run.private, run.data, run.clients.tolist(), split, device=run.device
-    ):
+    for judged in run.judge(("own",), split):
         metric = judged.task.client_metric
         rows = [
-            [str(run.data.ids[client]), f"{count:,}", number(value, metric)]
-            for client, (value, count) in judged.per_client().items()
+            [client, f"{count:,}", number(value, metric)]
+            for client, (value, count) in judged.per_client("own").items()
         ]
         show_table(f"Users, on {split}", ["User", "Examples", metric_name(metric)], rows)

@@ -6,6 +6,7 @@ that stands there already is neither written through nor removed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -18,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, difference_of_names, nonfinite
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
 LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
@@ -102,3 +103,55 @@ def read_tensors(path: Path) -> Params:
         raise RunError(
             f"Cannot read {path}: {error}. The file is missing or damaged; restore it from a copy."
         ) from error
+
+
+def layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return dtype and shape of tensors by name, e.g. ``float32 3x4``."""
+    return {
+        name: f"{str(t.dtype).removeprefix('torch.')} {'x'.join(map(str, t.shape)) or 'scalar'}"
+        for name, t in sorted(tensors.items())
+    }
+
+
+def check_tensors(
+    path: Path, wanted: Mapping[str, str], found: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Check what was read against the layout that it must have, and that it is finite.
+
+    Raises:
+        RunError: a name, shape or dtype differs, or a value is NaN or infinite.
+    """
+    fault = difference_of_names(wanted, found)
+    fault = fault or next(
+        (f"{n!r} should be {w}, is {found[n]}" for n, w in wanted.items() if found[n] != w), ""
+    )
+    if not fault and (name := nonfinite(tensors)) is not None:
+        fault = f"{name!r} holds a NaN or an infinity"
+    if fault:
+        raise RunError(f"{path} does not hold what the run needs: {fault}. Restore the run from a copy.")
+
+
+def load_verified(path: Path, sha256: str) -> Params:
+    """Return a safetensors file's tensors after checking its hash.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise RunError(f"{path} is damaged: its hash is not the committed one. Restore the run from a copy.")
+    try:
+        return load(content)
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
+        raise RunError(f"{path} is damaged: {error}. Restore the run from a copy.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from fedkeep.core.errors import RunError
 from fedkeep.core.records import NONE, Extent
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
+
+EXAMPLES = re.compile(r"examples-([1-9]\d{0,17})\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,8 @@ class Commit:
         tensors: dtype and shape of each tensor in it, by name.
         private: a digest of the private states.
         records, timings: how much of ``records.jsonl`` and ``timings.jsonl`` belongs to it.
+        examples: the name of the file with every test example's result; empty where there is none.
+        examples_sha256: of that file.
         extra: what the run wants back, e.g. its best round so far.
     """
 
@@ -35,7 +40,15 @@ class Commit:
     private: str = ""
     records: Extent = NONE
     timings: Extent = NONE
+    examples: str = ""
+    examples_sha256: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def examples_round(self) -> int:
+        """The round of the results of examples; 0 where there are none."""
+        found = EXAMPLES.fullmatch(self.examples)
+        return int(found[1]) if found else 0
 
     def to_bytes(self) -> bytes:
         """Return the content of ``commit.json``."""
@@ -101,7 +114,7 @@ def _rounds(info: Mapping[str, Any]) -> int:
 
 
 def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
-    texts = ("run", "server", "server_sha256", "private")
+    texts = ("run", "server", "server_sha256", "private", "examples", "examples_sha256")
     records, timings = Extent.of(content.get("records")), Extent.of(content.get("timings"))
     wrong = [name for name in texts if not isinstance(content.get(name), str)]
     wrong += [name for name, extent in (("records", records), ("timings", timings)) if extent is None]
@@ -114,8 +127,13 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Commit:
         raise RunError(
             f"{path} is damaged: it names {name!r} as the server's state. Restore the run from a copy."
         )
-    return Commit(
+    last = Commit(
         round=content["round"], records=records, timings=timings, extra=content["extra"],
         tensors=content["tensors"],
         **{key: content[key] for key in texts},
     )  # fmt: skip
+    if last.examples and not 0 < last.examples_round <= last.round:
+        raise RunError(
+            f"{path} is damaged: it names {last.examples!r} as the results of examples. Restore the run from a copy."
+        )
+    return last

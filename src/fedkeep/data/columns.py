@@ -48,9 +48,10 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        row %= len(self)
+        count = len(self.offsets) - 1
+        if not -count <= row < count:
+            raise IndexError(f"row {row} of {count}")
+        row %= count
         return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:

@@ -1,20 +1,26 @@
 """The local run, the round, and the engines that run a cohort."""
 
+from fedkeep.engines.adapt import Adaptation, Adapted, Fitting, fit
 from fedkeep.engines.auto import Auto, AutoDevice, Choice, Measured, choose
 from fedkeep.engines.base import ClientResult, Engine, Job, Work, first_global, first_kept
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
-from fedkeep.engines.device import Answer, Device, LocalDevice, Order
-from fedkeep.engines.judge import Judgement, judge, tasks_of, to_records
+from fedkeep.engines.device import Answer, Device, LocalDevice, Order, orders_of
+from fedkeep.engines.judge import tasks_of
+from fedkeep.engines.judgement import MODELS, Judgement, Model, Task
 from fedkeep.engines.local import LocalResult, Watch
 from fedkeep.engines.round import RoundReport, Sampler, run_round
 from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.single import local_run
+from fedkeep.engines.tally import Judged, Leaves, Pair, Tallies, to_records
 from fedkeep.engines.vectorised.engine import Vectorised
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.engine import Workers
 
 __all__ = [
+    "MODELS",
+    "Adaptation",
+    "Adapted",
     "Answer",
     "Auto",
     "AutoDevice",
@@ -23,16 +29,23 @@ __all__ = [
     "ClientResult",
     "Device",
     "Engine",
+    "Fitting",
     "Job",
+    "Judged",
     "Judgement",
+    "Leaves",
     "LocalDevice",
     "LocalResult",
     "Measured",
+    "Model",
     "Order",
+    "Pair",
     "RoundReport",
     "Sampler",
     "Sequential",
     "Stream",
+    "Tallies",
+    "Task",
     "Vectorised",
     "Watch",
     "Work",
@@ -41,8 +54,9 @@ __all__ = [
     "choose",
     "first_global",
     "first_kept",
-    "judge",
+    "fit",
     "local_run",
+    "orders_of",
     "run_round",
     "tasks_of",
     "to_records",

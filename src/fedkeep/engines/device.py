@@ -8,18 +8,34 @@ transport is another one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 
+from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params, to
-from fedkeep.engines.base import Engine, Job, Work, paired
+from fedkeep.engines.adapt import (
+    Adaptation,
+    Fits,
+    Fitting,
+    first_rows,
+    one_by_one,
+    own_default,
+    own_split,
+    starting,
+)
+from fedkeep.engines.base import Engine, Job, Work, defaults, paired
+from fedkeep.engines.curve import Tuning, curve
 from fedkeep.engines.faults import Fault
-from fedkeep.methods import Kept, Sent, newest
+from fedkeep.engines.judge import Way, judge
+from fedkeep.engines.judgement import MODELS, Model
+from fedkeep.engines.tally import Judged, Leaves
+from fedkeep.methods import Global, Kept, Method, Sent, newest
 from fedkeep.split import Upload
+from fedkeep.store import Default, MemoryStore, PrivateStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +84,22 @@ class Device(Protocol):
         """Keep what clients have staged, given z = c_k / Σ c of those whose upload was taken; drop the others'."""
         ...
 
+    def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
+        """Judge several models of each client on the client's own examples of a split; a result for each task."""
+        ...
+
+    def adapt(self, orders: Iterable[Order], adaptation: Adaptation) -> list[Judged]:
+        """Personalise clients, hold the result, and judge it beside another model on the same examples."""
+        ...
+
+    def prepare(self, round: int) -> str:
+        """Make what was accepted durable under a round's number, not yet valid; return a digest of all that is kept."""
+        ...
+
+    def apply(self) -> None:
+        """Make what was prepared valid: the round is committed."""
+        ...
+
 
 class LocalDevice:
     """All clients of a data set in this process, trained by an engine.
@@ -75,11 +107,18 @@ class LocalDevice:
     Args:
         job: what they have in common.
         engine: trains them.
+        leaves: what of judging leaves the device; a simulation may let every example's result leave.
+        fits: fits clients that adapt, e.g. in processes side by side.
     """
 
-    def __init__(self, job: Job, engine: Engine) -> None:
-        self.job, self.engine = job, engine
+    def __init__(self, job: Job, engine: Engine, *, leaves: Leaves = "sums", fits: Fits = one_by_one) -> None:
+        if leaves not in get_args(Leaves):
+            raise ConfigError(f"leaves must be one of {list(get_args(Leaves))}; got {leaves!r}.")
+        self.job, self.engine, self.leaves, self.fits = job, engine, leaves, fits
         self._position = lru_cache(maxsize=1 << 16)(job.data.index)
+        self._versions: dict[str, tuple[PrivateStore, Collection[int] | None]] = {}
+        self.stopped: dict[int, tuple[int, ...]] = {}
+        """By client, the pass that each phase of the last adaptation with early stopping kept (0: none)."""
         self._staged: dict[int, Params] = {}
         self._pooled: tuple[tuple[int, ...], Params] | None = None
 
@@ -131,3 +170,136 @@ class LocalDevice:
             rule(Kept.of({n: v[k] for n, v in before.items()}), Kept.of(to(row, "cpu")), share).flat
             for k, (row, share) in enumerate(zip(rows, shares, strict=True))
         ]
+
+    def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
+        """Judge models of clients.
+
+        Raises:
+            MethodError: ``shared`` is asked of a method whose shared part can't predict, nothing is held of ``adapted``
+                or ``local``, or a model does not fit the examples.
+            ConfigError: no model is named, one twice, or one that is not known.
+        """
+        if not models or len(set(models)) < len(models) or set(models) - set(MODELS):
+            raise ConfigError(f"Wanted one or several of {list(MODELS)}, each once; got {list(models)}.")
+        ways = [self._way(model) for model in models]
+        return judge(self.job, self._asked(orders), split, ways, self.leaves)
+
+    def adapt(
+        self,
+        orders: Iterable[Order],
+        adaptation: Adaptation,
+        *,
+        start: Mapping[str, Params] | None = None,
+        done: Callable[[int], None] = lambda clients: None,
+    ) -> list[Judged]:
+        """Personalise clients, and hold what is their own afterwards, and nothing older, under the adaptation's name.
+
+        Args:
+            orders: what the server sends each client.
+            adaptation: how.
+            start: by client, values to start from instead, which the device knows.
+            done: told how many clients are done.
+
+        Raises:
+            ConfigError: there is no client.
+            MethodError: the method has no adaptation, or it trains federated parameters.
+        """
+        job, orders = self.job, list(orders)
+        adapt = adaptation.adapt or job.method.adapt
+        split, given = own_split(job.method, adapt), start or {}
+        fittings = [
+            Fitting(
+                client, sent, first_rows(job, client, adaptation.examples),
+                given[name] if (name := str(job.data.ids[client])) in given
+                else starting(job, split, adaptation.begin, client),
+            )
+            for client, sent in self._asked(orders)
+        ]  # fmt: skip
+        if not fittings:
+            raise ConfigError("There is no client to adapt.")
+        first = own_default(job, split, fittings[0].sent, str(job.data.ids[0]))
+        store = MemoryStore(Default(first), job.data.ids)
+        self.stopped = {}
+        self.hold(adaptation.name, store, self.stopped.keys())
+        for number, found in enumerate(self.fits(job, adapt, fittings)):
+            client = fittings[number].client
+            store.write([client], {n: v.unsqueeze(0) for n, v in found.own.items()})
+            self.stopped[client] = found.stopped
+            done(number + 1)
+        if not adaptation.split:
+            return []
+        return self.judge(orders, adaptation.split, (adaptation.beside, adaptation.name))
+
+    def curves(self, orders: Iterable[Order], tuning: Tuning) -> Iterator[dict[str, tuple[float, ...]]]:
+        """Fine-tune a copy of each client's whole model; yield its accuracies by prediction, before and on the way."""
+        for client, sent in self._asked(orders):
+            yield curve(self.job, client, sent, tuning)
+
+    def hold(
+        self, name: Literal["adapted", "local"], store: PrivateStore, clients: Collection[int] | None = None
+    ) -> None:
+        """Hold values of clients (all, or those of the given indices) under a name, to be judged."""
+        self._versions[name] = store, clients
+
+    def held(self, name: str) -> PrivateStore:
+        """Return the values that are held under a name.
+
+        Raises:
+            MethodError: there are none.
+        """
+        return self._held(name)[0]
+
+    def _held(self, name: str) -> tuple[PrivateStore, Collection[int] | None]:
+        if name not in self._versions:
+            raise MethodError(f"This device holds no {name!r} values of its clients. Let them adapt first.")
+        return self._versions[name]
+
+    def prepare(self, round: int) -> str:
+        """Make what was accepted durable."""
+        return self.job.store.prepare(round)
+
+    def apply(self) -> None:
+        """Make what was prepared valid."""
+        self.job.store.apply()
+
+    def _way(self, model: Model) -> Way:
+        method, store = self.job.method, self.job.store
+        if model == "shared":
+            if method.predict_shared is None:
+                raise MethodError(
+                    f"The shared part of {method.name!r} cannot predict alone, so it has no global metric."
+                )
+            return Way(model, method.predict_shared, lambda clients: defaults(store, clients))
+        if model == "default":
+            return Way(model, method.predict, lambda clients: defaults(store, clients))
+        if model == "own":
+            return Way(model, method.predict, store.read)
+        held, there = self._held(model)
+
+        def adapted(clients: Sequence[int]) -> Params:
+            for client in clients:
+                if there is not None and client not in there:
+                    name = str(self.job.data.ids[client])
+                    raise MethodError(
+                        f"Client {name!r} has no {model!r} values on this device. Let it adapt first."
+                    )
+            return held.read(clients)
+
+        return Way(model, method.predict, adapted)
+
+    def _asked(self, orders: Iterable[Order]) -> Iterator[tuple[int, Sent]]:
+        """Yield the clients' indices, and what each is sent; ids in the order of the data are found at once."""
+        ids, clients, after = self.job.data.ids, len(self.job.data), 0
+        for order in orders:
+            if after >= clients or ids[after] != order.client:
+                after = self.job.data.index(order.client)
+            yield after, order.sent
+            after += 1
+
+
+def orders_of(method: Method, server: Global, clients: Iterable[str]) -> Iterator[Order]:
+    """Yield what a server asks of clients that it does not train: what it has now, sent as the method says."""
+    shared = None if method.server.send is not None else method.server.sent(server, "")
+    for client in clients:
+        sent = method.server.sent(server, client) if shared is None else shared
+        yield Order(round=server.round, client=client, sent=sent)

@@ -1,8 +1,11 @@
-"""Judging: predictions of every client's personalised model on its own examples, many clients at a time."""
+"""Judging, on the device: predictions of clients' models on their own examples, many clients at a time.
+
+Several models are computed on each batch, so that they are compared on the same examples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,216 +13,196 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, PooledNet
-from fedkeep.core.params import Params, is_state
-from fedkeep.core.records import Record
+from fedkeep.core.params import Params, clone, is_state
 from fedkeep.data import FederatedData
-from fedkeep.engines.base import defaults
+from fedkeep.engines.base import Job
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.failures import MODEL_ERRORS, model_error
-from fedkeep.methods import Global, Method, Sent
-from fedkeep.methods.base import forward
+from fedkeep.engines.judgement import Judgement, Model, Task, tasks_in
+from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
+from fedkeep.methods import Sent
+from fedkeep.methods.base import Predict, forward
 from fedkeep.methods.terms import check_regression, label_of, output_of
-from fedkeep.metrics import auc
-from fedkeep.store import PrivateStore
 
 CHUNK = 1024
 
+Columns = tuple[np.ndarray, ...]
+"""A piece of a ``Judgement``: client, loss, score, label, row."""
 
-@dataclass(frozen=True)
-class Task:
-    """What is judged: ``multiclass``, ``binary`` or ``regression``, and where label and output are found."""
-
-    kind: str
-    label: str = "label"
-    name: str | None = None
-
-    def metric(self, base: str) -> str:
-        """Return the metric's name, with the task's name where there are several."""
-        return base if self.name is None else f"{base}/{self.name}"
-
-    @property
-    def client_metric(self) -> str:
-        """The name of what ``Judgement.per_client`` gives: accuracy, or RMSE for regression."""
-        return self.metric("rmse" if self.kind == "regression" else "accuracy")
+Parts = list[list[list[Columns]]]
+"""By task and model, the pieces."""
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Predictions of one task, reduced to what the metrics need, example by example.
+class Way:
+    """How one of the models is computed.
 
     Attributes:
-        task: the task.
-        client: (examples,) index of each example's client.
-        loss: (examples,) cross-entropy in nats, or squared error.
-        score: (examples,) 1 where the class is right, else 0 (multiclass); the positive class's score (binary);
-            the error, predicted − true (regression).
-        label: (examples,) the label.
+        model: its name.
+        predict: makes predictions.
+        own: returns clients' own values, stacked, given their indices.
     """
 
-    task: Task
-    client: np.ndarray
-    loss: np.ndarray
-    score: np.ndarray
-    label: np.ndarray
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics over all examples pooled, and where it makes sense the unweighted mean over clients."""
-        if not len(self.client):
-            return {}
-        name = self.task.metric
-        own = self.per_client()
-        out = {name("loss"): float(self.loss.mean())}
-        if self.task.kind == "regression":
-            out[name("rmse")] = float(np.sqrt(self.loss.mean()))
-            out[name("mae")] = float(np.abs(self.score).mean())
-            return out
-        out[name("accuracy")] = float(self.right().mean())
-        out[name("accuracy_user_mean")] = float(np.mean([value for value, _ in own.values()]))
-        if self.task.kind == "binary":
-            out[name("auc")] = auc(self.score, self.label)
-        return out
-
-    def right(self) -> np.ndarray:
-        """Return 1.0 where the most probable class is the label, else 0.0."""
-        return (
-            self.score
-            if self.task.kind == "multiclass"
-            else ((self.score > 0) == (self.label > 0)).astype(float)
-        )
-
-    def per_client(self) -> dict[int, tuple[float, int]]:
-        """Return by client (``Task.client_metric``, number of examples)."""
-        values = self.loss if self.task.kind == "regression" else self.right()
-        clients, count = np.unique(self.client, return_counts=True)
-        sums = np.bincount(np.searchsorted(clients, self.client), weights=values, minlength=len(clients))
-        means = sums / count
-        if self.task.kind == "regression":
-            means = np.sqrt(means)
-        return {int(c): (float(m), int(n)) for c, m, n in zip(clients, means, count, strict=True)}
+    model: Model
+    predict: Predict
+    own: Callable[[Sequence[int]], Params]
 
 
 def tasks_of(data: FederatedData) -> list[Task]:
     """Return the tasks that the data set's description names."""
-    several = data.meta.get("tasks")
-    if several:
-        return [Task(t["task"], t["label"], name) for name, t in several.items()]
-    return [Task(data.meta.get("task", "multiclass"))]
+    return tasks_in(data.meta)
 
 
 def judge(
-    method: Method,
-    net: Net,
-    server: Global,
-    store: PrivateStore,
-    data: FederatedData,
-    clients: Sequence[int],
-    split: str,
-    *,
-    device: str = "cpu",
-    shared: bool = False,
-) -> list[Judgement]:
-    """Predict each client's examples of a split with its own model (or with the shared part alone).
+    job: Job, asked: Iterable[tuple[int, Sent]], split: str, ways: Sequence[Way], leaves: Leaves
+) -> list[Judged]:
+    """Let clients' models predict the clients' examples of a split.
 
     Args:
-        method: says how to predict, and what the server sends a client.
-        net: the model as a function.
-        server: what the server has.
-        store: what clients keep.
-        data: the data set.
-        clients: indices of the clients to judge.
+        job: what all clients have in common.
+        asked: the clients' indices, and what the server sends each.
         split: ``train``, ``valid`` or ``test``.
-        shared: judge the shared part with default private values instead of the clients' own.
+        ways: the models; all see the same examples.
+        leaves: what of it leaves the device.
 
     Returns:
-        A judgement for each task of the data set.
+        For each task of the data set what is allowed to leave.
 
     Raises:
-        MethodError: ``shared`` is asked of a method whose shared part can't predict, or the model does not fit the
-            examples; says whose.
+        MethodError: a model does not fit the examples; says whose.
     """
-    predict = method.predict_shared if shared else method.predict
-    if predict is None:
-        raise MethodError(
-            f"The shared part of {method.name!r} cannot predict alone, so it has no global metric."
-        )
-    tasks = tasks_of(data)
-    parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in tasks]
-    with torch.no_grad():
-        for judged, params, batch, owner in _batches(
-            method, net, server, store, data, clients, split, device, shared
-        ):
-            try:
-                output = predict(judged, params, batch)
-                for number, task in enumerate(tasks):
-                    parts[number].append(_reduce(task, output, batch, owner))
-            except MODEL_ERRORS as error:
-                raise model_error(_whose(data, owner, split), len(owner), error) from error
-    empty = tuple(np.zeros(0) for _ in range(4))
+    tasks, models = tasks_of(job.data), tuple(way.model for way in ways)
+    none: Parts = [[[] for _ in ways] for _ in tasks]
+    parts = _by_group(job, asked, split, ways, tasks)
+    if leaves == "examples":
+        whole = none
+        for part in parts:
+            for number, place in np.ndindex(len(tasks), len(ways)):
+                whole[number][place] += part[number][place]
+        return [
+            Judged(task=task, models=models, leaves=leaves, examples=each, roster=job.data.ids)
+            for task, each in zip(tasks, _judgements(tasks, whole), strict=True)
+        ]
+    found = []
+    tables = [_tallied(tasks, models, part, job.data.ids) for part in (none, *parts)]
+    for task, (first, *others) in zip(tasks, zip(*tables, strict=True), strict=True):
+        rows = first.joined(others)
+        table = rows.total() if leaves == "sums" else rows
+        found.append(Judged(task=task, models=models, leaves=leaves, table=table))
+    return found
+
+
+def _tallied(
+    tasks: Sequence[Task], models: Sequence[Model], parts: Parts, ids: Sequence[str]
+) -> list[Tallies]:
+    pieces = zip(tasks, _judgements(tasks, parts), strict=True)
+    return [tallied(task, models, each, ids) for task, each in pieces]
+
+
+def _judgements(tasks: Sequence[Task], parts: Parts) -> list[tuple[Judgement, ...]]:
     return [
-        Judgement(task, *(np.concatenate(column) for column in zip(*(rows or [empty]), strict=True)))
-        for task, rows in zip(tasks, parts, strict=True)
+        tuple(Judgement.joined(task, columns) for columns in of_task)
+        for task, of_task in zip(tasks, parts, strict=True)
     ]
 
 
-def _batches(
-    method: Method, net: Net, server: Global, store: PrivateStore, data: FederatedData, clients: Sequence[int],
-    split: str, device: str, shared: bool,
-) -> Iterator[tuple[Net, Params, Params, np.ndarray]]:  # fmt: skip
-    """Yield nets with the parameters and the batch to predict, and each example's client."""
-    kind = float_type({**server.params, **store.default.initial})
-    common = Sent(params=server.params, state=server.state).flat
-    predicts = method.predict_shared if shared else method.predict
-    for group in groups(data, clients, split):
-        values = defaults(store, group) if shared else store.read(group)
-        if predicts is forward:  # the model knows nothing of a method's state
-            values = {n: v for n, v in values.items() if not is_state(n)}
-        pooled = PooledNet(net.module, frozenset(values))
-        pooled.train(False)
-        view = WithClient(data, group)
-        rows = np.concatenate([np.arange(r.start, r.stop) for r in (data.rows(c, split) for c in group)])
-        each = [common] * len(group)
-        if method.server.send is not None:
-            each = [method.server.sent(server, str(data.ids[c])).flat for c in group]
-        alike = all(sent is each[0] for sent in each)
+def _by_group(
+    job: Job, asked: Iterable[tuple[int, Sent]], split: str, ways: Sequence[Way], tasks: Sequence[Task]
+) -> Iterator[Parts]:
+    """Yield by task and model the pieces of one group of clients after the other."""
+    nets: dict[frozenset[str], PooledNet] = {}
+    sent, flat = None, Params()
+    for group in groups(job.data, asked, split):
+        each = []
+        for _, given in group:
+            if given is not sent:
+                sent, flat = given, given.flat
+            each.append(flat)
+        kind = float_type({**group[0][1].params, **job.store.default.initial})
+        clients = [client for client, _ in group]
+        yield _Group(job, clients, each, split, kind, nets).judged(ways, tasks)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Clients that are judged together: their indices, what each is sent, and nets by names of private values."""
+
+    job: Job
+    clients: list[int]
+    sent: list[Params]
+    split: str
+    kind: torch.dtype
+    nets: dict[frozenset[str], PooledNet]
+
+    @torch.no_grad()
+    def judged(self, ways: Sequence[Way], tasks: Sequence[Task]) -> Parts:
+        """Return by task and model the pieces of a judgement."""
+        data, device = self.job.data, self.job.device
+        view = WithClient(data, self.clients)
+        rows = data.split_rows(self.split, self.clients)
+        numbers = np.asarray(self.clients, np.int64)
+        alike = all(sent is self.sent[0] for sent in self.sent)
+        values = [self._own(way) for way in ways]
+        parts: Parts = [[[] for _ in ways] for _ in tasks]
         for start in range(0, len(rows), CHUNK):
             chosen = rows[start : start + CHUNK]
-            batch = load_batch(view, chosen, device, kind)
-            if alike and (pooled.gathers or not values):
-                params = {**each[0], **{n: v.to(device) for n, v in values.items()}}
-                yield pooled, params, batch, np.asarray(group, np.int64)[batch["client"].cpu().numpy()]
-            else:
-                yield from _one_by_one(net, each, values, batch, group, device)
+            batch = load_batch(view, chosen, device, self.kind)
+            for place, (way, own) in enumerate(zip(ways, values, strict=True)):
+                mine = (
+                    batch if place == len(ways) - 1 else clone(batch)
+                )  # a model may change what it is given
+                for net, params, piece, which in self._pieces(own, mine, alike):
+                    owner = numbers[piece["client"].cpu().numpy()]
+                    try:
+                        output = way.predict(net, params, piece)
+                        for number, task in enumerate(tasks):
+                            parts[number][place].append(_reduce(task, output, piece, owner, chosen[which]))
+                    except MODEL_ERRORS as error:
+                        raise model_error(self._whose(owner), len(owner), error) from error
+        return parts
+
+    def _own(self, way: Way) -> Params:
+        values = way.own(self.clients)
+        if way.predict is forward:  # the model knows nothing of a method's state
+            values = {n: v for n, v in values.items() if not is_state(n)}
+        return values
+
+    def _pieces(self, own: Params, batch: Params, alike: bool) -> Iterator[tuple[Net, Params, Params, Any]]:
+        """Yield nets with the parameters and the examples to predict, and which of the batch these are."""
+        device = self.job.device
+        names = frozenset(own)
+        if names not in self.nets:
+            self.nets[names] = PooledNet(self.job.net.module, names)
+        pooled = self.nets[names]
+        pooled.train(False)
+        if alike and (pooled.gathers or not own):
+            yield pooled, {**self.sent[0], **{n: v.to(device) for n, v in own.items()}}, batch, slice(None)
+            return
+        for position in torch.unique(batch["client"]).tolist():
+            mine = batch["client"] == position
+            values = {n: v[position].to(device) for n, v in own.items()}
+            piece = {n: v[mine] for n, v in batch.items()}
+            yield self.job.net, {**self.sent[position], **values}, piece, mine.cpu().numpy()
+
+    def _whose(self, owner: np.ndarray) -> str:
+        names = [repr(str(self.job.data.ids[c])) for c in np.unique(owner)]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"Judging the {self.split} examples of {', '.join(names[:3])}{more}"
 
 
-def _one_by_one(
-    net: Net, sent: Sequence[Params], values: Params, batch: Params, group: list[int], device: str
-) -> Iterator[tuple[Net, Params, Params, np.ndarray]]:
-    net.train(False)
-    for position in torch.unique(batch["client"]).tolist():
-        mine = batch["client"] == position
-        own = {n: v[position].to(device) for n, v in values.items()}
-        part = {n: v[mine] for n, v in batch.items()}
-        yield net, {**sent[position], **own}, part, np.full(int(mine.sum()), group[position], np.int64)
-
-
-def _whose(data: FederatedData, owner: np.ndarray, split: str) -> str:
-    names = [repr(str(data.ids[c])) for c in np.unique(owner)]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"Judging the {split} examples of {', '.join(names[:3])}{more}"
-
-
-def groups(data: FederatedData, clients: Sequence[int], split: str) -> Iterator[list[int]]:
+def groups(
+    data: FederatedData, asked: Iterable[tuple[int, Sent]], split: str
+) -> Iterator[list[tuple[int, Sent]]]:
     """Yield groups of clients with about ``CHUNK`` examples of the split; clients without any are left out."""
-    group: list[int] = []
-    count = 0
-    for client in clients:
-        own = len(data.rows(int(client), split))
+    group: list[tuple[int, Sent]] = []
+    count, counts = 0, data.counts(split)
+    for client, sent in asked:
+        own = int(counts[client])
         if not own:
             continue
-        group.append(int(client))
+        group.append((client, sent))
         count += own
         if count >= CHUNK:
             yield group
@@ -228,11 +211,12 @@ def groups(data: FederatedData, clients: Sequence[int], split: str) -> Iterator[
         yield group
 
 
-def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray) -> tuple[np.ndarray, ...]:
+def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, rows: np.ndarray) -> Columns:
     out = output_of(output, task.name).double()
     label = label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
-    out, label, client = out[known], label[known], owner[known.cpu().numpy()]
+    there = known.cpu().numpy()
+    out, label = out[known], label[known]
     if task.kind == "regression":
         check_regression(out, label)
         score = out - label.double()
@@ -240,24 +224,4 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray) -> tuple[
     else:
         loss = nn.functional.cross_entropy(out, label, reduction="none")
         score = (out.argmax(1) == label).double() if task.kind == "multiclass" else out[:, 1] - out[:, 0]
-    return client, loss.cpu().numpy(), score.cpu().numpy(), label.cpu().numpy()
-
-
-def to_records(
-    judgements: Sequence[Judgement],
-    data: FederatedData,
-    round: int,
-    epoch: float,
-    split: str,
-    per_client: bool,
-) -> list[Record]:
-    """Return the records of judgements: the aggregates, and with ``per_client`` a line for each client too."""
-    records = []
-    for judgement in judgements:
-        n = len(judgement.client)
-        records += [Record(round, epoch, split, None, m, v, n) for m, v in judgement.metrics().items()]
-        if per_client:
-            metric = judgement.task.client_metric
-            for client, (value, count) in judgement.per_client().items():
-                records.append(Record(round, epoch, split, str(data.ids[client]), metric, value, count))
-    return records
+    return owner[there], loss.cpu().numpy(), score.cpu().numpy(), label.cpu().numpy(), rows[there]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,18 +18,13 @@ from torch import nn
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, misfit
-from fedkeep.engines import Judgement, first_global, first_kept, judge
-from fedkeep.experiments.personalize import (
-    Adapted,
-    adapt_client,
-    first_examples,
-    numpy_seed,
-    own_store,
-)
+from fedkeep.engines import Adaptation, Adapted, Fitting, Job, Judgement, first_global, first_kept, fit
+from fedkeep.engines.adapt import kept_values, one_by_one
+from fedkeep.experiments.personalize import numpy_seed
 from fedkeep.experiments.processes import processes
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
-from fedkeep.methods import Method
+from fedkeep.methods import Adapt, Method, Sent
 from fedkeep.store import Default, MemoryStore, PrivateStore
 
 
@@ -50,10 +46,10 @@ class AdaptedClients:
 
     def judge(self, split: str = "test") -> list[Judgement]:
         """Return a judgement for each task, of the clients' own models on their own examples of a split."""
-        run = self.run
-        return judge(
-            run.method, run.net, run.whole, self.store, run.data, self.clients, split, device=run.device
-        )
+        device = self.run.local_device()
+        device.hold("adapted", self.store)
+        judged = device.judge(self.run.orders(self.clients), split, ("adapted",))
+        return [one.of("adapted") for one in judged]
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
         """Return metrics over all examples; ``accuracy_user_mean`` is the unweighted mean over clients."""
@@ -96,7 +92,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
     default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run))
     return replace(
         run, net=net, method=method, server=server, state=first_global(method, net, run.data, run.device).state,
-        private=MemoryStore(default, run.data.ids), history=[], folder=None,
+        private=MemoryStore(default, run.data.ids), history=[], folder=None, examples=None,
     )  # fmt: skip
 
 
@@ -127,57 +123,70 @@ def adapt_clients(
     chosen = tuple(range(len(run.data))) if clients is None else tuple(int(c) for c in clients)
     if not chosen:
         raise ConfigError("There is no client to adapt.")
-    starts = {c: (start or {}).get(c, kept(run, c)) for c in chosen}
-    store = own_store(run)
-    stopped: dict[int, tuple[int, ...]] = {}
+    given = {str(run.data.ids[c]): values for c, values in (start or {}).items()}
+    device = run.local_device(partial(_side_by_side, workers=workers) if workers > 1 else one_by_one)
     with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
-        for done, (client, found) in enumerate(zip(chosen, _each(run, starts, workers), strict=True), 1):
-            store.write([client], {n: v.unsqueeze(0) for n, v in found.own.items()})
-            stopped[client] = found.stopped
-            bar.update(done, {})
-    return AdaptedClients(run, chosen, store, stopped)
+        device.adapt(
+            run.orders(chosen), Adaptation(split=""), start=given, done=lambda done: bar.update(done, {})
+        )
+    return AdaptedClients(run, chosen, device.held("adapted"), device.stopped)
 
 
 def kept(run: Run, client: int) -> Params:
     """Return a client's private values from federation; none, if it has none or the method keeps none."""
-    if (
-        run.method.client.keep.every_round
-        or not run.private.default.initial
-        or not run.private.seen([client])[0]
-    ):
-        return {}
-    return {name: value[0] for name, value in run.private.read([client]).items()}
+    return kept_values(run.job, client)
 
 
-def _each(run: Run, starts: Mapping[int, Params], workers: int) -> Iterator[Adapted]:
-    if workers <= 1 or len(starts) <= 1:
-        for client, start in starts.items():
-            yield adapt_client(run, client, first_examples(run, client, None), start=start)
+def _side_by_side(job: Job, adapt: Adapt, fittings: Sequence[Fitting], workers: int) -> Iterator[Adapted]:
+    """Fit clients in processes; results do not depend on how many there are."""
+    if len(fittings) <= 1:
+        yield from one_by_one(job, adapt, fittings)
         return
     # The stores' files stay with this process: clients' values travel with the task.
-    bare = replace(run, private=MemoryStore(run.private.default, run.private.ids), history=[])
+    bare = replace(job, store=MemoryStore(job.store.default, job.store.ids))
+    first = fittings[0].sent
+    alike = first if all(each.sent is first for each in fittings) else None
     threads = max(1, torch.get_num_threads() // workers)
-    with processes(workers, threads, begin=_receive, given=(bare,)) as pool:
-        for values, stopped in pool.map(_adapt, starts, map(_arrays, starts.values())):
+    with processes(workers, threads, begin=_receive, given=(bare, adapt, alike)) as pool:
+        tasks = [
+            (
+                each.client,
+                each.rows,
+                _arrays(each.start),
+                None if alike is not None else _sent_arrays(each.sent),
+            )
+            for each in fittings
+        ]
+        for values, stopped in pool.map(_adapt, tasks):
             yield Adapted(_tensors(values), stopped)
 
 
-_RUN: list[Run] = []  # of a worker process
+_GIVEN: list[tuple[Job, Adapt, Sent | None]] = []  # of a worker process
 _Arrays = dict[str, np.ndarray]  # tensors would travel as open files
+_Task = tuple[int, np.ndarray, _Arrays, tuple[_Arrays, _Arrays] | None]
 
 
-def _receive(run: Run) -> None:
-    _RUN[:] = [run]
+def _receive(job: Job, adapt: Adapt, sent: Sent | None) -> None:
+    _GIVEN[:] = [(job, adapt, sent)]
 
 
-def _adapt(client: int, start: _Arrays) -> tuple[_Arrays, tuple[int, ...]]:
-    (run,) = _RUN
-    found = adapt_client(run, client, first_examples(run, client, None), start=_tensors(start))
+def _adapt(task: _Task) -> tuple[_Arrays, tuple[int, ...]]:
+    client, rows, start, given = task
+    ((job, adapt, sent),) = _GIVEN
+    if given is not None:
+        params, state = ({n: v.to(job.device) for n, v in _tensors(part).items()} for part in given)
+        sent = Sent(params=params, state=state)
+    assert sent is not None
+    found = fit(job, adapt, Fitting(client, sent, rows, _tensors(start)))
     return _arrays(found.own), found.stopped
 
 
+def _sent_arrays(sent: Sent) -> tuple[_Arrays, _Arrays]:
+    return _arrays(sent.params), _arrays(sent.state)
+
+
 def _arrays(values: Params) -> _Arrays:
-    return {name: value.numpy() for name, value in values.items()}
+    return {name: value.cpu().numpy() for name, value in values.items()}
 
 
 def _tensors(values: _Arrays) -> Params:

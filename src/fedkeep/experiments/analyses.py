@@ -21,7 +21,7 @@ from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
-from fedkeep.engines import judge, tasks_of
+from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import ColdStart
 from fedkeep.experiments.run import Run
@@ -158,8 +158,7 @@ def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float
 
 
 def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]]:
-    judged = judge(run.method, run.net, run.whole, run.private, run.data, clients, "test", device=run.device)
-    return judged[0].per_client()
+    return run.judge(("own",), "test", clients)[0].of("own").per_client()
 
 
 def cold_start_form(result: ColdStart) -> dict[str, Any]:
@@ -185,12 +184,8 @@ def adapted_form(found: AdaptedClients) -> dict[str, Any]:
     run, task = found.run, tasks_of(found.run.data)[0]
     metric = task.client_metric
     columns, values = ["client"], []
-    shared = run.method.waits(sorted(run.net.trainable()))
     for split in ("valid", "test"):
-        before = judge(
-            run.method, run.net, run.whole, run.private, run.data, found.clients, split, device=run.device,
-            shared=shared,
-        )[0].per_client()  # fmt: skip
+        before = run.judge((run.personal,), split, found.clients)[0].of(run.personal).per_client()
         if not before:
             continue
         after = found.judge(split)[0].per_client()

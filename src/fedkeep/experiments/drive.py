@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, prefixed, under
 from fedkeep.core.records import Record
@@ -19,19 +20,20 @@ from fedkeep.engines import (
     Centralised,
     Device,
     Engine,
-    Judgement,
+    Judged,
+    Model,
     RoundReport,
     Sampler,
-    judge,
+    Task,
+    orders_of,
     run_round,
-    tasks_of,
     to_records,
 )
 from fedkeep.engines.faults import Faults
+from fedkeep.experiments.examples import Examples
 from fedkeep.experiments.progress import make_progress
-from fedkeep.experiments.run import Run
-from fedkeep.experiments.run_directory import RunDirectory, check_tensors, layout
-from fedkeep.methods import Global
+from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.methods import Global, Method
 
 SHARED = "test/shared"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
@@ -39,63 +41,78 @@ HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does.
+    """What a run does; of clients it knows ids alone.
 
     Attributes:
         name: for the bar of progress.
+        method: the method.
         rounds: how many.
-        sampler: draws the cohorts.
+        sampler: draws the cohorts, as places in ``roster``.
+        roster: the ids of all clients.
+        judged: the places of those who are judged.
+        tasks: what is judged.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too.
         faults: what rounds do about clients that break down, send something malformed, or are lost.
+        pooled: training is centralised, so nothing is sent.
+        reference: the model that ``evaluate_shared`` judges: ``own`` where nothing is private.
+        declared: zeros of what clients send along, under ``server/NAME``.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
 
     name: str
+    method: Method
     rounds: int
     sampler: Sampler
+    roster: Sequence[str]
+    judged: Sequence[int]
+    tasks: Sequence[Task]
     every: int
     faults: Faults
     evaluate_shared: bool = False
+    pooled: bool = False
+    reference: Model = "shared"
+    declared: Params = field(default_factory=dict)
     progress: bool | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Drive:
-    """A run on its way.
+    """A run on its way: what the server's side has of it.
 
     Attributes:
         plan: what it does.
-        run: what it has made so far; changed as it goes on.
         server: what the server has.
         device: where the clients live.
-        engine: trains them there.
-        declared: zeros of what clients send along, under ``server/NAME``.
-        directory: where each round is committed; None: nowhere.
+        history: records, in order.
         best: the best value on ``valid`` so far, and its round.
+        examples: every test example's result at that round, where the device's policy lets it leave.
+        directory: where each round is committed; None: nowhere.
+        state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
         finished: told the finished part of a round in (0, 1].
     """
 
     plan: Plan
-    run: Run
     server: Global
     device: Device
-    engine: Engine
-    declared: Params
-    directory: RunDirectory | None = None
+    history: list[Record] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
+    examples: Examples | None = None
+    directory: RunDirectory | None = None
+    state: Callable[[], Params] = dict
     finished: Callable[[float], None] = lambda part: None
 
     def go(self) -> None:
         """Run the rounds that are left."""
-        plan, run, shown = self.plan, self.run, dict[str, float]()
+        plan, shown = self.plan, dict[str, float]()
         with make_progress(plan.progress, plan.name, plan.rounds, self.server.round) as bar:
             self.finished = lambda part: bar.update(self.server.round + part, shown)
             while self.server.round < plan.rounds:
                 report = self._round()
                 records = self._measured(report)
                 shown |= {"loss": report.loss}
-                if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
+                done = self.server.round
+                if plan.every and (done % plan.every == 0 or done == plan.rounds):
                     judged = self._judged()
                     records += judged
                     shown |= {
@@ -103,41 +120,44 @@ class Drive:
                         for r in judged
                         if r.client is None and r.metric in HEADLINE.values()
                     }
-                run.history += records
+                self.history += records
                 self._commit(records, report)
-                bar.update(run.round, shown)
+                bar.update(done, shown)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data that the finished rounds make."""
+        return self.server.round / self.plan.sampler.rounds_per_epoch
 
     def _round(self) -> RoundReport:
-        plan, run, data = self.plan, self.run, self.run.data
+        plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
-        cohort = [str(data.ids[c]) for c in plan.sampler(server.round)]
-        self.server, report = run_round(run.method, self.device, server, cohort, self.declared, plan.faults)
-        run.round, run.server, run.state = self.server.round, self.server.params, self.server.state
-        run.engine, run.engine_reason = in_use(self.engine, run.engine_reason)
+        cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
+        self.server, report = run_round(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
 
     def _commit(self, records: list[Record], report: RoundReport) -> None:
         if self.directory is None:
-            self.run.private.apply()
+            self.device.apply()
             return
+        round = self.server.round
         timings = [
-            Record(self.run.round, self.run.epoch, "time", None, metric, value, report.clients)
+            Record(round, self.epoch, "time", None, metric, value, report.clients)
             for metric, value in (
                 ("seconds", report.seconds),
                 ("aggregate_seconds", report.aggregate_seconds),
             )
         ]
-        state = checkpoint(self.server, self.engine)
-        self.directory.commit(self.run.round, state, self.run.private, records, timings, {"best": self.best})
+        state = checkpoint(self.server) | self.state()
+        extra = {"best": self.best}
+        self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
 
     def _measured(self, report: RoundReport) -> list[Record]:
-        run = self.run
-
         def record(split: str, metric: str, value: float, n: int) -> Record:
-            return Record(run.round, run.epoch, split, None, metric, value, n)
+            return Record(self.server.round, self.epoch, split, None, metric, value, n)
 
         records = [record("train", "loss", report.loss, int(report.examples))]
-        if run.engine != "pooled":
+        if not self.plan.pooled:
             records.append(record("traffic", "download_bytes", report.download_bytes, report.clients))
             records.append(record("traffic", "upload_bytes", report.upload_bytes, report.clients))
         if report.refused:
@@ -146,40 +166,36 @@ class Drive:
             records.append(record("train", "lost_clients", report.lost, report.clients))
         return records
 
-    def _judge(self, split: str, *, shared: bool) -> list[Judgement]:
-        run = self.run
-        return judge(
-            run.method, run.net, run.whole, run.private, run.data, run.clients.tolist(), split, device=run.device,
-            shared=shared,
-        )  # fmt: skip
+    def _judge(self, split: str, models: Sequence[Model]) -> list[Judged]:
+        ids = (str(self.plan.roster[c]) for c in self.plan.judged)
+        return self.device.judge(orders_of(self.plan.method, self.server, ids), split, models)
 
     def _judged(self) -> list[Record]:
-        """Judge ``valid`` and ``test``; clients' own records are kept for the epoch that is best on ``valid``."""
-        run, best = self.run, self.best
-        task = tasks_of(run.data)[0]
+        """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
+        plan, best, round = self.plan, self.best, self.server.round
+        task = plan.tasks[0]
         metric = task.metric(HEADLINE[task.kind])
         sign = -1.0 if task.kind == "regression" else 1.0
-        records: list[Record] = []
-        improved = False
-        waits = run.method.waits(sorted(run.net.trainable()))
-        for split in ("valid", "test"):
-            judged = self._judge(split, shared=waits)
-            lines = to_records(judged, run.data, run.round, run.epoch, split, per_client=False)
-            value = next((r.value for r in lines if r.metric == metric), float("nan"))
-            known = best.get("value", float("nan"))
-            if split == "valid" and (np.isnan(known) or sign * value > sign * known):
-                best |= {"metric": metric, "value": value, "round": run.round}
-                improved = True
-            if split == "test" and improved:
-                lines = to_records(judged, run.data, run.round, run.epoch, split, per_client=True)
-            records += lines
-        if self.plan.evaluate_shared:
-            if run.private.default.initial or run.method.predict is not run.method.predict_shared:
-                judged = self._judge("test", shared=True)
-            # else nothing is private, and the test above was the shared part's
-            last = run.round == self.plan.rounds
-            records += to_records(judged, run.data, run.round, run.epoch, SHARED, per_client=last)
-        return records
+        model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
+        models: list[Model] = [model]
+        if plan.evaluate_shared and plan.reference != model:
+            models.append(plan.reference)
+
+        def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
+            return to_records(judged, model, round, self.epoch, split, per_client)
+
+        valid = records(self._judge("valid", [model]), model, "valid")
+        value = next((r.value for r in valid if r.metric == metric), float("nan"))
+        known = best.get("value", float("nan"))
+        improved = bool(np.isnan(known) or sign * value > sign * known)
+        test = self._judge("test", models)
+        if improved:
+            best |= {"metric": metric, "value": value, "round": round}
+            self.examples = Examples.of(round, test)
+        lines = valid + records(test, model, "test", per_client=improved)
+        if plan.evaluate_shared:
+            lines += records(test, models[-1], SHARED, per_client=round == plan.rounds)
+        return lines
 
 
 def in_use(engine: Engine, reason: str) -> tuple[str, str]:
@@ -189,15 +205,21 @@ def in_use(engine: Engine, reason: str) -> tuple[str, str]:
     return engine.name, reason
 
 
-def checkpoint(server: Global, engine: Engine) -> Params:
-    """Return all that a run needs to go on but what clients keep, as named tensors."""
+def checkpoint(server: Global) -> Params:
+    """Return all that a server needs to go on, as named tensors."""
     state = prefixed("params/", server.params) | prefixed("state/", server.state)
     state |= prefixed("links/", server.links)
-    state |= prefixed("optimizer/", server.optimizer.tensors())
-    if isinstance(engine, Centralised):
-        for number, phase in enumerate(engine.states or ()):
-            state |= prefixed(f"pooled/{number}/", phase.tensors())
-    return state
+    return state | prefixed("optimizer/", server.optimizer.tensors())
+
+
+def pooled_state(engine: Engine) -> Params:
+    """Return what centralised training needs to go on beside the server: its optimisers' states."""
+    states = (engine.states or ()) if isinstance(engine, Centralised) else ()
+    return {
+        name: value
+        for number, phase in enumerate(states)
+        for name, value in prefixed(f"pooled/{number}/", phase.tensors()).items()
+    }
 
 
 def restored(
@@ -207,9 +229,9 @@ def restored(
 
     Args:
         folder: the run's, for messages.
-        tensors: what ``checkpoint`` returned, on the device.
+        tensors: what ``checkpoint`` and ``pooled_state`` returned, on the device.
         server: a new one; gives what does not change in a run, and names, shapes and types.
-        engine: as for ``checkpoint``.
+        engine: as for ``pooled_state``.
         phases: the method's.
 
     Raises:

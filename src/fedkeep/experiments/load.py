@@ -82,12 +82,12 @@ def load_run(
     try:
         store = directory.store(default, data.ids)
         state = directory.recover(store)
-        history = directory.history()
+        history, examples = directory.history(), directory.examples()
     finally:
         directory.close()
     if state is not None:
         server = restored(folder, to(state, device), server, engine, 0)
     return Run(
         net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
-        history, directory.round, folder, device, state=server.state,
+        history, directory.round, folder, device, state=server.state, examples=examples,
     )  # fmt: skip

@@ -10,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.optim import Optimizer
-from fedkeep.core.params import Params
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
-from fedkeep.engines import Stream, Watch, judge, local_run, tasks_of
+from fedkeep.engines import tasks_of
+from fedkeep.engines.curve import Tuning
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
-from fedkeep.methods import Client, Method, Phase
+from fedkeep.methods import Method, Phase
 from fedkeep.methods.base import Predict
 from fedkeep.metrics.personalization import Personalized, ap
-from fedkeep.split import Split
-from fedkeep.store import Default, MemoryStore
 
 SPLIT = "personalization"
 FILE = "personalization.jsonl"
@@ -125,13 +121,19 @@ def personalization_curve(
     ways = {OWN: run.method.predict, **(predicts or {})}
     found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
     examples: dict[str, int] = {}
+    phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol) if protocol.ratio else ()
+    tuning = Tuning(
+        phases=phases, tests=protocol.steps // protocol.every, every=protocol.every, round=run.round, predicts=ways,
+        split=split,
+    )  # fmt: skip
+    curves = run.local_device().curves(run.orders(chosen), tuning)
     with make_progress(progress, "personalisation", len(chosen)) as bar:
-        for number, client in enumerate(chosen):
+        for number, (client, curve) in enumerate(zip(chosen, curves, strict=True), 1):
             name = str(run.data.ids[client])
             examples[name] = run.data.count(client, split)
-            for way, curve in _curve(run, client, protocol, ways, split).items():
-                found[way][name] = curve
-            bar.update(number + 1, {})
+            for way, accuracies in curve.items():
+                found[way][name] = accuracies
+            bar.update(number, {})
     steps = tuple(range(0, protocol.steps + 1, protocol.every))
     return Curves(protocol, steps, found, examples, run.round, run.epoch)
 
@@ -179,40 +181,6 @@ def scores_of(records: Iterable[Record]) -> Personalized | None:
     return ap({client: [curve[step] for step in sorted(curve)] for client, curve in curves.items()})
 
 
-def _curve(
-    run: Run, client: int, protocol: Protocol, ways: Mapping[str, Predict], split: str
-) -> dict[str, tuple[float, ...]]:
-    found: dict[str, list[float]] = {way: [] for way in ways}
-
-    def test(params: Params) -> None:
-        for way, predict in ways.items():
-            found[way].append(_accuracy(run, client, params, predict, split))
-
-    name = str(run.data.ids[client])
-    trained = run.net.trainable()  # what rounds left frozen is fine-tuned from the module's values
-    initial = {n: v for n, v in run.net.initial().items() if n in trained}
-    whole = {**initial, **run.sent(name).params, **run.kept(name).flat}
-    start = {parameter: value.to(run.device) for parameter, value in whole.items()}
-    test(start)
-    rows = run.data.rows(client, "train")
-    if protocol.ratio == 0 or not len(rows):
-        return {way: tuple(values * (protocol.steps // protocol.every + 1)) for way, values in found.items()}
-    draws = Stream(
-        run.private.default.seed, f"personalization/{name}", run.round, f"Client {name!r}, fine-tuning"
-    )
-    phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol)
-    turns = run.method.client.turns
-    if not isinstance(turns, tuple):
-        turns = "batches" if len(phases) > 1 else "phases"
-    tuning = Client(phases=phases, turns=turns, tables=run.method.client.tables)
-    local_run(
-        run.net, Split("*"), tuning, start, run.sent(name).flat, run.data, np.arange(rows.start, rows.stop),
-        draws, device=run.device,
-        watch=Watch(protocol.every, lambda _, params: test(params)),
-    )  # fmt: skip
-    return {way: tuple(values) for way, values in found.items()}
-
-
 def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> tuple[Phase, ...]:
     """Return the phases that fine-tune everything: the method's own losses and optimisers, at lower rates.
 
@@ -244,13 +212,3 @@ def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
         rates=tuple((pattern, ratio * rate) for pattern, rate in optimizer.rates),
         schedule="constant",
     )
-
-
-def _accuracy(run: Run, client: int, params: Params, predict: Predict, split: str) -> float:
-    method = run.method.but(predict=predict).on_server(send=None)  # what it was sent has been trained since
-    store = MemoryStore(Default(method.split.personal(params)), run.data.ids)
-    sent = run.sent(str(run.data.ids[client]))
-    server = run.whole.but(params={n: params[n] for n in sent.params}, state=sent.state)
-    judged = judge(method, run.net, server, store, run.data, [client], split, device=run.device)
-    ((accuracy, _),) = judged[0].per_client().values()
-    return accuracy

@@ -6,22 +6,19 @@ Source: FURL, §6 (future work); the local step of Federated Reconstruction (Sin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
-from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData
-from fedkeep.engines import Stream, judge, local_run, tasks_of, to_records
+from fedkeep.engines import Adaptation, Adapted, Fitting, fit, tasks_of, to_records
+from fedkeep.engines.adapt import first_rows, own_default, own_split
 from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
-from fedkeep.methods import Client
-from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore
 
 DEFAULT_K: tuple[int | None, ...] = (0, 1, 2, 5, 10, 20, 50, None)
@@ -50,20 +47,6 @@ class ColdStart:
     pooled: tuple[float, ...]
     clients: int
     records: tuple[Record, ...]
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """What one client's adaptation gives; nothing of it leaves the client.
-
-    Attributes:
-        own: the client's own parameters, by name.
-        stopped: for each phase of adaptation the pass (from 1) with the lowest validation loss; 0 without early
-            stopping.
-    """
-
-    own: Params
-    stopped: tuple[int, ...] = ()
 
 
 def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
@@ -104,54 +87,16 @@ def adapt_client(
     Raises:
         MethodError: as for ``fit_private``.
     """
-    method, split, source = run.method, own_split(run), data or run.data
-    if not method.adapt.phases:
-        raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
-    name = source.ids[client]
-    own = {**own_default(run, name), **(start or {})}
-    if method.adapt.start is not None:
-        own |= split.personal(method.adapt.start({**run.sent(name).params, **own}))
-    if not len(rows):
-        return Adapted(own)
-    trainable = sorted(run.net.trainable())
-    for phase in method.adapt.phases:
-        federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
-        if federated:
-            raise MethodError(
-                f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
-            )
-    sent = run.sent(name)
-    params = {**sent.params, **{n: v.to(run.device) for n, v in own.items()}}
-    draws = Stream(numpy_seed(run), f"personalize/{name}", len(rows), f"Client {name!r}, adapting")
-    held = source.rows(client, "valid")
-    adapting = Client(phases=method.adapt.phases, tables=method.client.tables)
-    result = local_run(
-        run.net, split, adapting, params, sent.flat, source, rows, draws, device=run.device,
-        valid=np.arange(held.start, held.stop),
-    )  # fmt: skip
-    found = {name: value.cpu() for name, value in split.personal(result.params).items()}
-    return Adapted(found, tuple(result.stopped))
-
-
-def own_split(run: Run) -> Split:
-    """Return which parameters are a client's own while it adapts."""
-    return run.method.adapt.split or run.method.split
-
-
-def own_default(run: Run, client: str) -> Params:
-    """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent.
-
-    What rounds left frozen and it is to train starts from the module's values.
-    """
-    trained = run.net.trainable()
-    values = {n: v for n, v in run.net.initial().items() if n in trained} | run.sent(client).params
-    copies = {n: v.detach().cpu().clone() for n, v in own_split(run).personal(values).items()}
-    return {**copies, **run.private.default(client)}
+    job = run.job if data is None else replace(run.job, data=data)
+    sent = run.sent(str(job.data.ids[client]))
+    return fit(job, run.method.adapt, Fitting(client, sent, rows, start or {}))
 
 
 def own_store(run: Run) -> MemoryStore:
     """Return an empty store of what is a client's own while it adapts."""
-    return MemoryStore(Default(own_default(run, str(run.data.ids[0]))), run.data.ids)
+    first = str(run.data.ids[0])
+    default = own_default(run.job, own_split(run.method), run.sent(first), first)
+    return MemoryStore(Default(default), run.data.ids)
 
 
 def numpy_seed(run: Run) -> int:
@@ -190,20 +135,22 @@ def cold_start(
     metric = task.metric(HEADLINE[task.kind])
     user_metric = task.client_metric
     mean, std, pooled, records = [], [], [], []
+    device = run.local_device()
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
         for number, k in enumerate(ks):
-            store = own_store(run)
-            for position, client in enumerate(chosen):
-                own = fit_private(run, client, first_examples(run, client, k))
-                store.write([client], {n: v.unsqueeze(0) for n, v in own.items()})
-                bar.update(number * len(chosen) + position + 1, {})
-            judged = judge(run.method, run.net, run.whole, store, run.data, chosen, split, device=run.device)
-            each = np.array([value for value, _ in judged[0].per_client().values()])
+
+            def done(clients: int, before: int = number * len(chosen)) -> None:
+                bar.update(before + clients, {})
+
+            adaptation = Adaptation(begin="default", examples=k, split="")
+            device.adapt(run.orders(chosen), adaptation, done=done)
+            judged = device.judge(run.orders(chosen), split, ("adapted",))
+            each = np.array([value for value, _ in judged[0].per_client("adapted").values()])
             mean.append(float(each.mean()))
             std.append(float(each.std()))
-            pooled.append(judged[0].metrics()[metric])
+            pooled.append(judged[0].metrics("adapted")[metric])
             name = f"cold_start/{'all' if k is None else k}"
-            records += to_records(judged, run.data, run.round, run.epoch, name, per_client=True)
+            records += to_records(judged, "adapted", run.round, run.epoch, name, per_client=True)
     return ColdStart(
         metric, user_metric, tuple(ks), tuple(mean), tuple(std), tuple(pooled), len(chosen), tuple(records)
     )
@@ -211,10 +158,7 @@ def cold_start(
 
 def first_examples(run: Run, client: int, k: int | None) -> np.ndarray:
     """Return k of a client's training rows in a seeded order, so that more examples contain the fewer."""
-    rows = run.data.rows(client, "train")
-    all_rows = np.arange(rows.start, rows.stop)
-    order = numpy_generator(numpy_seed(run), "cold_start", str(run.data.ids[client])).permutation(all_rows)
-    return order if k is None else order[:k]
+    return first_rows(run.job, client, k)
 
 
 def personalize_client(run: Run, client: str | int, k: int | None = None) -> tuple[Params, dict[str, float]]:
@@ -226,11 +170,9 @@ def personalize_client(run: Run, client: str | int, k: int | None = None) -> tup
         The client's own parameters, and the metrics before (``before_...``) and after fitting.
     """
     index = run.data.index(client)
-    own = fit_private(run, index, first_examples(run, index, k))
-    out: dict[str, float] = {}
-    for prefix, values in (("before_", own_default(run, str(run.data.ids[index]))), ("", own)):
-        store = own_store(run)
-        store.write([index], {n: torch.as_tensor(v).unsqueeze(0) for n, v in values.items()})
-        judged = judge(run.method, run.net, run.whole, store, run.data, [index], "test", device=run.device)
-        out |= {f"{prefix}{name}": value for name, value in judged[0].metrics().items()}
-    return own, out
+    device = run.local_device()
+    adaptation = Adaptation(begin="default", examples=k, beside="default")
+    judged = device.adapt(run.orders([index]), adaptation)[0]
+    own = {name: value[0] for name, value in device.held("adapted").read([index]).items()}
+    before = {f"before_{name}": value for name, value in judged.metrics("default").items()}
+    return own, before | judged.metrics("adapted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
-from fedkeep.engines import judge
+from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of
+from fedkeep.engines.adapt import Fits, one_by_one
+from fedkeep.experiments.examples import Examples
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.store import PrivateStore
 
@@ -26,17 +28,18 @@ class Run:
         method: the method.
         data: the data set.
         server: federated parameters, by name.
-        state: the method's own on the server, by name.
         private: the store of what clients keep.
         history: records, in order.
         engine: the engine that ran, as ``auto`` picked it.
-        engine_reason: why ``auto`` picked it.
         round: finished rounds.
         rounds_per_epoch: rounds that use every training example once.
         clients: indices of the clients that take part in federation.
         held_out: indices of those that don't.
         folder: the run's folder, or None.
         device: where it computes.
+        engine_reason: why ``auto`` picked its engine.
+        state: the method's own on the server, by name.
+        examples: each test example's result at the round that was best on ``valid``; None where there is none.
     """
 
     net: Net
@@ -54,6 +57,7 @@ class Run:
     device: str = "cpu"
     engine_reason: str = ""
     state: State = field(default_factory=dict)
+    examples: Examples | None = None
 
     @property
     def whole(self) -> Global:
@@ -77,14 +81,49 @@ class Run:
         Returns:
             Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
         """
-        chosen = self.clients if clients is None else np.asarray(clients)
+        model: Model = "shared" if shared else self.personal
         out: dict[str, float] = {}
-        for judgement in judge(
-            self.method, self.net, self.whole, self.private, self.data, chosen.tolist(), split,
-            device=self.device, shared=shared or self.method.waits(sorted(self.net.trainable())),
-        ):  # fmt: skip
-            out |= judgement.metrics()
+        for judged in self.judge((model,), split, clients):
+            out |= judged.metrics(model)
         return out
+
+    @property
+    def personal(self) -> Model:
+        """The model that is a client's own: ``shared`` where it has one only after adapting."""
+        return "shared" if self.method.waits(sorted(self.net.trainable())) else "own"
+
+    def judge(
+        self, models: Sequence[Model], split: str = "test", clients: Sequence[int] | None = None
+    ) -> list[Judged]:
+        """Judge models on the same examples, with every example's result; one for each task of the data.
+
+        Args:
+            models: their names, see ``engines.Model``.
+            split: ``train``, ``valid`` or ``test``.
+            clients: indices; by default the clients that take part in federation.
+        """
+        chosen = self.clients if clients is None else clients
+        return self.local_device().judge(self.orders(chosen), split, models)
+
+    def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
+        """Return the device of all clients, which lets every example's result leave."""
+        return LocalDevice(self.job, Sequential(), leaves="examples", fits=fits)
+
+    @property
+    def job(self) -> Job:
+        """What all clients have in common; its seed is that of the private defaults."""
+        return Job(self.method, self.net, self.data, self.private, self.private.default.seed, self.device)
+
+    def orders(self, clients: Sequence[int] | np.ndarray) -> Iterator[Order]:
+        """Yield what the server asks of clients, by index, that it does not train.
+
+        Raises:
+            DataError: there is no such client.
+        """
+        chosen = np.asarray(clients, np.int64)
+        for wrong in chosen[(chosen < 0) | (chosen >= len(self.data))]:
+            self.data.rows(int(wrong))  # says so
+        return orders_of(self.method, self.whole, (str(self.data.ids[c]) for c in chosen.tolist()))
 
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model, frozen, federated and private parameters by name, given the client's id."""

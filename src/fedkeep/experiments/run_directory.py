@@ -6,6 +6,7 @@
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took
     server-N.safetensors    server state after round N
+    examples-N.safetensors  every test example's result after round N, the best on ``valid`` so far
     private/                private states (a table with a journal)
     commit.json             the last finished round: the one file whose replacement commits it
 
@@ -25,20 +26,20 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
-from fedkeep.core.files import remove_leftovers, write_whole
-from fedkeep.core.params import Params, check_finite, difference_of_names, nonfinite
+from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_whole
+from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
+from fedkeep.experiments.examples import Examples, read_examples
 from fedkeep.store import Default, PrivateStore, TableStore
 
 GROWING = ("records", "timings")
@@ -47,6 +48,18 @@ LEFTOVER = re.compile(
 )
 
 __all__ = ["RunDirectory", "check_tensors", "layout", "load_verified", "new_run_id", "read_info"]
+
+
+class TwoPhase(Protocol):
+    """What keeps the clients' side of a round: made durable before the commit, and valid after it."""
+
+    def prepare(self, round: int) -> str:
+        """Make the round durable, not yet valid; return a digest of all that is kept."""
+        ...
+
+    def apply(self) -> None:
+        """Make what was prepared valid."""
+        ...
 
 
 class RunDirectory:
@@ -195,6 +208,14 @@ class RunDirectory:
         """Return the committed records."""
         return list(read_records(self.folder / "records.jsonl", self.last.records))
 
+    def examples(self) -> Examples | None:
+        """Return the committed results of examples; None where there are none.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return read_examples(self.folder, self.last)
+
     def recover(self, store: PrivateStore) -> Params | None:
         """Return to the last commit and give the server's state there, or None before the first commit.
 
@@ -208,6 +229,7 @@ class RunDirectory:
             path = self.folder / self.last.server
             state = load_verified(path, self.last.server_sha256)
             check_tensors(path, self.last.tensors, layout(state), state)
+            self.examples()
         for name in GROWING:
             extent: Extent = getattr(self.last, name)
             self._hashes[name] = hashlib.sha256(extent.read(self.folder / f"{name}.jsonl"))
@@ -235,8 +257,10 @@ class RunDirectory:
                 if path.exists() and path.stat().st_size > extent.size:
                     os.truncate(path, extent.size)
             for path in (*self.folder.iterdir(), *(self.folder / "private").iterdir()):
-                server = re.fullmatch(r"server-\d+\.safetensors", path.name) and path.name != self.last.server
-                if server or LEFTOVER.fullmatch(path.name):
+                old = re.fullmatch(r"(server|examples)-\d+\.safetensors", path.name)
+                if (old and path.name not in (self.last.server, self.last.examples)) or LEFTOVER.fullmatch(
+                    path.name
+                ):
                     path.unlink()
         except OSError as error:
             raise RunError(
@@ -247,12 +271,21 @@ class RunDirectory:
         self,
         round: int,
         server: Mapping[str, Tensor],
-        store: PrivateStore,
+        clients: TwoPhase,
         records: Sequence[Record],
         timings: Sequence[Record],
         extra: Mapping[str, Any],
+        examples: Examples | None = None,
     ) -> None:
         """Make a finished round durable: all of it, or none.
+
+        Args:
+            round: its number.
+            server: the server's state.
+            clients: what keeps the clients' side of it: their device, or its store.
+            records, timings: what was measured in it.
+            extra: what the run wants back.
+            examples: every test example's result so far; once committed, the same are not written again.
 
         Raises:
             RunError: the disk is full or can't be written, or a file was changed meanwhile; the last committed round is
@@ -261,22 +294,32 @@ class RunDirectory:
         extents = {
             name: self._append(name, lines) for name, lines in (("records", records), ("timings", timings))
         }
-        private = store.prepare(round)
+        private = clients.prepare(round)
         state = {n: t.detach().cpu().contiguous().clone() for n, t in server.items()}
         check_finite(state, f"The server's state after round {round}")
         content = save(state)
         name = f"server-{round}.safetensors"
         write_whole(self.folder / name, content)
-        previous = self.last.server
+        before = {self.last.server, self.last.examples}
+        named, found = self._examples(examples)
         last = Commit(
             run=self.id, round=round, server=name, server_sha256=hashlib.sha256(content).hexdigest(),
-            tensors=layout(state), private=private, extra=extra, **extents,
+            tensors=layout(state), private=private, extra=extra, **extents, examples=named, examples_sha256=found,
         )  # fmt: skip
         write_whole(self.folder / "commit.json", last.to_bytes())
         self.last = last
-        store.apply()
-        if previous and previous != name:
-            (self.folder / previous).unlink(missing_ok=True)
+        clients.apply()
+        for old in before - {last.server, last.examples, ""}:
+            (self.folder / old).unlink(missing_ok=True)
+
+    def _examples(self, examples: Examples | None) -> tuple[str, str]:
+        """Write results of examples that are new; return the file's name and hash."""
+        name = "" if examples is None else f"examples-{examples.round}.safetensors"
+        if examples is None or name == self.last.examples:
+            return name, self.last.examples_sha256 if name else ""
+        content = save(examples.tensors)
+        write_whole(self.folder / name, content)
+        return name, hashlib.sha256(content).hexdigest()
 
     def _append(self, name: str, records: Sequence[Record]) -> Extent:
         """Add lines to a file that grows; return its whole extent."""
@@ -306,58 +349,6 @@ class RunDirectory:
 def new_run_id() -> str:
     """Return a random id for a run."""
     return secrets.token_hex(16)
-
-
-def layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return dtype and shape of tensors by name, e.g. ``float32 3x4``."""
-    return {
-        name: f"{str(t.dtype).removeprefix('torch.')} {'x'.join(map(str, t.shape)) or 'scalar'}"
-        for name, t in sorted(tensors.items())
-    }
-
-
-def check_tensors(
-    path: Path, wanted: Mapping[str, str], found: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> None:
-    """Check what was read against the layout that it must have, and that it is finite.
-
-    Raises:
-        RunError: a name, shape or dtype differs, or a value is NaN or infinite.
-    """
-    fault = difference_of_names(wanted, found)
-    fault = fault or next(
-        (f"{n!r} should be {w}, is {found[n]}" for n, w in wanted.items() if found[n] != w), ""
-    )
-    if not fault and (name := nonfinite(tensors)) is not None:
-        fault = f"{name!r} holds a NaN or an infinity"
-    if fault:
-        raise RunError(f"{path} does not hold what the run needs: {fault}. Restore the run from a copy.")
-
-
-def load_verified(path: Path, sha256: str) -> Params:
-    """Return a safetensors file's tensors after checking its hash.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"Cannot read {path}: {error.strerror}. Restore the run from a copy.") from error
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise RunError(f"{path} is damaged: its hash is not the committed one. Restore the run from a copy.")
-    try:
-        return load(content)
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        OverflowError,
-        MemoryError,
-    ) as error:
-        raise RunError(f"{path} is damaged: {error}. Restore the run from a copy.") from error
 
 
 def _acquired(folder: Path, writable: bool) -> FileLock | None:

@@ -24,7 +24,7 @@ from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept,
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, restored
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.partitions import partition_counts, write_partition
@@ -191,38 +191,46 @@ class _Simulation:
                     ).but(round=directory.round)
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
+            drive = self._drive(store, server, history, best, directory, progress)
+            drive.go()
             name, reason = in_use(self.engine, self.reason)
-            run = Run(
+            if directory is not None:
+                about = {"engine": name, "engine_reason": reason, "status": "finished"}
+                directory.write_info({**directory.read_info(), **about})
+            server = drive.server
+            return Run(
                 self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
                 self.clients, self.held_out, history, server.round, out, self.device, reason, server.state,
+                drive.examples,
             )  # fmt: skip
-            self._drive(run, server, directory, best, progress)
-            if directory is not None:
-                about = {"engine": run.engine, "engine_reason": run.engine_reason, "status": "finished"}
-                directory.write_info({**directory.read_info(), **about})
-            return run
         finally:
             self.engine.close()
             if directory is not None:
                 directory.close()
 
     def _drive(
-        self, run: Run, server: Global, directory: RunDirectory | None, best: dict[str, Any],
-        progress: bool | None,
-    ) -> None:  # fmt: skip
+        self, store: PrivateStore, server: Global, history: list[Record], best: dict[str, Any],
+        directory: RunDirectory | None, progress: bool | None,
+    ) -> Drive:  # fmt: skip
         method = resolved(self.method, self.net, self.data, self.device)
         warn_of_what_stays(method, self.net, self.data, self.seed)
         job = Job(
-            method, self.net, self.data, run.private, self.seed, self.device,
+            method, self.net, self.data, store, self.seed, self.device,
             after_step=lambda part: drive.finished(part),
         )  # fmt: skip
+        personal = bool(store.default.initial) or self.method.predict is not self.method.predict_shared
         plan = Plan(
-            name=self.name, rounds=self.rounds, sampler=self.sampler, every=self.every,
-            evaluate_shared=self.evaluate_shared, faults=self.faults, progress=progress,
+            name=self.name, method=self.method, rounds=self.rounds, sampler=self.sampler, roster=self.data.ids,
+            judged=self.clients.tolist(), tasks=tasks_of(self.data), every=self.every, faults=self.faults,
+            evaluate_shared=self.evaluate_shared, reference="shared" if personal else "own",
+            pooled=self.identity["pooled"], declared=job.declared(), progress=progress,
         )  # fmt: skip
-        device = LocalDevice(job, self.engine)
-        drive = Drive(plan, run, server, device, self.engine, job.declared(), directory, best)
-        drive.go()
+        drive = Drive(
+            plan=plan, server=server, device=LocalDevice(job, self.engine, leaves="examples"), history=history,
+            best=best, examples=None if directory is None else directory.examples(), directory=directory,
+            state=lambda: pooled_state(self.engine),
+        )  # fmt: skip
+        return drive
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
         directory = (

@@ -1,0 +1,174 @@
+"""Personalising after federation, on the device: one client fitted from what it is sent and what is its own.
+
+Source: FURL, §6 (future work); the local step of Federated Reconstruction (Singhal et al., 2021). Nothing is uploaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.params import Params
+from fedkeep.core.seeds import numpy_generator
+from fedkeep.engines.base import Job
+from fedkeep.engines.batches import Stream
+from fedkeep.engines.judgement import Model
+from fedkeep.engines.single import local_run
+from fedkeep.methods import Adapt, Client, Method, Sent
+from fedkeep.split import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """How clients adapt, and what is judged afterwards.
+
+    Attributes:
+        adapt: phases, split and start; None: the method's own.
+        begin: where a client's own values start: as it ``kept`` them in federation (default ones, if it kept none), as
+            ``default`` ones of a new client with copies of what it is sent, or as the model's ``initial`` ones.
+        examples: how many of a client's training examples, the first in a seeded order; None: all.
+        name: under which the device holds the result: ``adapted``, or ``local`` for a reference to compare with.
+        split: the examples that are judged; empty: none are.
+        beside: the model that is judged on the same examples.
+    """
+
+    adapt: Adapt | None = None
+    begin: Literal["kept", "default", "initial"] = "kept"
+    examples: int | None = None
+    name: Literal["adapted", "local"] = "adapted"
+    split: Literal["", "train", "valid", "test"] = "test"
+    beside: Model = "own"
+
+    def __post_init__(self) -> None:
+        if self.examples is not None and self.examples < 0:
+            raise ConfigError(f"examples must be at least 0, or None for all; got {self.examples}.")
+        if self.begin not in ("kept", "default", "initial"):
+            raise ConfigError(f"begin must be 'kept', 'default' or 'initial'; got {self.begin!r}.")
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A client to fit.
+
+    Attributes:
+        client: its index in the data.
+        sent: what the server sent it.
+        rows: the row numbers of the examples to fit on; none leaves the values it starts from.
+        start: values to start from, by name, in place of default ones.
+    """
+
+    client: int
+    sent: Sent
+    rows: np.ndarray
+    start: Params
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What one client's adaptation gives; nothing of it leaves the client.
+
+    Attributes:
+        own: the client's own parameters, by name.
+        stopped: for each phase of adaptation the pass (from 1) with the lowest validation loss; 0 without early
+            stopping.
+    """
+
+    own: Params
+    stopped: tuple[int, ...] = ()
+
+
+Fits = Callable[[Job, Adapt, Sequence[Fitting]], Iterator[Adapted]]
+"""Fits clients and yields the results in their order."""
+
+
+def one_by_one(job: Job, adapt: Adapt, fittings: Sequence[Fitting]) -> Iterator[Adapted]:
+    """Fit clients one after the other."""
+    for each in fittings:
+        yield fit(job, adapt, each)
+
+
+def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
+    """Fit what is a client's own; what is federated is not changed.
+
+    Args:
+        job: early stopping looks at the client's examples ``valid`` in its data; its seed names the draws.
+        adapt: how.
+        fitting: the client.
+
+    Raises:
+        MethodError: there are no phases of adaptation, or they train federated parameters.
+    """
+    method, split, data = job.method, own_split(job.method, adapt), job.data
+    if not adapt.phases:
+        raise MethodError(f"{method.name!r} has no phases of adaptation, so there is nothing to personalise.")
+    name, sent = str(data.ids[fitting.client]), fitting.sent
+    own = {**own_default(job, split, sent, name), **fitting.start}
+    if adapt.start is not None:
+        own |= split.personal(adapt.start({**sent.params, **own}))
+    if not len(fitting.rows):
+        return Adapted(own)
+    trainable = sorted(job.net.trainable())
+    for phase in adapt.phases:
+        federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
+        if federated:
+            raise MethodError(
+                f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
+            )
+    params = {**sent.params, **{n: v.to(job.device) for n, v in own.items()}}
+    draws = Stream(job.seed, f"personalize/{name}", len(fitting.rows), f"Client {name!r}, adapting")
+    held = data.rows(fitting.client, "valid")
+    adapting = Client(phases=adapt.phases, tables=method.client.tables)
+    result = local_run(
+        job.net, split, adapting, params, sent.flat, data, fitting.rows, draws, device=job.device,
+        valid=np.arange(held.start, held.stop),
+    )  # fmt: skip
+    found = {name: value.cpu() for name, value in split.personal(result.params).items()}
+    return Adapted(found, tuple(result.stopped))
+
+
+def own_split(method: Method, adapt: Adapt | None = None) -> Split:
+    """Return which parameters are a client's own while it adapts."""
+    return (adapt or method.adapt).split or method.split
+
+
+def own_default(job: Job, split: Split, sent: Sent, client: str) -> Params:
+    """Return a new client's own parameters before it adapts: private defaults, and copies of what it is sent.
+
+    What rounds left frozen and it is to train starts from the module's values.
+    """
+    values = {**trained_initial(job), **sent.params}
+    copies = {n: v.detach().cpu().clone() for n, v in split.personal(values).items()}
+    return {**copies, **job.store.default(client)}
+
+
+def trained_initial(job: Job) -> Params:
+    """Return the module's own values of what requires gradients."""
+    trained = job.net.trainable()
+    return {n: v for n, v in job.net.initial().items() if n in trained}
+
+
+def kept_values(job: Job, client: int) -> Params:
+    """Return a client's private values from federation; none, if it has none or the method keeps none."""
+    store = job.store
+    if job.method.client.keep.every_round or not store.default.initial or not store.seen([client])[0]:
+        return {}
+    return {name: value[0] for name, value in store.read([client]).items()}
+
+
+def starting(job: Job, split: Split, begin: str, client: int) -> Params:
+    """Return the values that a client's adaptation begins with, where these are not default ones."""
+    if begin == "initial":
+        return {n: v.cpu() for n, v in split.personal(job.net.initial()).items()}
+    return kept_values(job, client) if begin == "kept" else {}
+
+
+def first_rows(job: Job, client: int, k: int | None) -> np.ndarray:
+    """Return k of a client's training rows in a seeded order, so that more examples contain the fewer."""
+    rows = job.data.rows(client, "train")
+    all_rows = np.arange(rows.start, rows.stop)
+    order = numpy_generator(job.seed, "cold_start", str(job.data.ids[client])).permutation(all_rows)
+    return order if k is None else order[:k]

@@ -1,0 +1,111 @@
+"""What is judged, and the result of every example: ``Task``, ``Judgement``, and the names of models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fedkeep.metrics import auc
+
+Model = Literal["own", "shared", "default", "adapted", "local"]
+"""``own``: a client's model with what it keeps; ``shared``: the shared part alone; ``default``: a new client's model,
+before it adapts; ``adapted`` and ``local``: with values that ``Device.adapt`` left; ``local`` is a reference."""
+
+MODELS: tuple[Model, ...] = get_args(Model)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is judged: ``multiclass``, ``binary`` or ``regression``, and where label and output are found."""
+
+    kind: str
+    label: str = "label"
+    name: str | None = None
+
+    def metric(self, base: str) -> str:
+        """Return the metric's name, with the task's name where there are several."""
+        return base if self.name is None else f"{base}/{self.name}"
+
+    @property
+    def client_metric(self) -> str:
+        """The name of what ``Judgement.per_client`` gives: accuracy, or RMSE for regression."""
+        return self.metric("rmse" if self.kind == "regression" else "accuracy")
+
+
+def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
+    """Return the tasks that a data set's description names."""
+    several = meta.get("tasks")
+    if several:
+        return [Task(t["task"], t["label"], name) for name, t in several.items()]
+    return [Task(meta.get("task", "multiclass"))]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A model's predictions of one task, reduced to what the metrics need, example by example.
+
+    Attributes:
+        task: the task.
+        client: (examples,) index of each example's client.
+        loss: (examples,) cross-entropy in nats, or squared error.
+        score: (examples,) 1 where the class is right, else 0 (multiclass); the positive class's score (binary);
+            the error, predicted − true (regression).
+        label: (examples,) the label.
+        row: (examples,) the number of the example's row in the data.
+    """
+
+    task: Task
+    client: np.ndarray
+    loss: np.ndarray
+    score: np.ndarray
+    label: np.ndarray
+    row: np.ndarray
+
+    @classmethod
+    def joined(cls, task: Task, parts: Sequence[Sequence[np.ndarray]]) -> Judgement:
+        """Return one judgement of the columns of several pieces, in their order."""
+        whole = zip(*parts, strict=True) if parts else [[np.zeros(0)]] * 5
+        return cls(task, *(np.concatenate(column) for column in whole))
+
+    @property
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """What ``joined`` takes."""
+        return self.client, self.loss, self.score, self.label, self.row
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics over all examples pooled, and where it makes sense the unweighted mean over clients."""
+        if not len(self.client):
+            return {}
+        name = self.task.metric
+        own = self.per_client()
+        out = {name("loss"): float(self.loss.mean())}
+        if self.task.kind == "regression":
+            out[name("rmse")] = float(np.sqrt(self.loss.mean()))
+            out[name("mae")] = float(np.abs(self.score).mean())
+            return out
+        out[name("accuracy")] = float(self.right().mean())
+        out[name("accuracy_user_mean")] = float(np.mean([value for value, _ in own.values()]))
+        if self.task.kind == "binary":
+            out[name("auc")] = auc(self.score, self.label)
+        return out
+
+    def right(self) -> np.ndarray:
+        """Return 1.0 where the most probable class is the label, else 0.0."""
+        return (
+            self.score
+            if self.task.kind == "multiclass"
+            else ((self.score > 0) == (self.label > 0)).astype(float)
+        )
+
+    def per_client(self) -> dict[int, tuple[float, int]]:
+        """Return by client (``Task.client_metric``, number of examples)."""
+        values = self.loss if self.task.kind == "regression" else self.right()
+        clients, count = np.unique(self.client, return_counts=True)
+        sums = np.bincount(np.searchsorted(clients, self.client), weights=values, minlength=len(clients))
+        means = sums / count
+        if self.task.kind == "regression":
+            means = np.sqrt(means)
+        return {int(c): (float(m), int(n)) for c, m, n in zip(clients, means, count, strict=True)}

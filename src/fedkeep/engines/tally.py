@@ -1,0 +1,293 @@
+"""Tallies: what judging several models on the same examples comes to, by client or over all clients of a device.
+
+A tally holds counts and sums, and no example. What leaves a device is declared by its policy (``Leaves``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, NonFiniteError
+from fedkeep.core.records import Record
+from fedkeep.engines.judgement import Judgement, Model, Task
+
+Leaves = Literal["sums", "clients", "examples"]
+"""What of judging leaves a device: sums over all of its clients, sums by client, or every example's result too."""
+
+BINS = 256
+"""Bins of a binary score, the logit: 1/8 wide from −16 to 16; the outer two have no other end."""
+
+ROWS = ("people", "count", "loss", "right", "absolute", "accuracy", "agreed", "difference", "scores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two models on the same examples, a row for each client (K), or one for all.
+
+    Attributes:
+        clients: (K,) ids; empty text where a row is a sum.
+        count: (K,) examples.
+        table: (K, 2, 2) examples by whether the first model was right (axis 1: 0 wrong, 1 right) and whether the
+            second was (axis 2); zeros for regression.
+        difference, square: (K,) sums of d and d², d = loss of the first − loss of the second.
+    """
+
+    clients: tuple[str, ...]
+    count: np.ndarray
+    table: np.ndarray
+    difference: np.ndarray
+    square: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tallies:
+    """Tallies of one task: K rows, each of a client or of several together, about M models and their P pairs.
+
+    Attributes:
+        task: the task.
+        models: the models' names.
+        clients: (K,) each row's client by id; empty text where a row is a sum over clients.
+        people: (K,) int64, how many clients a row is of.
+        count: (K,) int64, labelled examples.
+        loss: (K, M) Σ loss; for regression that is the sum of squared errors.
+        right: (K, M) int64, right answers; 0 for regression.
+        absolute: (K, M) Σ |error|; 0 for classification.
+        accuracy: (K, M) Σ over the row's clients of each one's accuracy; 0 for regression.
+        agreed: (K, P, 2, 2) int64, as ``Pair.table``; a pair is (models[i], models[j]), i < j.
+        difference: (K, P, 2) Σ d and Σ d², as in ``Pair``.
+        scores: (K, M, 2, BINS) int64, examples by label and bin of the score (binary); else no bin.
+    """
+
+    task: Task
+    models: tuple[Model, ...]
+    clients: tuple[str, ...]
+    people: np.ndarray
+    count: np.ndarray
+    loss: np.ndarray
+    right: np.ndarray
+    absolute: np.ndarray
+    accuracy: np.ndarray
+    agreed: np.ndarray
+    difference: np.ndarray
+    scores: np.ndarray
+
+    def total(self) -> Tallies:
+        """Return the one row that is the sum of all; the same bits for any order of the rows."""
+        columns: dict[str, Any] = {name: summed(getattr(self, name)) for name in ROWS}
+        return replace(self, clients=("",), **columns)
+
+    def joined(self, others: Sequence[Tallies]) -> Tallies:
+        """Return the rows of this and of others, which are about the same models and task."""
+        every = (self, *others)
+        if any((t.task, t.models) != (self.task, self.models) for t in others):
+            raise ConfigError("Tallies of different tasks or models can't be joined.")
+        columns: dict[str, Any] = {name: np.concatenate([getattr(t, name) for t in every]) for name in ROWS}
+        return replace(self, clients=tuple(c for t in every for c in t.clients), **columns)
+
+    def metrics(self, model: Model) -> dict[str, float]:
+        """Return the metrics over all rows, as ``Judgement.metrics``.
+
+        The AUC comes from bins; ``auc_error`` is the most that it can differ from the exact one.
+        """
+        one, m = self.total(), self._place(model)
+        n = int(one.count[0])
+        if not n:
+            return {}
+        name = self.task.metric
+        loss = float(one.loss[0, m]) / n
+        out = {name("loss"): loss}
+        if self.task.kind == "regression":
+            return out | {name("rmse"): math.sqrt(loss), name("mae"): float(one.absolute[0, m]) / n}
+        out[name("accuracy")] = int(one.right[0, m]) / n
+        out[name("accuracy_user_mean")] = float(one.accuracy[0, m]) / int(one.people[0])
+        if self.task.kind == "binary":
+            negative, positive = one.scores[0, m]
+            out[name("auc")], out[name("auc_error")] = binned_auc(positive, negative)
+        return out
+
+    def per_client(self, model: Model) -> dict[str, tuple[float, int]]:
+        """Return by client's id (``Task.client_metric``, number of examples); nothing of rows that are sums."""
+        m = self._place(model)
+        sums = self.loss[:, m] if self.task.kind == "regression" else self.right[:, m]
+        means = sums / self.count
+        if self.task.kind == "regression":
+            means = np.sqrt(means)
+        rows = zip(self.clients, means.tolist(), self.count.tolist(), strict=True)
+        return {client: (mean, n) for client, mean, n in rows if client}
+
+    def pair(self, first: Model, second: Model) -> Pair:
+        """Return two models side by side."""
+        i, j = self._place(first), self._place(second)
+        if i == j:
+            raise ConfigError(f"A pair wants two models; got {first!r} twice.")
+        p = list(combinations(range(len(self.models)), 2)).index((min(i, j), max(i, j)))
+        table, sign = self.agreed[:, p], 1
+        if i > j:
+            table, sign = table.transpose(0, 2, 1), -1
+        return Pair(
+            clients=self.clients, count=self.count, table=table, difference=sign * self.difference[:, p, 0],
+            square=self.difference[:, p, 1],
+        )  # fmt: skip
+
+    def _place(self, model: Model) -> int:
+        if model not in self.models:
+            raise ConfigError(f"{model!r} was not judged; there are {list(self.models)}.")
+        return self.models.index(model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What comes back of judging one task.
+
+    Attributes:
+        task: the task.
+        models: the models' names.
+        leaves: the device's policy.
+        table: the tallies; None where every example's result is there, and they follow from these.
+        examples: a judgement for each model, on the same examples in the same order; empty unless the policy allows.
+        roster: the ids that clients' indices in ``examples`` stand for.
+    """
+
+    task: Task
+    models: tuple[Model, ...]
+    leaves: Leaves
+    table: Tallies | None = None
+    examples: tuple[Judgement, ...] = ()
+    roster: Sequence[str] = ()
+
+    @cached_property
+    def tallies(self) -> Tallies:
+        """The tallies, a row for each client with such examples, or one for all."""
+        return (
+            self.table
+            if self.table is not None
+            else tallied(self.task, self.models, self.examples, self.roster)
+        )
+
+    def of(self, model: Model) -> Judgement:
+        """Return every example's result.
+
+        Raises:
+            ConfigError: the policy keeps them on the device, or the model was not judged.
+        """
+        if not self.examples or model not in self.models:
+            raise ConfigError(
+                f"Wanted every example's result of {model!r}; there are {list(self.models)}, and the device's policy "
+                f"is {self.leaves!r}. Only 'examples' lets them leave."
+            )
+        return self.examples[self.models.index(model)]
+
+    def metrics(self, model: Model) -> dict[str, float]:
+        """Return the metrics over all examples: exact from examples; else from sums, and the AUC from bins."""
+        return self.of(model).metrics() if self.examples else self.tallies.metrics(model)
+
+    def per_client(self, model: Model) -> dict[str, tuple[float, int]]:
+        """Return by client's id (``Task.client_metric``, number of examples); nothing where only sums are known."""
+        if not self.examples:
+            return self.tallies.per_client(model)
+        return {str(self.roster[c]): found for c, found in self.of(model).per_client().items()}
+
+    @property
+    def count(self) -> int:
+        """How many examples were judged."""
+        return len(self.examples[0].client) if self.examples else int(self.tallies.count.sum())
+
+
+def to_records(
+    judged: Sequence[Judged], model: Model, round: int, epoch: float, split: str, per_client: bool
+) -> list[Record]:
+    """Return a model's records: the aggregates, and with ``per_client`` a line for each client too."""
+    records = []
+    for one in judged:
+        metrics = one.metrics(model)
+        records += [Record(round, epoch, split, None, m, v, one.count) for m, v in metrics.items()]
+        if per_client:
+            metric = one.task.client_metric
+            for client, (value, count) in one.per_client(model).items():
+                records.append(Record(round, epoch, split, client, metric, value, count))
+    return records
+
+
+def tallied(
+    task: Task, models: Sequence[Model], judgements: Sequence[Judgement], roster: Sequence[str]
+) -> Tallies:
+    """Return the tallies of judgements of several models on the same examples, a row for each client."""
+    clients, place = np.unique(judgements[0].client, return_inverse=True)
+    people, regression = len(clients), task.kind == "regression"
+    count = np.bincount(place, minlength=people)
+
+    def sums(columns: Sequence[np.ndarray]) -> np.ndarray:
+        found = [np.bincount(place, weights=column, minlength=people) for column in columns]
+        return np.stack(found, 1) if found else np.zeros((people, 0))
+
+    nothing = np.zeros((people, len(models)))
+    right = nothing if regression else sums([j.right() for j in judgements])
+    tables, differences = [], []
+    for a, b in combinations(judgements, 2):
+        d = a.loss - b.loss
+        differences.append(sums([d, d**2]))
+        cell = 2 * a.right().astype(int) + b.right().astype(int) if not regression else None
+        table = (
+            np.zeros(4 * people, int) if cell is None else np.bincount(4 * place + cell, minlength=4 * people)
+        )
+        tables.append(table.reshape(people, 2, 2))
+    scores = [_histogram(j, place, people) for j in judgements] if task.kind == "binary" else []
+    return Tallies(
+        task=task, models=tuple(models), clients=tuple(str(roster[int(c)]) for c in clients),
+        people=np.ones(people, np.int64), count=count.astype(np.int64), loss=sums([j.loss for j in judgements]),
+        right=right.astype(np.int64), absolute=sums([np.abs(j.score) for j in judgements]) if regression else nothing,
+        accuracy=right / count[:, None],
+        agreed=np.stack(tables, 1) if tables else np.zeros((people, 0, 2, 2), np.int64),
+        difference=np.stack(differences, 1) if differences else np.zeros((people, 0, 2)),
+        scores=np.stack(scores, 1) if scores else np.zeros((people, len(models), 2, 0), np.int64),
+    )  # fmt: skip
+
+
+def bin_of(score: np.ndarray) -> np.ndarray:
+    """Return each score's bin, 0 .. BINS − 1."""
+    if np.isnan(score).any():
+        raise NonFiniteError("auc: a score is NaN. Lower the learning rate or set clip_norm.")
+    end = BINS // 16  # 16
+    found: np.ndarray = (
+        np.floor(8 * np.clip(score, -end, end)).clip(max=8 * end - 1).astype(np.int64) + 8 * end
+    )
+    return found
+
+
+def _histogram(judgement: Judgement, place: np.ndarray, people: int) -> np.ndarray:
+    cell = (2 * place + (judgement.label > 0)) * BINS + bin_of(judgement.score)
+    return np.bincount(cell, minlength=2 * BINS * people).reshape(people, 2, BINS)
+
+
+def binned_auc(positive: np.ndarray, negative: np.ndarray) -> tuple[float, float]:
+    """Return the AUC of binned scores, ties counted half, and the most that it can differ from the exact one.
+
+    Pairs in one bin count half, and each is worth 0 to 1, so the error is at most ½ Σ_b pos_b neg_b / (P N).
+
+    Args:
+        positive, negative: (bins,) examples of either label by bin, bins in ascending order of the score.
+
+    Returns:
+        Both NaN where there is no pair to compare.
+    """
+    pairs = int(positive.sum()) * int(negative.sum())
+    if not pairs:
+        return math.nan, math.nan
+    below = np.cumsum(negative) - negative
+    tied = int((positive * negative).sum())
+    return (2 * int((positive * below).sum()) + tied) / (2 * pairs), tied / (2 * pairs)
+
+
+def summed(rows: np.ndarray) -> np.ndarray:
+    """Return the sum over the first axis, which stays: integers as they are, floats rounded once (``math.fsum``)."""
+    if rows.dtype.kind == "i":
+        return np.asarray(rows.sum(0, keepdims=True))
+    total = [math.fsum(column) for column in rows.reshape(len(rows), -1).T]
+    return np.array(total).reshape(1, *rows.shape[1:])

@@ -1,0 +1,167 @@
+"""Every test example's result at the round that was best on valid: in memory, in the folder, and read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeep
+from fedkeep import Phase, Run, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.sealed import seal
+from fedkeep.experiments.examples import Examples, read_examples
+from tests.tiny import Logits, classes, pairs, same_bits
+
+DATA = classes(counts=(5, 9, 3, 7), kind="f4", test=6)
+FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(1.0)))
+SETTINGS: dict[str, Any] = {"cohort": 2, "seed": 4, "evaluate_every": 1, "evaluate_shared": True}
+
+
+def run(out: Path | None, rounds: int = 6, **changes: Any) -> Run:
+    return simulate(Logits(), FURL, DATA, rounds=rounds, out=out, **{**SETTINGS, **changes})
+
+
+def best_round(done: Run) -> int:
+    """The first round with the highest accuracy on valid."""
+    values = {r.round: r.value for r in done.history if (r.split, r.metric) == ("valid", "accuracy")}
+    return max(values, key=lambda r: (values[r], -r))
+
+
+def test_they_are_of_the_round_that_is_best_on_valid(tmp_path: Path) -> None:
+    done = run(tmp_path / "run")
+    best = best_round(done)
+    assert 1 < best < 6  # neither the first nor the last, so that it matters
+    there = run(None, best)
+    assert done.examples is not None
+    assert done.examples.round == best
+    for model in ("own", "shared"):
+        found, wanted = done.examples(model), there.judge((model,))[0].of(model)
+        assert found.loss.tobytes() == wanted.loss.tobytes()
+        assert found.right.tolist() == wanted.right().astype(bool).tolist()
+        assert found.client.tolist() == wanted.client.tolist()
+        rows = np.concatenate([np.arange(r.start, r.stop) for r in (DATA.rows(c, "test") for c in range(4))])
+        assert found.row.tolist() == rows.tolist()
+    assert done.examples("own").loss.tolist() != done.examples("shared").loss.tolist()
+    own = {r.client: r.value for r in done.history if (r.split, r.round) == ("test", best) and r.client}
+    found = done.examples()
+    assert own == {DATA.ids[c]: float(found.right[found.client == c].mean()) for c in range(4)}
+
+
+def test_a_folder_keeps_them_and_they_are_read_as_they_were(tmp_path: Path) -> None:
+    done = run(tmp_path / "run")
+    assert done.examples is not None
+    paths = list((tmp_path / "run").glob("examples-*"))
+    assert [p.name for p in paths] == [
+        f"examples-{done.examples.round}.safetensors"
+    ]  # the older ones are gone
+    found = read_examples(tmp_path / "run")
+    assert found is not None
+    assert found.round == done.examples.round
+    assert same_bits(found.tensors, done.examples.tensors)
+    columns = sum(t.nbytes for t in found.tensors.values())
+    assert columns == 24 * (21 + 9)  # what the module says of its size
+    again = run(tmp_path / "run", resume=True)
+    assert again.examples is not None
+    assert same_bits(again.examples.tensors, done.examples.tensors)
+
+
+def test_a_longer_run_ends_as_one_that_was_long_from_the_start(tmp_path: Path) -> None:
+    run(tmp_path / "a", 2)
+    longer, whole = run(tmp_path / "a", 6, resume=True), run(tmp_path / "b", 6)
+    assert longer.examples is not None
+    assert whole.examples is not None
+    assert longer.examples.round == whole.examples.round
+    assert same_bits(longer.examples.tensors, whole.examples.tensors)
+
+
+def test_nothing_is_kept_where_nothing_is_evaluated(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", evaluate_every=0, evaluate_shared=False)
+    assert done.examples is None
+    assert read_examples(tmp_path / "run") is None
+    assert not list((tmp_path / "run").glob("examples-*"))
+
+
+def test_a_binary_task_keeps_scores_and_labels() -> None:
+    data = fedkeep.data.many_user_text(users=8, examples=20, kind="binary", seed=0)
+    model = fedkeep.models.BagOfWords(data.meta["vocabulary"]["size"], 2, 2, embedding_dim=2, mlp=4)
+    done = simulate(model, methods.furl("user"), data, rounds=2, cohort=4, evaluate_every=2)
+    assert done.examples is not None
+    found, wanted = done.examples(), done.judge(("own",))[0].of("own")
+    assert found.score.tobytes() == wanted.score.tobytes()
+    assert found.label is not None
+    assert found.label.tolist() == wanted.label.tolist()
+    assert float(found.right.mean()) == wanted.metrics()["accuracy"]
+    assert sum(t.nbytes for t in done.examples.tensors.values()) == 29 * len(found.row)
+
+
+class Line(nn.Module):
+    """ŷ = w·x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x[:, 0]
+
+
+def test_a_regression_keeps_errors() -> None:
+    data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
+    squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.0)))
+    done = simulate(Line(), squared, data, rounds=1)
+    assert done.examples is not None
+    found = done.examples()
+    assert (found.score.tolist(), found.loss.tolist()) == ([-2.0, -3.0], [4.0, 9.0])
+    assert (found.client.tolist(), found.row.tolist()) == ([0, 1], [1, 4])
+    with pytest.raises(ConfigError, match="A regression has errors"):
+        _ = found.right
+    with pytest.raises(ConfigError) as error:
+        done.examples("shared")
+    assert str(error.value) == "There are no results of 'shared'; there are ['own']."
+
+
+GOOD = {
+    "client": torch.zeros(2, dtype=torch.int32), "row": torch.arange(2), "own/loss": torch.zeros(2).double(),
+    "own/score": torch.zeros(2, dtype=torch.uint8),
+}  # fmt: skip
+BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
+    "nothing": (dict.fromkeys(GOOD), "no task"),
+    "a column is missing": ({"row": None}, "'row' is missing"),
+    "a score is missing": ({"own/score": None}, "'own/score' is missing"),
+    "no model": ({"own/loss": None, "own/score": None}, "there is no model beside 'client'"),
+    "length": ({"row": torch.arange(3)}, "'row' has the shape (3,) and the type torch.int64"),
+    "type": ({"own/loss": torch.zeros(2)}, "'own/loss' has the shape (2,) and the type torch.float32"),
+    "negative": ({"client": torch.tensor([0, -1], dtype=torch.int32)}, "a client or a row is negative"),
+    "unknown": ({"mine/loss": torch.zeros(2).double()}, "unknown ['mine/loss']"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_holds_something_else_is_named(name: str) -> None:
+    changes, fault = BAD[name]
+    assert Examples.checked(Path("f"), 3, GOOD).round == 3
+    with pytest.raises(RunError) as error:
+        Examples.checked(Path("f"), 3, {n: t for n, t in {**GOOD, **changes}.items() if t is not None})
+    assert (
+        str(error.value) == f"f does not hold the results of examples: {fault}. Restore the run from a copy."
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["examples-7.safetensors", "examples-0.safetensors", "../examples-1.safetensors"]
+)
+def test_a_commit_that_names_another_file_is_damaged(tmp_path: Path, name: str) -> None:
+    run(tmp_path / "run")
+    path = tmp_path / "run" / "commit.json"
+    path.write_text(json.dumps(seal({**json.loads(path.read_text()), "examples": name})))
+    with pytest.raises(RunError) as error:
+        read_examples(tmp_path / "run")
+    assert str(error.value) == (
+        f"{path} is damaged: it names {name!r} as the results of examples. Restore the run from a copy."
+    )
