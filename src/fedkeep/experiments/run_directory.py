@@ -6,11 +6,11 @@
     records.jsonl           what was measured; the same bytes for the same run
     timings.jsonl           how long it took
     server-N.safetensors    server state after round N
-    private/                private states (a table with a journal)
+    private/store.db        private states (SQLite)
     commit.json             the last finished round: the one file whose replacement commits it
 
-Commit of round t: append records, write the private journal and the server state, flush all, then replace
-``commit.json``; only then change the private table. Killed anywhere, ``open`` returns to the last commit.
+Commit of round t: append records, add the private states' versions, write the server state, flush all, then replace
+``commit.json``. Killed anywhere, ``open`` returns to the last commit.
 ``commit.json`` holds checksums of all that the round consists of and the run's id, which is in the private store too,
 so what was damaged, lost, restored from another time or taken from another run is refused.
 """
@@ -39,12 +39,10 @@ from fedkeep.core.params import Params, check_finite, difference_of_names, nonfi
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
-from fedkeep.store import Default, PrivateStore, TableStore
+from fedkeep.store import Default, PrivateStore, SqliteStore
 
 GROWING = ("records", "timings")
-LEFTOVER = re.compile(
-    r"(\w+\.jsonl?|config\.toml|journal|table\.bin|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part"
-)
+LEFTOVER = re.compile(r"(\w+\.jsonl?|config\.toml|store\.db|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part")
 
 __all__ = ["RunDirectory", "check_tensors", "layout", "load_verified", "new_run_id", "read_info"]
 
@@ -181,13 +179,13 @@ class RunDirectory:
         """Replace ``run.json``."""
         write_whole(self.folder / "run.json", sealed_bytes(info))
 
-    def store(self, default: Default, ids: Sequence[str]) -> TableStore:
+    def store(self, default: Default, ids: Sequence[str]) -> SqliteStore:
         """Return the run's store of private states; ``recover`` makes it ready.
 
         Raises:
             StoreError: it is missing, of another run, or was made for other parameters or clients.
         """
-        return TableStore(
+        return SqliteStore(
             self.folder / "private", default, ids, run=self.id, write=self.writable, create=self.round == 0
         )
 
