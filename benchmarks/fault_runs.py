@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import signal
@@ -22,6 +23,7 @@ import torch
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
+from fedkeep.store.database import PAGE_BYTES, Database, journal_of
 from fedkeep.store.sqlite import FILE as STORE
 
 ROUNDS = 6
@@ -80,6 +82,32 @@ def ended(action: Callable[[], bool]) -> str:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+def killed_in_commit(resume: Callable[[Path], Any], folder: Path) -> Path:
+    """Resume a run and kill it while SQLite writes; return a copy of its folder: half of the pages, and the journal."""
+    file, query, out = folder / "private" / STORE, Database.query, folder.with_name("killed")
+    shutil.copytree(folder, out)
+
+    def watched(self: Database, text: str, *rest: Any) -> sqlite3.Cursor:
+        journal = journal_of(file)
+        if text != "COMMIT" or not journal.exists():
+            return query(self, text, *rest)
+        os.link(journal, out / "journal")  # SQLite fills it and removes its name
+        query(self, text, *rest)
+        before, whole = (out / "private" / STORE).read_bytes(), file.read_bytes()
+        half = len(whole) // PAGE_BYTES // 2 * PAGE_BYTES
+        (out / "private" / STORE).write_bytes(whole[:half] + before[half:])
+        os.replace(out / "journal", journal_of(out / "private" / STORE))
+        raise Killed
+
+    with patch.object(Database, "query", watched), contextlib.suppress(Killed):
+        resume(folder)
+    return out
 
 
 def counted(name: str, ends: Counter[str]) -> dict[str, Any]:

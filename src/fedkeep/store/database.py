@@ -17,7 +17,11 @@ TABLES = """
 CREATE TABLE about (content TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, digest TEXT NOT NULL);
 CREATE TABLE kept (
-    version INTEGER PRIMARY KEY, client INTEGER NOT NULL, round INTEGER NOT NULL, crc INTEGER NOT NULL, row BLOB NOT NULL
+    version INTEGER PRIMARY KEY,
+    client INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    row BLOB NOT NULL
 );
 """
 # Commits are flushed, the removal of the journal too; on macOS by F_FULLFSYNC. Nothing in the file is run as code.

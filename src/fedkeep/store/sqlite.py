@@ -240,15 +240,13 @@ class SqliteStore(Staging):
         left = self._digest - digest_of(clients, self._entries[clients])
         digest = (left + digest_of(clients, entries)) % 2**64
         versions = np.arange(self._next, self._next + count)
-        added = zip(versions.tolist(), rows, (entries & np.uint64(CRC)).tolist(), rows.values(), strict=True)
+        crcs = (entries & np.uint64(CRC)).tolist()
+        added = zip(versions.tolist(), rows, [round] * count, crcs, rows.values(), strict=True)
         again = [] if self._prepared is None else self._prepared.versions.tolist()
         file = self._opened()
         try:
             with file.transaction("BEGIN IMMEDIATE"):
-                file.for_each(
-                    "INSERT INTO kept VALUES (?, ?, ?, ?, ?)",
-                    ((v, c, round, crc, r) for v, c, crc, r in added),
-                )
+                file.for_each("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", added)
                 # Last: pages that were free before this commit are taken without a copy in the journal.
                 file.for_each("DELETE FROM kept WHERE version = ?", ((v,) for v in (*self._obsolete, *again)))
                 file.query("DELETE FROM rounds WHERE round <> ?", (self._round,))
