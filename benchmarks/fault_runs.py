@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -23,7 +22,7 @@ import torch
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
-from fedkeep.store.database import PAGE_BYTES, Database, journal_of
+from fedkeep.store import database
 from fedkeep.store.sqlite import FILE as STORE
 
 ROUNDS = 6
@@ -31,8 +30,18 @@ PATIENCE = 20
 ENGINES = ("sequential", "workers", "vectorised", "pooled")
 
 
+SHORT_LOG = 9
+"""Pages after which the log of private states is moved into their file here."""
+
+
 class Hung(BaseException):
     """A call took longer than ``PATIENCE`` seconds."""
+
+
+def short_log() -> contextlib.AbstractContextManager[Any]:
+    """Let the private states' log be moved into their file now and then, as it is in long runs."""
+    pragmas = (*database.PRAGMAS, f"wal_autocheckpoint = {SHORT_LOG}")
+    return patch("fedkeep.store.database.PRAGMAS", pragmas)
 
 
 def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:
@@ -82,32 +91,6 @@ def ended(action: Callable[[], bool]) -> str:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-class Killed(BaseException):
-    """The process is killed here."""
-
-
-def killed_in_commit(resume: Callable[[Path], Any], folder: Path) -> Path:
-    """Resume a run and kill it while SQLite writes; return a copy of its folder: half of the pages, and the journal."""
-    file, query, out = folder / "private" / STORE, Database.query, folder.with_name("killed")
-    shutil.copytree(folder, out)
-
-    def watched(self: Database, text: str, *rest: Any) -> sqlite3.Cursor:
-        journal = journal_of(file)
-        if text != "COMMIT" or not journal.exists():
-            return query(self, text, *rest)
-        os.link(journal, out / "journal")  # SQLite fills it and removes its name
-        query(self, text, *rest)
-        before, whole = (out / "private" / STORE).read_bytes(), file.read_bytes()
-        half = len(whole) // PAGE_BYTES // 2 * PAGE_BYTES
-        (out / "private" / STORE).write_bytes(whole[:half] + before[half:])
-        os.replace(out / "journal", journal_of(out / "private" / STORE))
-        raise Killed
-
-    with patch.object(Database, "query", watched), contextlib.suppress(Killed):
-        resume(folder)
-    return out
 
 
 def counted(name: str, ends: Counter[str]) -> dict[str, Any]:
@@ -164,7 +147,7 @@ def killed_run(engine: str, out: str) -> None:
     made = made.model_copy(
         update={"run": made.run.model_copy(update={"engine": engine}), "personalization": None}
     )
-    with patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
+    with short_log(), patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
         resume = (Path(out) / "run.json").exists()
         run_config(
             made, out=Path(out), resume=resume, progress=False, workers=2 if engine == "workers" else None

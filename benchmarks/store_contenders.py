@@ -1,7 +1,7 @@
 """Stores of private states that ``benchmarks.stores`` compares, each with the promises that it can keep.
 
 All have a checksum for each row, looked at when the row is read, and a digest of all rows, brought forward with each
-round. fedkeep's store, SQLite with a write-ahead log, and LMDB keep two versions of a row until the round is committed
+round. fedkeep's store (SQLite) and LMDB keep two versions of a row until the round is committed
 elsewhere, so that a round can be taken back; of the table, its journal does. The table is the least that a store of
 our own would be: without recovery, and without checks of whose it is.
 """
@@ -44,17 +44,12 @@ class Store(Protocol):
 
 
 class Fedkeep:
-    """fedkeep's store: SQLite with a rollback journal."""
-
-    log = False
+    """fedkeep's store: SQLite with a write-ahead log."""
 
     def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
         self.store = SqliteStore(folder, Default(default), ids)
         file = self.store._file
         assert file is not None
-        if self.log:
-            file.query("PRAGMA locking_mode = EXCLUSIVE")
-            file.query("PRAGMA journal_mode = WAL").fetchall()
         if not flush:
             file.query("PRAGMA synchronous = OFF")
 
@@ -69,10 +64,13 @@ class Fedkeep:
         self.store.apply()
 
 
-class Log(Fedkeep):
-    """The same with a write-ahead log."""
+class Journal(Fedkeep):
+    """The same with a rollback journal, which takes four flushes or more for one."""
 
-    log = True
+    def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
+        super().__init__(folder, default, ids, flush)
+        assert self.store._file is not None
+        self.store._file.query("PRAGMA journal_mode = TRUNCATE").fetchall()
 
 
 class Rows:
@@ -206,5 +204,5 @@ def check(value: Any, crc: int) -> None:
 
 
 STORES: dict[str, Callable[[Path, Params, Sequence[str], bool], Store]] = {
-    "fedkeep": Fedkeep, "log": Log, "table": Table, **({"lmdb": Lmdb} if lmdb else {}),
+    "fedkeep": Fedkeep, "journal": Journal, "table": Table, **({"lmdb": Lmdb} if lmdb else {}),
 }  # fmt: skip

@@ -1,11 +1,11 @@
-"""Claims: a private state of 10 KB is read in at most 20 µs a client inside a round, and all reads take at most 1 % of a
-round of W1; its checksum costs at most 5 % of a flushed commit; and a table of our own is not twice as fast.
+"""Claims: a private state of 10 KB is read in at most 20 µs a client inside a round, and all reads take at most 1 % of
+a round of W1; its checksum costs at most 5 % of a flushed commit; and a table of our own is not twice as fast.
 
     python -m benchmarks.stores [--rounds N] [--quick]
 
 A round reads the states of a cohort, writes all of them, and commits. Measured for states of 256 B, 10 KB and 100 KB,
-among 1 000 and 1 000 000 users, in fedkeep's store (SQLite with a rollback journal), the same with a write-ahead log
-(*log*), a table with a journal (*table*), and LMDB where it is installed: see ``store_contenders.py``. A cohort is
+among 1 000 and 1 000 000 users, in fedkeep's store (SQLite with a write-ahead log), the same with a rollback journal
+(*journal*), a table of our own (*table*), and LMDB where it is installed: see ``store_contenders.py``. A cohort is
 drawn from 300 users spread over all ids, so that most have a state. Stores take turns, round by round. Microseconds a
 client, medians over rounds:
 
@@ -288,13 +288,13 @@ def page(
 ) -> str:
     """Return the page of results."""
     head = (
-        "# Private states: SQLite, a table with a journal, LMDB\n\n"
+        "# Private states: SQLite, a table of our own, LMDB\n\n"
         "Made by `python -m benchmarks.stores`; microseconds a client, medians. *write*: all that a round writes, the\n"
         "commit included, without waiting for the disk (it survives `kill -9`). *flushed*: the same, with every file\n"
         "flushed to the disk before the round ends (it survives a loss of power). *times*: how many times as long\n"
-        "as in fedkeep's store (SQLite with a rollback journal) a round's read and flushed write take together. *log*:\n"
-        "the same with a write-ahead log; *table*: the least that a table of our own would do. All look at a checksum\n"
-        "of each row that they read, can take the last round back, and keep a digest of all rows.\n\n"
+        "as in fedkeep's store (SQLite with a write-ahead log) a round's read and flushed write take together.\n"
+        "*journal*: the same with a rollback journal; *table*: the least that a table of our own would do. All look\n"
+        "at a checksum of each row that they read, can take the last round back, and keep a digest of all rows.\n\n"
         "| state | users | cohort | store | read | write | flushed | times |\n|---|---|---|---|---|---|---|---|\n"
     )
     means = ", ".join(f"{name} {times:.2f}" for name, times in over.items())

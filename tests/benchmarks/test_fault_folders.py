@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ def test_a_tenth_of_the_campaign() -> None:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> fault_folders.Scene:
-    return fault_folders.Scene(tmp_path_factory.mktemp("faults") / "private", "private")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_folders.Scene]:
+    with fault_runs.short_log():
+        yield fault_folders.Scene(tmp_path_factory.mktemp("faults") / "private", "private")
 
 
 def unchecked(self: Extent, path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -63,6 +64,12 @@ def committed(folder: Path, rounds: int) -> SqliteStore:
         store.prepare(round)
         store.apply()
     return store
+
+
+def killed(folder: Path) -> Path:
+    """Return a copy of a store's folder: what a kill at this instant leaves."""
+    copy = folder.with_name(f"{folder.name}-killed-{len(list(folder.parent.iterdir()))}")
+    return shutil.copytree(folder, copy)
 
 
 def state(folder: Path, round: int, **options: Any) -> dict[str, Any]:

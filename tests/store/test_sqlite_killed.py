@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
-import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from tests.store.build import (
     RUN,
     committed,
     expected,
+    killed,
     numbers,
     of_round,
     sqlite,
@@ -61,38 +63,47 @@ def after(round: int) -> list[float]:
     return [float(max((r for r in range(1, round + 1) if (c + r) % 2), default=0)) for c in range(CLIENTS)]
 
 
-@pytest.fixture(scope="module")
-def torn(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]:
-    """Return the file before a commit of round 4, after it, and the journal as it was flushed in between."""
+class Torn(NamedTuple):
+    """What stood on the disk around the commit of round 4: the file, its log before and after, the file at rest."""
+
+    file: bytes
+    before: bytes
+    log: bytes
+    rest: bytes
+
+
+@pytest.fixture(scope="module", params=[4096, 1], ids=["grows", "anew"])
+def torn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Torn:
+    """Return the bytes of a commit; with ``anew`` the log begins anew with each, over what it held."""
     folder = tmp_path_factory.mktemp("torn")
     store = large(folder)
+    assert store._file is not None
+    store._file.query(f"PRAGMA wal_autocheckpoint = {request.param}")
     for round in (1, 2, 3):
         large_round(store, round)
         store.prepare(round)
         store.apply()
-    before = (folder / "store.db").read_bytes()
+    log = folder / "store.db-wal"
+    store._file.query("PRAGMA wal_autocheckpoint = 4096")
+    file, before = (folder / "store.db").read_bytes(), log.read_bytes()
     large_round(store, 4)
-    query, kept = database.Database.query, folder / "kept"
-
-    def watched(self: database.Database, text: str, *rest: Any) -> sqlite3.Cursor:
-        if text == "COMMIT":
-            os.link(folder / "store.db-journal", kept)  # SQLite removes the name alone
-        return query(self, text, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database.Database, "query", watched)
-        store.prepare(4)
-    whole = (folder / "store.db").read_bytes()
+    store.prepare(4)
+    after_commit = log.read_bytes()
+    assert (folder / "store.db").read_bytes() == file
+    assert (after_commit[: len(before)] == before) == (request.param > 1)
+    store.apply()
+    store.rest()
+    assert [p.name for p in folder.iterdir()] == ["store.db"]
     assert large_state(folder, 4) == after(4)
-    assert len(whole) > len(before) + PAGE
-    return before, whole, kept.read_bytes()
+    return Torn(file, before, after_commit, (folder / "store.db").read_bytes())
 
 
-def left(folder: Path, content: bytes, journal: bytes | None) -> Path:
+def left(folder: Path, content: bytes, log: bytes | None) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "store.db").write_bytes(content)
-    if journal is not None:
-        (folder / "store.db-journal").write_bytes(journal)
+    if log is not None:
+        (folder / "store.db-wal").write_bytes(log)
     return folder
 
 
@@ -113,100 +124,89 @@ def goes_on(folder: Path) -> None:
     large_round(store, 4)
     store.prepare(4)
     store.apply()
+    store.rest()
     assert large_state(folder, 4) == after(4)
     assert [p.name for p in folder.iterdir()] == ["store.db"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs links to open files")
 class TestInsideACommit:
-    def test_killed_after_each_page_that_sqlite_wrote(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes]
-    ) -> None:
-        before, whole, journal = torn
-        for number, at in enumerate(range(0, len(whole) + 1, PAGE)):
-            content = whole[:at] + before[at:]
-            goes_on(left(tmp_path / str(number), content, journal))
-
-    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-    @given(pages=st.lists(st.booleans(), min_size=40, max_size=40), seed=st.integers(0, 2**30))
-    def test_without_power_pages_came_to_the_disk_in_any_order(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes], pages: list[bool], seed: int
-    ) -> None:
-        before, whole, journal = torn
-        content = b"".join(
-            (whole if pages[at // PAGE % 40] else before.ljust(len(whole), b"\0"))[at : at + PAGE]
-            for at in range(0, len(whole), PAGE)
+    def test_killed_after_any_part_of_the_log(self, tmp_path: Path, torn: Torn) -> None:
+        first = next(
+            (k for k, (a, b) in enumerate(zip(torn.before, torn.log, strict=False)) if a != b),
+            len(torn.before),
         )
-        folder = tmp_path / "p"
-        shutil.rmtree(folder, ignore_errors=True)
-        goes_on(left(folder, content, journal))
+        sizes = [first, *range(first + 11, len(torn.log), 1777), len(torn.log) - 1, len(torn.log)]
+        for number, size in enumerate(sizes):
+            log = torn.log[:size] + torn.before[size:]
+            goes_on(left(tmp_path / str(number), torn.file, log))
 
-    def test_killed_while_the_journal_was_written(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes]
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(pages=st.lists(st.booleans(), min_size=60, max_size=60), partly=st.integers(0, 511))
+    def test_without_power_the_log_came_to_the_disk_in_any_order(
+        self, tmp_path: Path, torn: Torn, pages: list[bool], partly: int
     ) -> None:
-        """The file is as before: SQLite touches it when the journal was flushed."""
-        before, _, journal = torn
-        for number, size in enumerate((0, 8, 28, 512, 600, 512 + PAGE, len(journal) - 1)):
-            unsealed = journal[:8] + bytes(4) + journal[12:]  # how many pages it holds is written last
-            goes_on(left(tmp_path / str(number), before, unsealed[:size]))
+        """In sectors of 512 bytes or larger pieces; what was there before has been flushed."""
+        old, size = torn.before.ljust(len(torn.log), b"\0"), 512 * (1 + partly % 8)
+        pieces = range(0, len(torn.log), size)
+        log = b"".join((torn.log if pages[at // size % 60] else old)[at : at + size] for at in pieces)
+        goes_on(left(tmp_path / "p", torn.file, log))
 
-    def test_when_the_journal_was_removed_the_round_is_durable(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes]
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(pages=st.lists(st.booleans(), min_size=40, max_size=40))
+    def test_killed_while_the_log_is_moved_into_the_file(
+        self, tmp_path: Path, torn: Torn, pages: list[bool]
     ) -> None:
-        folder = left(tmp_path / "a", torn[1], None)
-        assert large_state(folder, 4, write=False) == after(4)
-        goes_on(folder)
+        old = torn.file.ljust(len(torn.rest), b"\0")
+        at_rest = (torn.rest, old)
+        content = b"".join(
+            at_rest[pages[at // PAGE % 40]][at : at + PAGE] for at in range(0, len(torn.rest), PAGE)
+        )
+        goes_on(left(tmp_path / "p", content, torn.log))
+        assert large_state(left(tmp_path / "p", content, torn.log), 4, write=False) == after(4)
 
-    def test_a_file_that_lost_its_journal_is_refused(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes]
-    ) -> None:
+    def test_a_file_that_lost_its_log_is_refused(self, tmp_path: Path, torn: Torn) -> None:
         """Somebody copied the file alone. Whatever of it is read must be right, or refused."""
-        before, whole, _ = torn
-        refused = 0
-        for number, at in enumerate(range(PAGE, min(len(before), len(whole)), PAGE)):
-            folder = left(tmp_path / str(number), whole[:at] + before[at:], None)
-            for round in (3, 4):
-                with untouched(folder):
-                    try:
-                        assert large_state(folder, round, write=False) == after(round)
-                    except StoreError:
-                        refused += 1
-        assert refused > 4
+        for round in (3, 4):
+            folder = left(tmp_path / str(round), torn.file, None)
+            with untouched(folder):
+                assert outcome(folder, round) in (after(round), "refused")
+        assert outcome(folder, 4) == "refused"
 
-    def test_the_journal_of_another_time_is_refused_and_changes_nothing(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes]
-    ) -> None:
-        _, whole, journal = torn
+    def test_the_log_of_another_time_is_refused_and_changes_nothing(self, tmp_path: Path, torn: Torn) -> None:
+        """SQLite would take it for this file's own."""
         store = large(tmp_path / "late")
         for round in range(1, 8):
             large_round(store, round)
             store.prepare(round)
             store.apply()
-        (tmp_path / "late" / "store.db-journal").write_bytes(journal)
+        store.rest()
+        log = tmp_path / "late" / "store.db-wal"
+        log.write_bytes(torn.log)
         for write in (True, False):
-            with untouched(tmp_path / "late"), pytest.raises(StoreError):
-                large_state(tmp_path / "late", 7, write=write)
-        (tmp_path / "late" / "store.db-journal").unlink()
+            with untouched(tmp_path / "late"):
+                assert outcome(tmp_path / "late", 7, write=write) == "refused"
+        log.unlink()
         assert large_state(tmp_path / "late", 7) == after(7)
-        assert whole
 
-    def test_a_damaged_journal_is_right_or_refused(
-        self, tmp_path: Path, torn: tuple[bytes, bytes, bytes]
-    ) -> None:
-        before, whole, journal = torn
-        half = whole[: 2 * PAGE] + before[2 * PAGE :]
+    def test_a_damaged_log_is_right_or_refused(self, tmp_path: Path, torn: Torn) -> None:
         ends = []
-        for number, at in enumerate(range(0, len(journal), 331)):
-            content = bytearray(journal)
+        for number, at in enumerate(range(0, len(torn.log), 907)):
+            content = bytearray(torn.log)
             content[at] ^= 1 << number % 8
-            folder = left(tmp_path / str(number), half, bytes(content))
-            with untouched(folder):
-                try:
-                    assert large_state(folder, 3, write=False) == after(3)
-                    ends.append("right")
-                except StoreError:
-                    ends.append("refused")
-        assert set(ends) == {"right", "refused"}
+            folder = left(tmp_path / "a", torn.file, bytes(content))
+            for round in (3, 4):
+                with untouched(folder):
+                    end = outcome(folder, round)
+                ends.append(end if end == "refused" else end == after(round))
+        assert set(ends) == {True, "refused"}
+
+
+def outcome(folder: Path, round: int, *, write: bool = False) -> object:
+    """Return the state, or ``"refused"``."""
+    try:
+        return large_state(folder, round, write=write)
+    except StoreError:
+        return "refused"
 
 
 def commits_within(folder: str, size: int) -> None:
@@ -240,9 +240,9 @@ def test_killed_by_the_system_in_a_write(tmp_path: Path) -> None:
         child = multiprocessing.get_context("fork").Process(target=commits_within, args=(str(folder), most))
         child.start()
         child.join()
-        ends.add((child.exitcode, (folder / "store.db-journal").exists()))
+        ends.add(child.exitcode)
         goes_on(folder)
-    assert ends == {(-signal.SIGXFSZ, True), (0, False)}
+    assert ends == {-signal.SIGXFSZ, 0}
 
 
 class TestRounds:
@@ -251,7 +251,7 @@ class TestRounds:
         store.write([0], values(9, 1))
         assert torch.equal(store.read([0])["user"][0], values(9, 1)["user"][0])
         assert store.seen([0]) == [True]
-        assert state(tmp_path / "a", 2) == expected(tmp_path, 2)
+        assert state(killed(tmp_path / "a"), 2) == expected(tmp_path, 2)
 
     @pytest.mark.parametrize("rounds", [1, 3])
     def test_killed_between_prepare_and_the_runs_commit_the_round_is_dropped(
@@ -261,15 +261,17 @@ class TestRounds:
         store.write(*of_round(rounds))
         store.prepare(rounds)
         wanted = expected(tmp_path, rounds - 1)
-        for write in (False, True):
-            with untouched(tmp_path / "a"):
-                assert state(tmp_path / "a", rounds - 1, write=write) == wanted
+        folder = killed(tmp_path / "a")
+        with untouched(folder):
+            assert state(folder, rounds - 1, write=False) == wanted
+        assert state(folder, rounds - 1) == wanted
+        assert state(folder, rounds - 1) == wanted  # and may be dropped again
 
     def test_killed_after_the_runs_commit_the_round_is_there(self, tmp_path: Path) -> None:
         store = committed(tmp_path / "a", 2)
         store.write(*of_round(3))
         digest = store.prepare(3)
-        again = sqlite(tmp_path / "a")
+        again = sqlite(killed(tmp_path / "a"))
         again.recover(3, digest)
         assert numbers(again) == expected(tmp_path, 3)
         assert again.digest == digest
@@ -281,13 +283,15 @@ class TestRounds:
         store = committed(tmp_path / "a", 2)
         store.write([0, 1, 5], values(77, 3))
         store.prepare(3)
-        again = sqlite(tmp_path / "a")
+        folder = killed(tmp_path / "a")
+        again = sqlite(folder)
         again.recover(2)
         again.write(*of_round(3))
         again.prepare(3)
         again.apply()
-        assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
-        assert versions(tmp_path / "a") == versions(tmp_path / "reference-3")
+        again.rest()
+        assert state(folder, 3) == expected(tmp_path, 3)
+        assert versions(folder) == versions(tmp_path / "reference-3")
 
     def test_a_round_may_be_prepared_again(self, tmp_path: Path) -> None:
         store = committed(tmp_path / "a", 2)
@@ -299,7 +303,7 @@ class TestRounds:
         assert torch.equal(
             store.read([1, 5])["count"], torch.cat([values(78, 1)["count"], values(77, 3)["count"][2:]])
         )
-        assert [v for v in versions(tmp_path / "a") if v[0] == 1] == [(1, 1), (1, 3)]
+        assert [v for v in versions(killed(tmp_path / "a")) if v[0] == 1] == [(1, 1), (1, 3)]
 
     def test_the_last_round_can_be_taken_back_and_no_earlier_one(self, tmp_path: Path) -> None:
         committed(tmp_path / "a", 3)
@@ -318,7 +322,7 @@ class TestRounds:
         store = committed(tmp_path / "a", 2)
         store.prepare(3)
         store.apply()
-        assert state(tmp_path / "a", 3) == expected(tmp_path, 2)
+        assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 2)
 
     def test_apply_without_anything_prepared_keeps_what_was_written(self, tmp_path: Path) -> None:
         store = committed(tmp_path / "a", 1)
@@ -374,7 +378,7 @@ class TestRounds:
                 store.prepare(3)
         store.prepare(3)  # this process may go on
         store.apply()
-        assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
+        assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 3)
 
 
 class TestFullDisk:
@@ -388,20 +392,20 @@ class TestFullDisk:
         assert store._file is not None
         (pages,) = store._file.query("PRAGMA page_count").fetchone()
         store._file.query(f"PRAGMA max_page_count = {pages + 1}")
-        with untouched(tmp_path / "a"), pytest.raises(RunError) as error:
+        with pytest.raises(RunError) as error:
             store.prepare(3)
         assert str(error.value) == (
             f"Cannot write {tmp_path / 'a' / 'store.db'}: database or disk is full. Nothing was lost: the last finished "
             f"round is kept. Free some space or check the rights, then resume."
         )
-        assert large_state(tmp_path / "a", 2) == after(2)
+        assert large_state(killed(tmp_path / "a"), 2) == after(2)
         store._file.query("PRAGMA max_page_count = 100000")  # space was made: this process may go on
         store.prepare(3)
         store.apply()
-        assert large_state(tmp_path / "a", 3) == after(3)
+        assert large_state(killed(tmp_path / "a"), 3) == after(3)
 
     @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of file sizes")
-    @pytest.mark.parametrize("more", [-20_000, 0, PAGE + 100, 3 * PAGE])
+    @pytest.mark.parametrize("more", [0, 20, PAGE + 100, 5 * PAGE])
     def test_when_the_system_refuses_a_write(self, tmp_path: Path, more: int) -> None:
         import resource
 
@@ -411,45 +415,76 @@ class TestFullDisk:
             store.prepare(round)
             store.apply()
         large_round(store, 4)
-        size = (tmp_path / "a" / "store.db").stat().st_size
+        size = (tmp_path / "a" / "store.db-wal").stat().st_size
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max(100, size + more), hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + more, hard))
         try:
             with pytest.raises(RunError, match=r"Nothing was lost: the last finished round is kept"):
                 store.prepare(4)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        goes_on(tmp_path / "a")
+        goes_on(killed(tmp_path / "a"))
+        store.prepare(4)  # this process may go on
+        store.apply()
+        assert large_state(killed(tmp_path / "a"), 4) == after(4)
 
 
 def test_a_commit_is_flushed_to_the_disk(tmp_path: Path) -> None:
-    """EXTRA flushes journal, file, and the journal's removal: see SQLite's page on atomic commit."""
-    for store in (committed(tmp_path / "a", 1), sqlite(tmp_path / "a")):
-        store.recover(1)
+    """FULL flushes the log with every commit: see SQLite's pages on its log and on ``synchronous``."""
+    committed(tmp_path / "a", 1)
+    for folder in (tmp_path / "a", tmp_path / "new"):
+        store = sqlite(folder)
+        store.recover(int(folder.name == "a"))
         assert store._file is not None
-        assert store._file.query("PRAGMA synchronous").fetchone() == (3,)
+        assert store._file.query("PRAGMA synchronous").fetchone() == (2,)
         assert store._file.query("PRAGMA fullfsync").fetchone() == (1,)
-        assert store._file.query("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert store._file.query("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from tests.store.build import committed, of_round
+
+store = committed(Path(sys.argv[1]), 2)
+child = os.fork()
+if not child:
+    try:
+        store.read([0])
+    except Exception as error:
+        print(error, flush=True)
+    del store
+    sys.exit(0)  # as any script does: all objects go
+assert os.waitpid(child, 0)[1] == 0
+store.write(*of_round(3))
+store.prepare(3)
+os._exit(0)  # the log stays, as after a kill
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_does_not_use_the_connection_and_harms_nothing(tmp_path: Path) -> None:
-    store = committed(tmp_path / "a", 2)
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            store.read([0])
-        except StoreError as error:
-            code = 0 if "open it anew in this one" in str(error) else 2
-        finally:
-            if store._file is not None:
-                store._file._close()
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with closing(sqlite3.connect(tmp_path / "a" / "store.db")):
-        store.write(*of_round(3))
-        store.prepare(3)
-        store.apply()
+    """Closed in a copy of the process, SQLite would remove the log that this one writes."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert re.fullmatch(
+        r"The private store .*a is of the process \d+; open it anew in this one\.\n", done.stdout
+    ), done.stdout
+    assert (tmp_path / "a" / "store.db-wal").exists()
     assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
+
+
+def test_a_store_that_is_being_written_is_not_written_by_another(tmp_path: Path) -> None:
+    store = committed(tmp_path / "a", 2)
+    assert state(tmp_path / "a", 2, write=False) == numbers(store)
+    other = sqlite(tmp_path / "a")
+    with pytest.raises(RunError, match="database is locked"):
+        other.recover(2)
+    store.write(*of_round(3))
+    store.prepare(3)
+    store.apply()
+    store.rest()
+    assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
+    with pytest.raises(StoreError, match="was opened to be read"):
+        store.write([0], values(0, 1))
+    assert numbers(store) == expected(tmp_path / "again", 3)

@@ -62,6 +62,7 @@ class RunDirectory:
         self.last = Commit(run=self.id)
         self._hashes = {name: hashlib.sha256() for name in GROWING}
         self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
+        self._store: SqliteStore | None = None
         self._lock = _acquired(folder, writable)
         if writable:
             remove_leftovers(folder)
@@ -157,7 +158,9 @@ class RunDirectory:
             raise
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the folder, with its private states in one file."""
+        if self._store is not None:
+            self._store.rest()
         if self._lock is not None:
             self._lock.release()
 
@@ -185,9 +188,10 @@ class RunDirectory:
         Raises:
             StoreError: it is missing, of another run, or was made for other parameters or clients.
         """
-        return SqliteStore(
+        self._store = SqliteStore(
             self.folder / "private", default, ids, run=self.id, write=self.writable, create=self.round == 0
         )
+        return self._store
 
     def history(self) -> list[Record]:
         """Return the committed records."""

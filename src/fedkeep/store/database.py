@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sqlite3
@@ -24,18 +25,20 @@ CREATE TABLE kept (
     row BLOB NOT NULL
 );
 """
-# Commits are flushed, the removal of the journal too; on macOS by F_FULLFSYNC. Nothing in the file is run as code.
-PRAGMAS = ("synchronous = EXTRA", "fullfsync = ON", "secure_delete = OFF", "cache_size = -16384",
-           "cell_size_check = ON", "trusted_schema = OFF")  # fmt: skip
+# Commits are flushed, on macOS by F_FULLFSYNC. One connection alone: no index of the log in a file of its own. Nothing
+# in the file is run as code.
+PRAGMAS = ("locking_mode = EXCLUSIVE", "synchronous = FULL", "fullfsync = ON", "wal_autocheckpoint = 4096",
+           "secure_delete = OFF", "cache_size = -16384", "cell_size_check = ON", "trusted_schema = OFF")  # fmt: skip
 _HEAD = b"SQLite format 3\0"
-_JOURNALED = b"\1\1"  # at 18; with 2 for 1, SQLite would make a write-ahead log
+_LOGGED = b"\2\2"  # at 18
 
 
 class Database:
     """A file that is there, at first to be read only: nothing on the disk is touched.
 
-    SQLite keeps a journal beside the file while it writes. Where one was left by a kill, reading the file would change
-    it, so both are copied and the copy is read; where the system lets open files be removed, the copy goes at once.
+    While it is written, its last commits are in a log beside it, until ``rest`` or the end of the process moves them
+    into the file. Where a kill has left a log, reading would change both, so they are copied and the copy is read;
+    where the system lets open files be removed, the copy goes at once.
 
     Raises:
         OSError, ValueError, sqlite3.Error: it can't be read, or is no such file.
@@ -43,38 +46,47 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with open(path, "rb") as file:
+        self._process = os.getpid()
+        self.rest()
+
+    def rest(self) -> None:
+        """Go back to reading only; what was committed is in the file, if it can be written to the end."""
+        if (close := getattr(self, "_close", None)) is not None:
+            close()
+        with open(self.path, "rb") as file:
             head = file.read(20)
-        if head[:16] != _HEAD or head[18:] != _JOURNALED:
-            raise ValueError(f"{path.name} does not begin as a private store does")
-        journal = journal_of(path)
-        if not journal.exists():
-            self._use(_connected(path, "ro"))
+        if head[:16] != _HEAD or head[18:] != _LOGGED:
+            raise ValueError(f"{self.path.name} does not begin as a private store does")
+        logs = [path for path in logs_of(self.path) if path.stat().st_size]
+        if not logs:
+            self._use(_connected(self.path, "immutable=1"))
             return
         copy = tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True)
         try:
-            for each in (path, journal):
+            for each in (self.path, *logs):
                 shutil.copyfile(each, Path(copy.name, each.name))
-            self._use(_connected(Path(copy.name, path.name), "rw"), copy)
+            self._use(_connected(Path(copy.name, self.path.name), "mode=rw"), copy)
         except BaseException:
             copy.cleanup()
             raise
 
     def _use(self, sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self._sql = sql
-        self._close = weakref.finalize(self, _closed, sql, copy)
-        self.query("SELECT count(*) FROM sqlite_master").fetchone()  # now a journal takes effect
+        if copy is not None:
+            self.query("PRAGMA synchronous = OFF")
+        self._close = weakref.finalize(self, _closed, sql, copy, self._process)
+        self.query("SELECT count(*) FROM sqlite_master").fetchone()  # now it has looked at the log
         if copy is not None and os.name == "posix":
             copy.cleanup()
 
     def begin_to_write(self) -> None:
-        """Open the file itself, to be written too; what a kill has left of a transaction is rolled back.
+        """Open the file itself, to be written too; what a kill has left of a transaction is dropped.
 
         Raises:
             sqlite3.Error: it can't be.
         """
         self._close()
-        self._use(_connected(self.path, "rw"))
+        self._use(_connected(self.path, "mode=rw"))
 
     def query(self, text: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run a statement."""
@@ -97,9 +109,9 @@ class Database:
             raise
 
 
-def journal_of(path: Path) -> Path:
-    """Return where SQLite keeps a file's journal."""
-    return path.with_name(f"{path.name}-journal")
+def logs_of(path: Path) -> list[Path]:
+    """Return what is there of the files that SQLite would take a file's last commits from, or undo them by."""
+    return [log for end in ("-wal", "-journal") if (log := path.with_name(path.name + end)).exists()]
 
 
 def new_file(about: str, digest: str) -> bytes:
@@ -109,6 +121,7 @@ def new_file(about: str, digest: str) -> bytes:
         sql = sqlite3.connect(path, isolation_level=None)
         try:
             sql.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            sql.execute("PRAGMA journal_mode = WAL")
             sql.executescript(TABLES)
             sql.execute("INSERT INTO about VALUES (?)", (about,))
             sql.execute("INSERT INTO rounds VALUES (0, ?)", (digest,))
@@ -117,10 +130,14 @@ def new_file(about: str, digest: str) -> bytes:
         return path.read_bytes()
 
 
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    """Open a file that is there, to read (``"ro"``) or to write (``"rw"``); transactions are begun by name."""
+def _connected(path: Path, how: str) -> sqlite3.Connection:
+    """Open a file that is there, ``"mode=rw"`` or ``"immutable=1"``; transactions are begun by name."""
     sql = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+        f"{path.absolute().as_uri()}?{how}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=1,
     )
     try:
         for pragma in PRAGMAS:
@@ -131,7 +148,12 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
     return sql
 
 
-def _closed(sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None) -> None:
+def _closed(sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None, process: int) -> None:
+    if (
+        os.getpid() != process
+    ):  # a forked process would remove the log that its parent writes: let it never close
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sql))
+        return
     sql.close()
     if copy is not None:
         copy.cleanup()

@@ -9,10 +9,10 @@ The file is believed as far as the digest goes. ``recover`` reads the rounds and
 must be the run's. From then on they are in memory, and each row that is read must be that very version: a row that is
 not found, or found with other bytes, is an error and never a client that was never seen.
 
-There is one file at rest, and reading changes nothing on the disk: SQLite has a rollback journal beside the file only
-while it writes. (A write-ahead log takes one flush instead of four, but readers write its index, and SQLite drops in
-silence what is damaged in it.) What a kill has left is looked at in a copy, so that nothing is touched before
-``recover`` found it right.
+While a run writes, the last commits are in SQLite's write-ahead log beside the file, so a commit is one flush. SQLite
+drops in silence what is damaged in a log; the digest then says so. At rest there is the file alone, and reading it
+changes nothing on the disk. What a kill has left is looked at in a copy, so that nothing is touched before ``recover``
+found it right.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params
 from fedkeep.store.base import ClientIndices, Default
-from fedkeep.store.database import Database, journal_of, new_file
+from fedkeep.store.database import Database, logs_of, new_file
 from fedkeep.store.rows import CRC, RowFormat, digest_of, entries_of, hash_of_ids
 from fedkeep.store.staging import Staging
 
@@ -53,7 +54,7 @@ class Prepared(NamedTuple):
 
 
 class SqliteStore(Staging):
-    """A folder with ``store.db``; while it is written, or after a kill, its ``store.db-journal`` too.
+    """A folder with ``store.db``; while it is written, or after a kill, its log ``store.db-wal`` too.
 
     Args:
         folder: where the file is or will be.
@@ -106,7 +107,7 @@ class SqliteStore(Staging):
     def _open(self, create: bool) -> bool:
         """Open or make the file; return whether it is new."""
         new = not self.path.exists()
-        if new and journal_of(self.path).exists():
+        if new and logs_of(self.path):
             raise StoreError(f"The private store's {self.path} is missing; restore it from a copy.")
         if new and not create:
             raise StoreError(
@@ -246,9 +247,8 @@ class SqliteStore(Staging):
         file = self._opened()
         try:
             with file.transaction("BEGIN IMMEDIATE"):
-                file.for_each("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", added)
-                # Last: pages that were free before this commit are taken without a copy in the journal.
                 file.for_each("DELETE FROM kept WHERE version = ?", ((v,) for v in (*self._obsolete, *again)))
+                file.for_each("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", added)
                 file.query("DELETE FROM rounds WHERE round <> ?", (self._round,))
                 file.query("INSERT INTO rounds VALUES (?, ?)", (round, f"{digest:016x}"))
         except sqlite3.Error as error:
@@ -309,6 +309,13 @@ class SqliteStore(Staging):
                     f"Cannot write {self.path}: {error}. A run must be writable to go on with it."
                 ) from error
         self._ready = True
+
+    def rest(self) -> None:
+        """Write no more: from now on there is one file, which is only read."""
+        if self._file is not None and self.writable and self._ready:
+            self._written, self._prepared, self.writable = {}, None, False
+            with suppress(OSError, ValueError, sqlite3.Error):  # on a full disk the log stays, and is as good
+                self._file.rest()
 
     def _scan(self, file: Database, round: int) -> None:
         """Read which versions there are; keep the last of each client up to ``round``."""
