@@ -22,7 +22,6 @@ import torch
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
-from fedkeep.store import database
 from fedkeep.store.sqlite import FILE as STORE
 
 ROUNDS = 6
@@ -30,8 +29,8 @@ PATIENCE = 20
 ENGINES = ("sequential", "workers", "vectorised", "pooled")
 
 
-SHORT_LOG = 9
-"""Pages after which the log of private states is moved into their file here."""
+SHORT_LOG = 9 * 4096
+"""Bytes after which the log of private states is moved into their file here."""
 
 
 class Hung(BaseException):
@@ -40,8 +39,7 @@ class Hung(BaseException):
 
 def short_log() -> contextlib.AbstractContextManager[Any]:
     """Let the private states' log be moved into their file now and then, as it is in long runs."""
-    pragmas = (*database.PRAGMAS, f"wal_autocheckpoint = {SHORT_LOG}")
-    return patch("fedkeep.store.database.PRAGMAS", pragmas)
+    return patch("fedkeep.store.database.LOG_BYTES", SHORT_LOG)
 
 
 def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:

@@ -445,3 +445,17 @@ def test_equal_histories_give_equal_bytes(tmp_path: Path) -> None:
         committed(tmp_path / name, 4)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert list(files(tmp_path / "a")) == ["store.db"]
+
+
+@pytest.mark.parametrize(("floats", "page"), [(2500, 4096), (9000, 16_384)])
+def test_longer_rows_are_kept_in_larger_pages(tmp_path: Path, floats: int, page: int) -> None:
+    store = sqlite(tmp_path / "a", initial={"user": torch.zeros(floats)})
+    for round in (1, 2, 3):
+        store.write([round, 3], {"user": torch.full((2, floats), float(round))})
+        store.prepare(round)
+        store.apply()
+    store.rest()
+    assert run_sql(tmp_path / "a", "PRAGMA page_size") == [(page,)]
+    again = sqlite(tmp_path / "a", initial={"user": torch.zeros(floats)}, write=False)
+    again.recover(3)
+    assert again.read([1, 2, 3])["user"][:, -1].tolist() == [1.0, 2.0, 3.0]

@@ -37,7 +37,7 @@ from tests.store.build import (
 )
 from tests.tiny import files
 
-PAGE = database.PAGE_BYTES
+PAGE = database.PAGES[0]
 LARGE = {"user": torch.zeros(1500)}  # 6,000 bytes: a row takes two pages
 
 

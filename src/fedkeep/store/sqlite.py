@@ -117,7 +117,7 @@ class SqliteStore(Staging):
             return True
         if new:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, new_file(json.dumps(self._about()), self.digest))
+            write_whole(self.path, new_file(json.dumps(self._about()), self.digest, self._format.bytes))
         self._file = Database(self.path)
         if new:
             self._file.begin_to_write()
