@@ -5,9 +5,9 @@
 Three kinds of fault, each against small runs that stand in a folder of their own:
 
 - **mutations** of every file of a run's folder: a bit flipped, bytes zeroed, the end cut off, an older version of the
-  file, the same file of another run, the file removed. The run may be finished, or stopped after some rounds; it is
-  then loaded, reported or resumed. *Silent* means that this went through and any number, state or record is not that of
-  the intact folder. What is left out with a note that says so is not silent.
+  file, the same file of another run, the file removed. The run may be finished, or stopped after some rounds as by a
+  kill; it is then loaded, reported or resumed. *Silent* means that this went through and any number, state or record is
+  not that of the intact folder. What is left out with a note that says so is not silent.
 - **forged states**: the server's or a client's state with other names, shapes or dtypes or with a NaN, and every
   checksum rewritten to fit. *Silent* means that it was accepted.
 - **kills** with SIGKILL at a random instant, then ``resume``, over all engines, until the run is finished: the result
@@ -37,7 +37,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from benchmarks.fault_runs import ROUNDS, config, counted, ended, kills, short_journal
+from benchmarks.fault_runs import ROUNDS, config, counted, ended, kills, short_log
 from benchmarks.measure import write
 from fedkeep.core.sealed import seal
 from fedkeep.experiments.analyses import write_analyses
@@ -45,7 +45,7 @@ from fedkeep.experiments.build import run_config
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.simulate import Run
 from fedkeep.report.runs import read_run
-from fedkeep.store import TableStore
+from fedkeep.store import SqliteStore
 
 STOPPED = 4
 MUTATIONS = ("flip", "zero", "truncate", "older", "swapped", "removed")
@@ -62,10 +62,7 @@ def classes(tried: int = 3000, seed: int = 0) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     where = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     try:
-        with (
-            tempfile.TemporaryDirectory(dir=where) as folder,
-            short_journal(),
-        ):
+        with tempfile.TemporaryDirectory(dir=where) as folder, short_log():
             scenes = [Scene(Path(folder) / kind, kind) for kind in KINDS]
             yield from mutations(scenes, tried, seed)
             yield forged(scenes, max(1, tried * 2 // 15), seed)
@@ -303,12 +300,12 @@ def forge_private(scene: Scene, folder: Path, draw: random.Random) -> str:
     path = folder / "commit.json"
     commit = json.loads(path.read_text(encoding="utf-8"))
     shutil.rmtree(folder / "private")
-    store = TableStore(folder / "private", run.private.default, run.private.ids, run=commit["run"])
+    store = SqliteStore(folder / "private", run.private.default, run.private.ids, run=commit["run"])
     client = draw.randrange(len(run.data))
     values = run.private.read([client])
     name = draw.choice(sorted(values))
     values[name].view(-1)[draw.randrange(values[name].numel())] = draw.choice((torch.nan, torch.inf))
-    with patch.object(TableStore, "_check_finite", lambda *_: None):
+    with patch.object(SqliteStore, "_check_finite", lambda *_: None):
         store.write([client], values)
         commit["private"] = store.prepare(commit["round"])
         store.apply()

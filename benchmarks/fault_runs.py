@@ -8,6 +8,7 @@ import multiprocessing
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -21,21 +22,24 @@ import torch
 from fedkeep.core.errors import FedkeepError
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
+from fedkeep.store.sqlite import FILE as STORE
 
 ROUNDS = 6
 PATIENCE = 20
 ENGINES = ("sequential", "workers", "vectorised", "pooled")
-SHORT_JOURNAL = 1200
-"""Bytes after which the private journal begins anew here, so that the table is not wholly in it."""
+
+
+SHORT_LOG = 9 * 4096
+"""Bytes after which the log of private states is moved into their file here."""
 
 
 class Hung(BaseException):
     """A call took longer than ``PATIENCE`` seconds."""
 
 
-def short_journal() -> contextlib.AbstractContextManager[Any]:
-    """Let the private journal begin anew now and then, as it does in long runs."""
-    return patch("fedkeep.store.table.JOURNAL_BYTES", SHORT_JOURNAL)
+def short_log() -> contextlib.AbstractContextManager[Any]:
+    """Let the private states' log be moved into their file now and then, as it is in long runs."""
+    return patch("fedkeep.store.database.LOG_BYTES", SHORT_LOG)
 
 
 def config(kind: str, seed: int = 0, rounds: int = ROUNDS) -> Config:
@@ -141,7 +145,7 @@ def killed_run(engine: str, out: str) -> None:
     made = made.model_copy(
         update={"run": made.run.model_copy(update={"engine": engine}), "personalization": None}
     )
-    with short_journal(), patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
+    with short_log(), patch("fedkeep.experiments.run_directory.new_run_id", lambda: "0" * 32):
         resume = (Path(out) / "run.json").exists()
         run_config(
             made, out=Path(out), resume=resume, progress=False, workers=2 if engine == "workers" else None
@@ -149,13 +153,16 @@ def killed_run(engine: str, out: str) -> None:
 
 
 def lasting(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of all of a run's folder but times."""
-    left_out = ("run.json", "timings.jsonl", "lock", "commit.json", "config.toml")
+    """Return all of a run's folder but times; of the private states what is kept, whichever pages hold it."""
+    left_out = ("run.json", "timings.jsonl", "lock", "commit.json", "config.toml", STORE)
     found = {
         str(p.relative_to(folder)): p.read_bytes()
         for p in sorted(folder.rglob("*"))
         if p.is_file() and p.name not in left_out and p.suffix != ".part"
     }
+    with contextlib.closing(sqlite3.connect(folder / "private" / STORE)) as sql:
+        kept_rows = sql.execute("SELECT client, round, crc, row FROM kept ORDER BY client, round").fetchall()
+        found[STORE] = repr((kept_rows, sql.execute("SELECT * FROM rounds").fetchall())).encode()
     commit = json.loads((folder / "commit.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in commit.items() if key not in ("timings", "seal")}
     return found | {"commit.json": json.dumps(kept).encode()}

@@ -1,19 +1,17 @@
 """Stores of private states that ``benchmarks.stores`` compares, each with the promises that it can keep.
 
-SQLite and LMDB keep what fedkeep's table does: a checksum for each row, looked at when the row is read; two versions of
-a row until the round is committed elsewhere, so that a round can be taken back; and a digest of all rows, brought
-forward with each round.
+All have a checksum for each row, looked at when the row is read, and a digest of all rows, brought forward with each
+round. fedkeep's store (SQLite) and LMDB keep two versions of a row until the round is committed
+elsewhere, so that a round can be taken back; of the table, its journal does. The table is the least that a store of
+our own would be: without recovery, and without checks of whose it is.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sqlite3
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.store import Default, TableStore
+from fedkeep.store import Default, SqliteStore
+from fedkeep.store.rows import digest_of, entries_of
 
 try:
     import lmdb
@@ -30,6 +29,7 @@ except ImportError:
 
 Params = dict[str, Tensor]
 MAP_BYTES = 1 << 36
+JOURNAL_BYTES = 32 << 20
 VERSION = struct.Struct("<qQ")  # of LMDB's values: round, crc32
 
 
@@ -43,11 +43,15 @@ class Store(Protocol):
     def commit(self, round: int) -> None: ...
 
 
-class Table:
-    """fedkeep's table."""
+class Fedkeep:
+    """fedkeep's store: SQLite with a write-ahead log."""
 
     def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
-        self.store, self.flush = TableStore(folder, Default(default), ids), flush
+        self.store = SqliteStore(folder, Default(default), ids)
+        file = self.store._file
+        assert file is not None
+        if not flush:
+            file.query("PRAGMA synchronous = OFF")
 
     def read(self, clients: list[int]) -> Params:
         return self.store.read(clients)
@@ -56,31 +60,27 @@ class Table:
         self.store.write(clients, params)
 
     def commit(self, round: int) -> None:
-        with flushing(self.flush):
-            self.store.prepare(round)
-            self.store.apply()
+        self.store.prepare(round)
+        self.store.apply()
 
 
-@contextmanager
-def flushing(wanted: bool) -> Iterator[None]:
-    """Leave flushes out, unless they are wanted."""
-    sync = os.fsync
-    if not wanted:
-        os.fsync = lambda handle: None
-    try:
-        yield
-    finally:
-        os.fsync = sync
+class Journal(Fedkeep):
+    """The same with a rollback journal, which takes four flushes or more for one."""
+
+    def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
+        super().__init__(folder, default, ids, flush)
+        assert self.store._file is not None
+        self.store._file.query("PRAGMA journal_mode = TRUNCATE").fetchall()
 
 
 class Rows:
-    """What SQLite and LMDB share: rows as bytes, staged until the commit, and the digest of all rows."""
+    """What the others share: rows as bytes, staged until the commit, and the digest of all rows."""
 
     def __init__(self, default: Params) -> None:
         self.default = default
         self.missing = b"".join(v.numpy().tobytes() for v in default.values())
         self.staged: dict[int, memoryview] = {}
-        self.superseded: list[int] = []
+        self.entries: dict[int, int] = {}
         self.digest = 0
 
     def write(self, clients: list[int], params: Params) -> None:
@@ -99,61 +99,56 @@ class Rows:
             )
         return out
 
-    def placed(self, client: int, round: int, crc: int, before: tuple[int, int, int] | None) -> int:
-        """Return where a client's new version goes: beside the old one, which is dropped with the next commit."""
-        self.digest += mark(client, round, crc)
-        if before is None:
-            return 2 * client
-        place, old_round, old_crc = before
-        self.digest -= mark(client, old_round, old_crc)
-        self.superseded.append(place)
-        return place ^ 1
+    def advance(self, round: int) -> None:
+        """Bring the digest forward by the staged rows."""
+        count = len(self.staged)
+        index = np.fromiter(self.staged, np.int64, count)
+        old = np.fromiter((self.entries.get(c, 0) for c in self.staged), np.uint64, count)
+        new = entries_of(round, map(np.asarray, self.staged.values()), count)
+        self.digest = (self.digest - digest_of(index, old) + digest_of(index, new)) % 2**64
+        self.entries.update(zip(self.staged, new.tolist(), strict=True))
 
 
-def mark(client: int, round: int, crc: int) -> int:
-    """Return a row's part of the digest."""
-    packed = struct.pack("<qqQ", client, round, crc)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
-
-
-class Sqlite(Rows):
-    """A table of SQLite with a write-ahead log, one transaction a round."""
+class Table(Rows):
+    """A sparse table, mapped into memory; rows are appended to a journal and flushed before they go into the table."""
 
     def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
         super().__init__(default)
-        self.sql = sqlite3.connect(folder / "states.sqlite", isolation_level=None)
-        for pragma in (
-            "locking_mode = EXCLUSIVE", "journal_mode = WAL", f"synchronous = {'FULL' if flush else 'OFF'}",
-            "cache_size = -65536",
-        ):  # fmt: skip
-            self.sql.execute(f"PRAGMA {pragma}")
-        columns = "place INTEGER PRIMARY KEY, round INTEGER, crc INTEGER, value BLOB"
-        self.sql.execute(f"CREATE TABLE IF NOT EXISTS states ({columns})")
-        self.sql.execute("CREATE TABLE IF NOT EXISTS commits (round INTEGER PRIMARY KEY, digest TEXT)")
+        self.size, self.flush = len(self.missing), flush
+        path = folder / "table"
+        with open(path, "xb") as file:
+            file.truncate(len(ids) * self.size)
+        self.table, self.journal = (
+            os.open(path, os.O_RDWR),
+            os.open(folder / "journal", os.O_RDWR | os.O_CREAT),
+        )
+        self.rows = np.memmap(path, np.uint8, "r", shape=(len(ids), self.size)).view(np.ndarray)
+        self.end = 0
 
     def read(self, clients: list[int]) -> Params:
-        found = {}
-        query = f"SELECT place, crc, value FROM states WHERE place IN ({places(clients)}) ORDER BY round"
-        for place, crc, value in self.sql.execute(query):
-            check(value, crc)
-            found[place >> 1] = value
-        return self.stacked([found.get(c, self.missing) for c in clients])
+        found: list[Any] = []
+        for client in clients:
+            entry = self.entries.get(client)
+            found.append(self.missing if entry is None else self.rows[client])
+            if entry is not None:
+                check(self.rows[client].data, entry & 0xFFFFFFFF)
+        return self.stacked(found)
 
     def commit(self, round: int) -> None:
-        self.sql.execute("BEGIN IMMEDIATE")
-        if self.superseded:
-            self.sql.execute(f"DELETE FROM states WHERE place IN ({','.join(map(str, self.superseded))})")
-        self.superseded = []
-        query = f"SELECT place, round, crc FROM states WHERE place IN ({places(self.staged)})"
-        before = {row[0] >> 1: row for row in self.sql.execute(query)}
-        rows = []
-        for client, value in self.staged.items():
-            crc = zlib.crc32(value)
-            rows.append((self.placed(client, round, crc, before.get(client)), round, crc, value))
-        self.sql.executemany("INSERT INTO states VALUES (?, ?, ?, ?)", rows)
-        self.sql.execute("DELETE FROM commits WHERE round < ?", (round - 1,))
-        self.sql.execute("INSERT INTO commits VALUES (?, ?)", (round, f"{self.digest:x}"))
-        self.sql.execute("COMMIT")
+        self.advance(round)
+        index = np.fromiter(self.staged, np.int64, len(self.staged))
+        entries = np.fromiter((self.entries[c] for c in self.staged), np.uint64, len(self.staged))
+        head = struct.pack("<qqQ", round, len(index), self.digest)
+        record = b"".join((head, index.tobytes(), entries.tobytes(), *self.staged.values()))
+        if self.end > JOURNAL_BYTES:
+            if self.flush:
+                os.fsync(self.table)
+            self.end = 0
+        self.end += os.pwrite(self.journal, record, self.end)
+        if self.flush:
+            os.fsync(self.journal)
+        for client in sorted(self.staged):
+            os.pwrite(self.table, self.staged[client], client * self.size)
         self.staged = {}
 
 
@@ -163,6 +158,7 @@ class Lmdb(Rows):
     def __init__(self, folder: Path, default: Params, ids: Sequence[str], flush: bool) -> None:
         super().__init__(default)
         self.env = lmdb.open(str(folder), map_size=MAP_BYTES, sync=flush)
+        self.superseded: list[int] = []
 
     def read(self, clients: list[int]) -> Params:
         with self.env.begin(buffers=True) as txn:
@@ -179,18 +175,19 @@ class Lmdb(Rows):
             return self.stacked(rows)
 
     def commit(self, round: int) -> None:
+        before = {c: self.entries[c] for c in self.staged if c in self.entries}
+        self.advance(round)
         with self.env.begin(write=True, buffers=True) as txn:
             for place in self.superseded:
                 txn.delete(key(place))
             self.superseded = []
             for client in sorted(self.staged):
-                value, before = self.staged[client], None
-                for place in (2 * client, 2 * client + 1):
-                    if (old := txn.get(key(place))) is not None:
-                        before = (place, *VERSION.unpack_from(old))
-                crc = zlib.crc32(value)
-                place = self.placed(client, round, crc, before)
-                txn.put(key(place), VERSION.pack(round, crc) + bytes(value))
+                places = (2 * client, 2 * client + 1)
+                used = [p for p in places if client in before and txn.get(key(p)) is not None]
+                self.superseded += used[:1]
+                place = places[1] if used[:1] == [places[0]] else places[0]
+                crc = self.entries[client] & 0xFFFFFFFF
+                txn.put(key(place), VERSION.pack(round, crc) + bytes(self.staged[client]))
             txn.put(b"commit", f"{round} {self.digest:x}".encode())
         self.staged = {}
 
@@ -200,11 +197,6 @@ def key(place: int) -> bytes:
     return place.to_bytes(8, "big")
 
 
-def places(clients: Any) -> str:
-    """Return SQLite's list of both versions of clients."""
-    return ",".join(f"{2 * c},{2 * c + 1}" for c in clients)
-
-
 def check(value: Any, crc: int) -> None:
     """Raise ValueError if a row is not as it was written."""
     if zlib.crc32(value) != crc:
@@ -212,5 +204,5 @@ def check(value: Any, crc: int) -> None:
 
 
 STORES: dict[str, Callable[[Path, Params, Sequence[str], bool], Store]] = {
-    "fedkeep": Table, "sqlite": Sqlite, **({"lmdb": Lmdb} if lmdb else {}),
+    "fedkeep": Fedkeep, "journal": Journal, "table": Table, **({"lmdb": Lmdb} if lmdb else {}),
 }  # fmt: skip

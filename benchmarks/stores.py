@@ -1,22 +1,23 @@
-"""Claims: a private state of 10 KB is read in at most 20 µs a client inside a round, and written in at most 20 µs; its
-checksum costs at most 5 % of a flushed commit; and fedkeep's own table is on the whole twice as fast as SQLite.
+"""Claims: a private state of 10 KB is read in at most 20 µs a client inside a round, and all reads take at most 1 % of
+a round of W1; its checksum costs at most 5 % of a flushed commit; and a table of our own is not twice as fast.
 
     python -m benchmarks.stores [--rounds N] [--quick]
 
 A round reads the states of a cohort, writes all of them, and commits. Measured for states of 256 B, 10 KB and 100 KB,
-among 1 000 and 1 000 000 users, in fedkeep's table with a journal, in SQLite with a write-ahead log and one transaction
-a round, and in LMDB where it is installed, with the same promises (``store_contenders.py``). A cohort is drawn from 300
-users spread over all ids, so that most have a state. Stores take turns, round by round. Microseconds a client, medians
-over rounds:
+among 1 000 and 1 000 000 users, in fedkeep's store (SQLite with a write-ahead log), the same with a rollback journal
+(*journal*), a table of our own (*table*), and LMDB where it is installed: see ``store_contenders.py``. A cohort is
+drawn from 300 users spread over all ids, so that most have a state. Stores take turns, round by round. Microseconds a
+client, medians over rounds:
 
 - ``read`` and ``write``: ``write`` is all that a round writes, the commit included, without waiting for the disk. That
-  is what survives ``kill -9``. The claim of 20 µs is about these, with a cohort of 100.
+  is what survives ``kill -9``.
 - ``flushed``: ``write`` with every file flushed to the disk before the round ends, which survives a loss of power too.
-- ``times``: how many times as long as in fedkeep's table a round's ``read`` and ``flushed`` take together, the median
-  of ratios within a round. What is claimed of SQLite is the geometric mean over all states, users and cohorts.
+- ``times``: how many times as long as in fedkeep's store a round's ``read`` and ``flushed`` take together, the median
+  of ratios within a round. Claimed of the table is the geometric mean over all states, users and cohorts: a well-kept
+  library wins unless ours would take at most half of its time.
 
-Then every store's file is damaged (a bit flipped, a page zeroed, the end cut off) and all of it read in a process of
-its own: how often the process died, for then nothing can be said to whoever uses it.
+Then the store's file is damaged (a bit flipped, a page zeroed, the end cut off) and all of it read in a process of its
+own, as LMDB's is: how often the process died, for then nothing can be said to whoever uses it.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ import torch
 
 from benchmarks.measure import write
 from benchmarks.processes import ROOT
-from benchmarks.store_contenders import STORES, Params, Table, lmdb
+from benchmarks.store_contenders import STORES, Fedkeep, Params, lmdb
 from fedkeep.data import RangeIds
-from fedkeep.store import Default, TableStore
+from fedkeep.store import Default, SqliteStore
 
 SIZES = {"256 B": 256, "10 KB": 10_000, "100 KB": 100_000}
 USERS = (1_000, 1_000_000)
@@ -52,7 +53,7 @@ COHORTS = (10, 100)
 VISITED = 300
 CLAIMED = 20.0
 CHECKSUM_CLAIMED = 0.05
-OVER_SQLITE_CLAIMED = 2.0
+TABLE_CLAIMED = 0.5
 W1_ROUND = 0.2  # seconds, with ten clients
 READS_CLAIMED = 0.01
 
@@ -113,7 +114,7 @@ def checksums(size: int, cohort: int, rounds: int) -> dict[str, float]:
         stores = {}
         for checked in taken:
             (Path(folder) / str(checked)).mkdir()
-            stores[checked] = Table(Path(folder) / str(checked), default, RangeIds(1000), True)
+            stores[checked] = Fedkeep(Path(folder) / str(checked), default, RangeIds(1000), True)
         for round in range(1, rounds + 1):
             clients = rng.choice(VISITED, cohort, replace=False).tolist()
             for checked in (True, False) if round % 2 else (False, True):
@@ -138,7 +139,10 @@ class _Nothing:
 
 
 def _unchecked(wanted: bool) -> contextlib.AbstractContextManager[Any]:
-    return patch("fedkeep.store.table.zlib", _Nothing) if wanted else contextlib.nullcontext()
+    found = contextlib.ExitStack()
+    for module in ("rows", "sqlite") if wanted else ():
+        found.enter_context(patch(f"fedkeep.store.{module}.zlib", _Nothing))
+    return found
 
 
 def damaged(name: str, tried: int) -> Counter[str]:
@@ -183,7 +187,7 @@ def _in_child(name: str, folder: Path, what: str) -> int:
         n: torch.arange(100.0).repeat_interleave(v.numel()).reshape(100, -1) for n, v in default.items()
     }
     if name == "fedkeep" and what == "read":
-        store = TableStore(folder, Default(default), RangeIds(100), write=False)
+        store = SqliteStore(folder, Default(default), RangeIds(100), write=False)
         store.recover(3)
         found = store.read(clients)
     else:
@@ -228,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows += some
         print(*map(line, some), sep="\n", flush=True)
     cost = {str(cohort): checksums(10_000, cohort, 4 if options.quick else 200) for cohort in COHORTS}
-    harmed = {n: dict(damaged(n, 3 if options.quick else 60)) for n in STORES}
+    harmed = {n: dict(damaged(n, 3 if options.quick else 60)) for n in STORES if n in ("fedkeep", "lmdb")}
     over = {
         name: math.exp(statistics.fmean(math.log(r["times"]) for r in rows if r["store"] == name))
         for name in STORES
@@ -250,22 +254,21 @@ def missed(
     """Return what was claimed and not reached."""
     failed = []
     own = [r for r in rows if (r["store"], r["state"]) == ("fedkeep", "10 KB")]
-    for kind in ("read", "write"):
-        worst = max(r[kind] for r in own if r["cohort"] == 100)
-        if worst > CLAIMED:
-            failed.append(f"{kind}: {worst:.1f} µs a client; claimed {CLAIMED:g}")
+    worst = max(r["read"] for r in own)
+    if worst > CLAIMED:
+        failed.append(f"read: {worst:.1f} µs a client; claimed {CLAIMED:g}")
     for cohort, each in cost.items():
         if each["of_commit"] > CHECKSUM_CLAIMED:
             failed.append(f"checksums: {each['of_commit']:.1%} of a flushed commit of {cohort}; claimed 5 %")
     reads = max(r["read"] for r in own if r["cohort"] == 10) * 10 / 1e6 / W1_ROUND
     if reads > READS_CLAIMED:
         failed.append(f"all reads: {reads:.2%} of a round of W1; claimed 1 %")
-    if over["sqlite"] < OVER_SQLITE_CLAIMED:
+    if over["table"] <= TABLE_CLAIMED:
         failed.append(
-            f"a round takes {over['sqlite']:.2f} times as long in SQLite; claimed {OVER_SQLITE_CLAIMED:g}"
+            f"a table of our own takes {over['table']:.2f} of the time; claimed more than {TABLE_CLAIMED:g}"
         )
     if harmed["fedkeep"].get("died"):
-        failed.append(f"{harmed['fedkeep']['died']} damaged tables ended the process; claimed none")
+        failed.append(f"{harmed['fedkeep']['died']} damaged stores ended the process; claimed none")
     return failed
 
 
@@ -285,12 +288,13 @@ def page(
 ) -> str:
     """Return the page of results."""
     head = (
-        "# Private states: a table with a journal, SQLite, LMDB\n\n"
+        "# Private states: SQLite, a table of our own, LMDB\n\n"
         "Made by `python -m benchmarks.stores`; microseconds a client, medians. *write*: all that a round writes, the\n"
         "commit included, without waiting for the disk (it survives `kill -9`). *flushed*: the same, with every file\n"
         "flushed to the disk before the round ends (it survives a loss of power). *times*: how many times as long\n"
-        "as in fedkeep's table a round's read and flushed write take together. All look at a checksum\n"
-        "of each row that they read, can take the last round back, and keep a digest of all rows.\n\n"
+        "as in fedkeep's store (SQLite with a write-ahead log) a round's read and flushed write take together.\n"
+        "*journal*: the same with a rollback journal; *table*: the least that a table of our own would do. All look\n"
+        "at a checksum of each row that they read, can take the last round back, and keep a digest of all rows.\n\n"
         "| state | users | cohort | store | read | write | flushed | times |\n|---|---|---|---|---|---|---|---|\n"
     )
     means = ", ".join(f"{name} {times:.2f}" for name, times in over.items())

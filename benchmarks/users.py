@@ -2,7 +2,7 @@
 
     python -m benchmarks.users [--turns N]
 
-Both federations keep private states on disk (a table with a journal) and hold the same number of examples a user;
+Both federations keep private states on disk (SQLite) and hold the same number of examples a user;
 a round samples, reads, trains, writes and commits.
 """
 
@@ -26,7 +26,7 @@ from fedkeep import FederatedData, Phase, methods, sgd
 from fedkeep.core.net import Net
 from fedkeep.data import RangeIds
 from fedkeep.engines import Sampler, Sequential
-from fedkeep.store import TableStore
+from fedkeep.store import SqliteStore
 
 TEXTS, LENGTH = 32, 64
 
@@ -46,7 +46,7 @@ def federation(users: int, folder: Path) -> Callable[[], None]:
     method = methods.furl("user", local=Phase(optimizer=sgd(0.1), batch_size=16))
     torch.manual_seed(0)
     net = Net(Document())
-    store = TableStore(folder / "private", default(method, net), RangeIds(users))
+    store = SqliteStore(folder / "private", default(method, net), RangeIds(users))
     rounds, sampler = Rounds(method, net, data, Sequential(), store), Sampler(users, 10, "shuffled", 0)
 
     def step() -> None:

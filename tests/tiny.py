@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -261,11 +262,23 @@ def files(folder: Path, *, but: tuple[str, ...] = ()) -> dict[str, bytes]:
 
 
 def lasting(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of all of a run's folder that the same run of the same id always leaves: all but times."""
-    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json"))
+    """Return all of a run's folder that the same run of the same id always leaves: all but times.
+
+    Of the private states what is kept: a run that was stopped may have other pages of its file free.
+    """
+    found = files(folder, but=("run.json", "timings.jsonl", "lock", "commit.json", "store.db"))
+    if (path := folder / "private" / "store.db").exists():
+        found["private/store.db"] = kept_in(path)
     commit = json.loads((folder / "commit.json").read_text())
     kept = {key: value for key, value in commit.items() if key not in ("timings", "seal")}
     return found | {"commit.json": json.dumps(kept).encode()}
+
+
+def kept_in(path: Path) -> bytes:
+    """Return all versions in a store's file as text, and the digests of their rounds."""
+    with closing(sqlite3.connect(path)) as sql:
+        rows = sql.execute("SELECT client, round, crc, row FROM kept ORDER BY client, round").fetchall()
+        return repr((rows, sql.execute("SELECT * FROM rounds").fetchall())).encode()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def test_a_tenth_of_the_campaign() -> None:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_folders.Scene]:
-    with fault_runs.short_journal():
+    with fault_runs.short_log():
         yield fault_folders.Scene(tmp_path_factory.mktemp("faults") / "private", "private")
 
 

@@ -247,7 +247,7 @@ def test_nothing_to_resume(refused: Refused) -> None:
             b"too short",
             "server-4.safetensors is damaged: its hash is not the committed one.",
         ),
-        ("private/journal", b"short", "damaged"),
+        ("private/store.db", b"short", "store.db does not begin as a private store does"),
         ("records.jsonl", b"", "records.jsonl is shorter than the "),
     ],
 )

@@ -17,14 +17,14 @@ import fedkeep as package
 from fedkeep.core.records import read_records, read_sealed_records
 from fedkeep.experiments import drive, progress
 from tests.cli.conftest import Command
+from tests.tiny import kept_in
 
 
 def states(folder: Path) -> dict[str, bytes]:
     """Everything that a run determines, byte by byte."""
-    names = ["records.jsonl", "config.toml", "private/table.bin"]
-    return {name: (folder / name).read_bytes() for name in names} | {
-        p.name: p.read_bytes() for p in folder.glob("server-*.safetensors")
-    }
+    found = {name: (folder / name).read_bytes() for name in ("records.jsonl", "config.toml")}
+    found["private"] = kept_in(folder / "private" / "store.db")
+    return found | {p.name: p.read_bytes() for p in folder.glob("server-*.safetensors")}
 
 
 def test_prints_the_metrics_of_the_best_epoch_and_nothing_else(fedkeep: Command) -> None:

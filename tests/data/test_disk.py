@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.sealed import seal
 from fedkeep.data import FederatedData, Ragged, RangeIds
+from fedkeep.data.disk import checksums
 
 
 def sample(**changes: Any) -> FederatedData:
@@ -118,6 +120,12 @@ def test_meta_that_json_cannot_hold(tmp_path: Path) -> None:
     assert FederatedData.load(tmp_path / "data").meta["x"] == [0, 1]
 
 
+def forged(folder: Path, **changes: Any) -> None:
+    """Rewrite the description with changes, and let all checksums fit."""
+    path = folder / "data.json"
+    path.write_text(json.dumps(seal(json.loads(path.read_text()) | {"crc32": checksums(folder)} | changes)))
+
+
 def broken(tmp_path: Path, name: str, content: bytes | None) -> str:
     """Save, then replace or remove one file, and return the message of loading."""
     folder = tmp_path / "data"
@@ -126,6 +134,8 @@ def broken(tmp_path: Path, name: str, content: bytes | None) -> str:
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content)
+        if name != "data.json":
+            forged(folder)
     with pytest.raises(DataError) as error:
         FederatedData.load(folder)
     return str(error.value)
@@ -180,7 +190,11 @@ def test_a_column_of_another_length(tmp_path: Path) -> None:
             "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         ),
         (b"{}", "KeyError: 'format'"),
-        (b'{"format": 1, "columns": 3}', "AttributeError: 'int' object has no attribute 'items'"),
+        (
+            json.dumps(seal({"format": 2, "columns": 3})).encode(),
+            "AttributeError: 'int' object has no attribute 'items'",
+        ),
+        (json.dumps(seal({"format": 2, "columns": {}})).encode(), "KeyError: 'ids'"),
     ],
 )
 def test_the_description_is_damaged(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -190,8 +204,8 @@ def test_the_description_is_damaged(tmp_path: Path, content: bytes, reason: str)
 
 
 def test_a_format_of_the_future(tmp_path: Path) -> None:
-    assert broken(tmp_path, "data.json", json.dumps({"format": 2}).encode()) == (
-        f"{tmp_path / 'data' / 'data.json'} has format 2; this version reads 1. Save the data again."
+    assert broken(tmp_path, "data.json", json.dumps({"format": 3}).encode()) == (
+        f"{tmp_path / 'data' / 'data.json'} has format 3; this version reads 2. Save the data again."
     )
 
 
@@ -238,6 +252,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_an_array_without_an_axis(tmp_path: Path, name: str, mmap: bool) -> None:
     sample().save(tmp_path / "data")
     np.save(tmp_path / "data" / f"{name}.npy", np.int64(3))
+    forged(tmp_path / "data")
     with pytest.raises(DataError, match=r"data is damaged: "):
         FederatedData.load(tmp_path / "data", mmap=mmap)
 
@@ -247,6 +262,7 @@ def test_numbers_of_another_kind(tmp_path: Path, name: str) -> None:
     sample().save(tmp_path / "data")
     path = tmp_path / "data" / f"{name}.npy"
     np.save(path, np.load(path).astype(np.float64))
+    forged(tmp_path / "data")
     with pytest.raises(DataError, match="damaged"):
         FederatedData.load(tmp_path / "data")
 
@@ -301,6 +317,7 @@ def test_ids_that_no_data_set_has(tmp_path: Path, ids: list[str], reason: str) -
     np.save(tmp_path / "data" / "ids.values.npy", np.frombuffer(b"".join(encoded), np.uint8))
     np.save(tmp_path / "data" / "ids.offsets.npy", np.cumsum([0, *map(len, encoded)]))
     np.save(tmp_path / "data" / "ids.order.npy", np.argsort(np.array(encoded), kind="stable"))
+    forged(tmp_path / "data")
     with pytest.raises(DataError) as error:
         FederatedData.load(tmp_path / "data")
     assert "is damaged" in str(error.value)
@@ -311,6 +328,7 @@ def test_ids_that_no_data_set_has(tmp_path: Path, ids: list[str], reason: str) -
 def test_an_order_that_does_not_sort(tmp_path: Path, order: list[int]) -> None:
     sample(ids=["a", "b"]).save(tmp_path / "data")
     np.save(tmp_path / "data" / "ids.order.npy", np.array(order))
+    forged(tmp_path / "data")
     with pytest.raises(DataError, match="is damaged"):
         FederatedData.load(tmp_path / "data")
 
@@ -332,9 +350,8 @@ def test_an_order_that_does_not_sort(tmp_path: Path, order: list[int]) -> None:
 )
 def test_a_description_that_makes_no_sense(tmp_path: Path, key: str, value: Any) -> None:
     sample().save(tmp_path / "data")
-    path = tmp_path / "data" / "data.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(DataError):
+    forged(tmp_path / "data", **{key: value})
+    with pytest.raises(DataError, match=r"^(?!.*checksum)"):
         FederatedData.load(tmp_path / "data")
 
 
@@ -342,9 +359,46 @@ def test_a_description_nested_too_deeply(tmp_path: Path) -> None:
     assert "RecursionError" in broken(tmp_path, "data.json", b"[" * 100_000)
 
 
+@pytest.mark.parametrize("mmap", [True, False])
+def test_every_byte_is_looked_at(tmp_path: Path, mmap: bool) -> None:
+    """One bit of any value, or of the description: no result may come of it, also where columns stay on disk."""
+    folder = tmp_path / "data"
+    sample().save(folder)
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        places = [len(content) - 1, 128] if path.suffix == ".npy" else [content.index(b"sample"), 20]
+        for at in places:
+            harmed = bytearray(content)
+            harmed[at] ^= 1
+            path.write_bytes(harmed)
+            with pytest.raises(DataError) as error:
+                FederatedData.load(folder, mmap=mmap)
+            assert str(folder) in str(error.value)
+            assert "damaged" in str(error.value)
+        path.write_bytes(content)
+    FederatedData.load(folder, mmap=mmap)
+    values = folder / "column.x.npy"
+    values.write_bytes(values.read_bytes()[:-1] + b"\x11")
+    with pytest.raises(DataError) as error:
+        FederatedData.load(folder, mmap=mmap)
+    assert str(error.value) == f"{values} is damaged: its checksum is not the saved one. Save the data again."
+
+
+def test_an_edited_description_is_refused(tmp_path: Path) -> None:
+    sample().save(tmp_path / "data")
+    path = tmp_path / "data" / "data.json"
+    path.write_text(path.read_text().replace("sample", "simple"))
+    with pytest.raises(DataError) as error:
+        FederatedData.load(tmp_path / "data")
+    assert str(error.value) == (
+        f"{path} is damaged or was edited: its checksum is not that of its content. Save the data again."
+    )
+
+
 def test_a_label_that_is_no_class(tmp_path: Path) -> None:
     sample().save(tmp_path / "data")
     np.save(tmp_path / "data" / "column.label.npy", np.array([0, 1, 2, 1, 7]))
+    forged(tmp_path / "data")
     with pytest.raises(DataError, match=r"Wanted labels 0 to 2 \(3 classes\); got 7 in row 4"):
         FederatedData.load(tmp_path / "data")
 
@@ -352,5 +406,6 @@ def test_a_label_that_is_no_class(tmp_path: Path) -> None:
 def test_a_number_that_is_none(tmp_path: Path) -> None:
     sample().save(tmp_path / "data")
     np.save(tmp_path / "data" / "column.x.npy", np.full((5, 2), np.nan, np.float32))
+    forged(tmp_path / "data")
     with pytest.raises(DataError, match="Column 'x' holds nan in row 0"):
         FederatedData.load(tmp_path / "data", mmap=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from fedkeep import Method, Phase, Run, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.store.database import Database
 from tests.tiny import Noisy, classes, one_run_id
 
 ENGINES: dict[str, Method] = {
@@ -73,8 +76,16 @@ def kill_at(engine: str, out: str, rounds: int, instant: int) -> None:
         tick()
         sync(handle)
 
+    query = Database.query
+
+    def statement(self: Database, text: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        if text.split()[0] in ("BEGIN", "DELETE", "INSERT", "COMMIT"):
+            tick()
+        return query(self, text, values)
+
     sys.addaudithook(watch)
     os.fsync = fsync
+    Database.query = statement  # type: ignore[method-assign]
     go_on(engine, Path(out), rounds)
 
 

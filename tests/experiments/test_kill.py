@@ -62,7 +62,7 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
         folder = tmp_path_factory.mktemp(engine) / "run"
         killed.run(engine, folder, ROUNDS)
         out[engine] = lasting(folder)
-        assert {"records.jsonl", "private/table.bin", f"server-{ROUNDS}.safetensors"} <= out[engine].keys()
+        assert {"records.jsonl", "private/store.db", f"server-{ROUNDS}.safetensors"} <= out[engine].keys()
     return out
 
 

@@ -106,9 +106,9 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "lock").exists()
 
 
-@pytest.mark.parametrize("gone", ["schema.json", "table.bin", "journal", "."])
+@pytest.mark.parametrize("gone", ["store.db", "."])
 def test_reading_makes_nothing_anew(tmp_path: Path, gone: str) -> None:
-    """Without its schema, a table of private states was once erased by a command that only reads."""
+    """A table of private states was once erased by a command that only reads."""
     run_config(config(), out=tmp_path / "r")
     path = tmp_path / "r" / "private" / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -124,7 +124,7 @@ def test_reading_makes_nothing_anew(tmp_path: Path, gone: str) -> None:
 def test_what_a_killed_round_left_is_read_past_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the private journal and the commit: reading gives the last commit, and touches nothing."""
+    """Killed between the private versions and the commit: reading gives the last commit, and touches nothing."""
     from fedkeep.experiments.run_directory import Commit
 
     whole = tmp_path / "whole"

@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedkeep.core.errors import FedkeepError, RunError, StoreError
 from fedkeep.core.files import read_tensors
 from fedkeep.core.records import Record, read_records
 from fedkeep.core.sealed import seal
+from fedkeep.store.database import Database
 from tests.tiny import Logits, classes, everyone, files, lasting, one_run_id, same_bits
 
 METHOD = methods.furl("user", local=Phase(batch_size=4), server=averaging(sgd(1.0, momentum=0.9)))
@@ -89,7 +91,7 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     names = set(files(out))
     assert names == {
         "lock", "run.json", "config.toml", "records.jsonl", "timings.jsonl", "commit.json", "server-4.safetensors",
-        "examples-2.safetensors", "private/table.bin", "private/schema.json", "private/journal",
+        "examples-2.safetensors", "private/store.db",
     }  # fmt: skip
     assert (out / "config.toml").read_text() == "seed = 5\n"
     info = json.loads((out / "run.json").read_text())
@@ -274,12 +276,10 @@ def damage(path: Path, how: str) -> None:
         ("records.jsonl", "missing"),
         ("records.jsonl", "cut"),
         ("timings.jsonl", "missing"),
-        ("private/journal", "missing"),
-        ("private/journal", "cut"),
-        ("private/journal", "flip"),
-        ("private/table.bin", "missing"),
-        ("private/table.bin", "cut"),
-        ("private/schema.json", "cut"),
+        ("private/store.db", "missing"),
+        ("private/store.db", "empty"),
+        ("private/store.db", "cut"),
+        ("private/store.db", "{}"),
     ],
 )
 def test_a_damaged_folder_is_named_and_not_made_worse(tmp_path: Path, name: str, how: str) -> None:
@@ -375,17 +375,15 @@ def test_a_commit_of_another_run_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("parts", [["journal"], ["table.bin", "journal"]])
-def test_a_store_of_another_round_of_the_same_run_is_refused(tmp_path: Path, parts: list[str]) -> None:
-    """Server, commit and records of round 2 beside a part of the store of round 4, and the other way round."""
+def test_a_store_of_another_round_of_the_same_run_is_refused(tmp_path: Path) -> None:
+    """Server, commit and records of round 2 beside the store of round 4, and the other way round."""
     early, late = tmp_path / "early", tmp_path / "late"
     stopped(early, 2)
     run(late)
     for folder, other in ((early, late), (late, early)):
         mixed = tmp_path / f"mixed-{folder.name}"
         shutil.copytree(folder, mixed)
-        for part in parts:
-            shutil.copy(other / "private" / part, mixed / "private" / part)
+        shutil.copy(other / "private" / "store.db", mixed / "private" / "store.db")
         before = files(mixed)
         with pytest.raises(StoreError) as error:
             run(mixed, resume=True)
@@ -396,19 +394,16 @@ def test_a_store_of_another_round_of_the_same_run_is_refused(tmp_path: Path, par
         assert files(mixed) == before
 
 
-def test_a_table_of_another_time_beside_a_journal_that_reaches_back_is_brought_up_to_date(
+def test_a_run_restored_from_the_round_before_its_store_goes_on_to_the_same_bits(
     tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    """The journal holds rounds 1 and 2, which changed all four users: what the table held does not matter."""
+    """The store can take one round back, whoever asks for it."""
     early, late = tmp_path / "early", tmp_path / "late"
-    stopped(early, 2)
+    stopped(early, 3)
     run(late)
-    for folder, other in ((early, late), (late, early)):
-        mixed = tmp_path / f"mixed-{folder.name}"
-        shutil.copytree(folder, mixed)
-        shutil.copy(other / "private" / "table.bin", mixed / "private" / "table.bin")
-        run(mixed, resume=True)
-        assert lasting(mixed) == whole
+    shutil.copy(late / "private" / "store.db", early / "private" / "store.db")
+    run(early, resume=True)
+    assert lasting(early) == whole
 
 
 def test_an_older_copy_of_the_whole_folder_is_no_damage(tmp_path: Path, whole: dict[str, bytes]) -> None:
@@ -497,7 +492,7 @@ class TestLength:
     def test_a_damaged_folder_is_not_given_another_length(self, tmp_path: Path) -> None:
         out = tmp_path / "run"
         run(out)
-        damage(out / "private" / "journal", "flip")
+        damage(out / "private" / "store.db", "cut")
         before = files(out)
         with pytest.raises(StoreError):
             run(out, rounds=9, resume=True)
@@ -608,7 +603,33 @@ def test_a_disk_that_fills_up_at_any_instant_loses_nothing(
         assert lasting(out) == whole
     assert all("No space left on device" in m for m in messages)
     assert all("Nothing was lost" in m and "resume" in m for m in messages)
-    assert {m.split(":")[0].split("/")[-1] for m in messages} >= {"journal", "commit.json"}
+    assert {m.split(":")[0].split("/")[-1] for m in messages} >= {"store.db", "commit.json"}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("statement", ["BEGIN IMMEDIATE", "COMMIT"])
+def test_a_disk_that_fills_up_while_private_states_are_written_loses_nothing(
+    tmp_path: Path, whole: dict[str, bytes], number: int, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, query, count = tmp_path / "run", Database.query, 0
+
+    def full(self: Database, text: str, *rest: Any) -> sqlite3.Cursor:
+        nonlocal count
+        count += text == "BEGIN IMMEDIATE"
+        if text == statement and count == number:
+            raise sqlite3.OperationalError("database or disk is full")
+        return query(self, text, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "query", full)
+        with pytest.raises(RunError) as error:
+            run(out)
+    assert str(error.value) == (
+        f"Cannot write {out / 'private' / 'store.db'}: database or disk is full. Nothing was lost: the last finished "
+        f"round is kept. Free some space or check the rights, then resume."
+    )
+    run(out, resume=True)
+    assert lasting(out) == whole
 
 
 @pytest.mark.parametrize("number", [3, 8, 14])
@@ -656,7 +677,7 @@ def test_an_interrupt_inside_a_round_leaves_the_last_commit(
 def test_all_that_a_commit_names_is_flushed_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What kill -9 cannot show, a loss of power would. The private table may be flushed later: see tests/store."""
+    """What kill -9 cannot show, a loss of power would. Private states are flushed by SQLite: see tests/store."""
     out = tmp_path / "run"
     sync, replace = os.fsync, os.replace
     flushed: dict[int, int] = {}  # inode → its change time when it was flushed
@@ -671,7 +692,10 @@ def test_all_that_a_commit_names_is_flushed_before_it(
         nonlocal commits
         if target.name == "commit.json":
             commits += 1
-            named = ["records.jsonl", "timings.jsonl", "private/journal", f"server-{commits}.safetensors"]
+            copy = shutil.copytree(out / "private", tmp_path / f"private-{commits}")
+            with closing(sqlite3.connect(copy / "store.db")) as sql:
+                assert sql.execute("SELECT max(round) FROM rounds").fetchone() == (commits,)
+            named = ["records.jsonl", "timings.jsonl", f"server-{commits}.safetensors"]
             named += [p.name for p in out.glob("examples-*.safetensors")]
             for name in [*named, source.relative_to(out)]:
                 stat = (out / name).stat()

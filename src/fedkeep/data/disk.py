@@ -1,4 +1,8 @@
-"""A data set on disk: one npy file per array and ``data.json``. Nothing is pickled, everything can be mapped."""
+"""A data set on disk: one npy file per array and ``data.json``. Nothing is pickled, everything can be mapped.
+
+``data.json`` holds a checksum of each file, and one of itself. All are looked at when the data are read, also where
+they are mapped: so each file is read once from its beginning to its end.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import operator
 import secrets
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.sealed import is_sealed, seal
 from fedkeep.data.arrays import read_npy
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.ids import Ids, PackedIds, RangeIds
 
-FORMAT = 1
+FORMAT = 2
+_BLOCK = 1 << 20
 Parts = tuple[dict[str, Column], NDArray[np.int64], Ids, NDArray[np.int64] | None, dict[str, Any]]
 
 
@@ -53,7 +60,7 @@ def save(
         arrays |= _arrays("ids", ids.text) | {"ids.order": ids.order}
 
     try:
-        written = json.dumps(about, indent=1, default=_plain)
+        about = json.loads(json.dumps(about, default=_plain))
     except (TypeError, ValueError) as error:
         raise DataError(
             f"Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta."
@@ -67,7 +74,8 @@ def save(
         made = True
         for name, array in arrays.items():
             np.save(staged / f"{name}.npy", array, allow_pickle=False)
-        (staged / "data.json").write_text(written, encoding="utf-8")
+        sealed = seal({**about, "crc32": checksums(staged)})
+        (staged / "data.json").write_text(json.dumps(sealed, indent=1), encoding="utf-8")
         staged.replace(folder)  # an empty folder is replaced, anything else is not
     except OSError as error:
         raise DataError(
@@ -89,6 +97,10 @@ def load(folder: Path, mmap: bool) -> Parts:
             raise DataError(
                 f"{path} has format {about['format']!r}; this version reads {FORMAT}. Save the data again."
             )
+        if not is_sealed(about):
+            raise DataError(
+                f"{path} is damaged or was edited: its checksum is not that of its content. Save the data again."
+            )
         columns: dict[str, Column] = {}
         for name, kind in about["columns"].items():
             if not name.isidentifier():  # before it names a file
@@ -105,7 +117,13 @@ def load(folder: Path, mmap: bool) -> Parts:
         else:
             ids = RangeIds(operator.index(about["ids"]["n"]), about["ids"]["pattern"])
         bounds = _array(folder, "bounds", mmap) if about["split"] else None
-        return columns, _array(folder, "offsets", mmap), ids, bounds, about["meta"]
+        offsets = _array(folder, "offsets", mmap)
+        for name, found in checksums(folder).items():
+            if found != about["crc32"].get(name, found):
+                raise DataError(
+                    f"{folder / name} is damaged: its checksum is not the saved one. Save the data again."
+                )
+        return columns, offsets, ids, bounds, about["meta"]
     except FileNotFoundError as error:
         raise DataError(
             f"{folder} is not a saved data set: {path.name} is missing. Give a folder that FederatedData.save wrote."
@@ -118,6 +136,19 @@ def load(folder: Path, mmap: bool) -> Parts:
         raise DataError(
             f"{path} is damaged ({type(error).__name__}: {error}). Save the data again."
         ) from error
+
+
+def checksums(folder: Path) -> dict[str, int]:
+    """Return the CRC-32 of each array's file, by the file's name."""
+    return {path.name: _crc32(path) for path in sorted(folder.glob("*.npy"))}
+
+
+def _crc32(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _arrays(name: str, column: Column) -> dict[str, NDArray[Any]]:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol, get_args
 import torch
 
 from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.params import Params, to
+from fedkeep.core.params import Params
 from fedkeep.engines.adapt import (
     Adaptation,
     Fits,
@@ -119,12 +119,14 @@ class LocalDevice:
         self._versions: dict[str, tuple[PrivateStore, Collection[int] | None]] = {}
         self.stopped: dict[int, tuple[int, ...]] = {}
         """By client, the pass that each phase of the last adaptation with early stopping kept (0: none)."""
-        self._staged: dict[int, Params] = {}
-        self._pooled: tuple[tuple[int, ...], Params] | None = None
+        self._trained: dict[str, tuple[int, ...]] = {}
+        """By the client that has the upload, whose versions are staged."""
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Train clients; the answers come as they are ready, in the order of ``orders``."""
-        self._staged, self._pooled = {}, None
+        store = self.job.store
+        store.accept(())
+        self._trained = {}
         if not orders:
             return
         flat: dict[int, Params] = {}
@@ -135,9 +137,12 @@ class LocalDevice:
         for done, (order, result) in enumerate(training, 1):
             notify = None if result.clients else self.job.after_step
             if result.kept is not None and result.clients:
-                self._pooled = (result.clients, result.kept)
+                for k, client in enumerate(result.clients):
+                    store.stage(client, {n: v[k] for n, v in result.kept.items()})
+                self._trained[order.client] = result.clients
             elif result.kept is not None:
-                self._staged[result.client] = result.kept
+                store.stage(result.client, result.kept)
+                self._trained[order.client] = (result.client,)
             if result.note:
                 warnings.warn(result.note, stacklevel=2)
             answer = Answer(client=order.client, upload=result.upload, loss=result.loss, fault=result.fault)
@@ -149,27 +154,21 @@ class LocalDevice:
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Keep what clients have staged."""
-        if self._pooled is not None:
-            clients, stacked = self._pooled
-            self.job.store.write(clients, stacked)
-        taken = {self._position(client): share for client, share in shares.items()}
-        clients = tuple(c for c in self._staged if c in taken)
-        if clients:
-            rows = [self._staged[c] for c in clients]
-            if self.job.method.client.accept is not newest:
-                rows = self._accepted(clients, rows, [taken[c] for c in clients])
-            self.job.store.write(clients, {n: torch.stack([row[n] for row in rows]) for n in rows[0]})
-        self._staged, self._pooled = {}, None
-
-    def _accepted(
-        self, clients: Sequence[int], rows: Sequence[Params], shares: Sequence[float]
-    ) -> list[Params]:
-        before = self.job.store.read(clients)
-        rule = self.job.method.client.accept
-        return [
-            rule(Kept.of({n: v[k] for n, v in before.items()}), Kept.of(to(row, "cpu")), share).flat
-            for k, (row, share) in enumerate(zip(rows, shares, strict=True))
-        ]
+        store, rule = self.job.store, self.job.method.client.accept
+        taken = {
+            c: shares[name] for name, clients in self._trained.items() if name in shares for c in clients
+        }
+        clients = tuple(taken)
+        if rule is newest or not clients:
+            store.accept(clients)
+        else:
+            before, after = store.read(clients), store.staged(clients)
+            rows = [
+                rule(Kept.of(_row(before, k)), Kept.of(_row(after, k)), share).flat
+                for k, share in enumerate(taken.values())
+            ]
+            store.accept(clients, {n: torch.stack([row[n] for row in rows]) for n in rows[0]})
+        self._trained = {}
 
     def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
         """Judge models of clients.
@@ -295,6 +294,10 @@ class LocalDevice:
                 after = self.job.data.index(order.client)
             yield after, order.sent
             after += 1
+
+
+def _row(stacked: Params, place: int) -> Params:
+    return {name: value[place] for name, value in stacked.items()}
 
 
 def orders_of(method: Method, server: Global, clients: Iterable[str]) -> Iterator[Order]:

@@ -7,11 +7,11 @@
     timings.jsonl           how long it took
     server-N.safetensors    server state after round N
     examples-N.safetensors  every test example's result after round N, the best on ``valid`` so far
-    private/                private states (a table with a journal)
+    private/store.db        private states (SQLite)
     commit.json             the last finished round: the one file whose replacement commits it
 
-Commit of round t: append records, write the private journal and the server state, flush all, then replace
-``commit.json``; only then change the private table. Killed anywhere, ``open`` returns to the last commit.
+Commit of round t: append records, add the private states' versions, write the server state, flush all, then replace
+``commit.json``. Killed anywhere, ``open`` returns to the last commit.
 ``commit.json`` holds checksums of all that the round consists of and the run's id, which is in the private store too,
 so what was damaged, lost, restored from another time or taken from another run is refused.
 """
@@ -40,12 +40,10 @@ from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.experiments.examples import Examples, read_examples
-from fedkeep.store import Default, PrivateStore, TableStore
+from fedkeep.store import Default, PrivateStore, SqliteStore
 
 GROWING = ("records", "timings")
-LEFTOVER = re.compile(
-    r"(\w+\.jsonl?|config\.toml|journal|table\.bin|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part"
-)
+LEFTOVER = re.compile(r"(\w+\.jsonl?|config\.toml|store\.db|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part")
 
 __all__ = ["RunDirectory", "check_tensors", "layout", "load_verified", "new_run_id", "read_info"]
 
@@ -77,6 +75,7 @@ class RunDirectory:
         self.last = Commit(run=self.id)
         self._hashes = {name: hashlib.sha256() for name in GROWING}
         self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
+        self._store: SqliteStore | None = None
         self._lock = _acquired(folder, writable)
         if writable:
             remove_leftovers(folder)
@@ -172,7 +171,9 @@ class RunDirectory:
             raise
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the folder, with its private states in one file."""
+        if self._store is not None:
+            self._store.rest()
         if self._lock is not None:
             self._lock.release()
 
@@ -194,15 +195,16 @@ class RunDirectory:
         """Replace ``run.json``."""
         write_whole(self.folder / "run.json", sealed_bytes(info))
 
-    def store(self, default: Default, ids: Sequence[str]) -> TableStore:
+    def store(self, default: Default, ids: Sequence[str]) -> SqliteStore:
         """Return the run's store of private states; ``recover`` makes it ready.
 
         Raises:
             StoreError: it is missing, of another run, or was made for other parameters or clients.
         """
-        return TableStore(
+        self._store = SqliteStore(
             self.folder / "private", default, ids, run=self.id, write=self.writable, create=self.round == 0
         )
+        return self._store
 
     def history(self) -> list[Record]:
         """Return the committed records."""

@@ -1,7 +1,7 @@
-"""Private state by client: in memory, or in one memory-mapped table with a journal."""
+"""Private state by client, in staged, prepared and accepted versions: in memory, or in one SQLite file."""
 
 from fedkeep.store.base import Default, PrivateStore
 from fedkeep.store.memory import MemoryStore
-from fedkeep.store.table import TableStore
+from fedkeep.store.sqlite import SqliteStore
 
-__all__ = ["Default", "MemoryStore", "PrivateStore", "TableStore"]
+__all__ = ["Default", "MemoryStore", "PrivateStore", "SqliteStore"]

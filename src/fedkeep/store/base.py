@@ -18,10 +18,11 @@ ClientIndices = Sequence[int]
 class PrivateStore(Protocol):
     """Private state by client. Cost grows with the cohort, never with the number of clients.
 
-    Writes are staged and become visible to reads at once; ``prepare`` makes them durable under a round's number
-    without touching committed state, ``apply`` finishes the commit, and ``recover`` brings a store that was killed
-    at any instant to the state after ``round``. ``default`` gives the values of a client that was never seen. Clients
-    are named by their position in ``ids``.
+    A client's state has versions, each of one round. What a client trained is staged (``stage``) until the server's
+    word comes: ``accept`` writes it, or drops it. What was written is read at once; ``prepare`` makes it durable under
+    a round's number beside the versions that it follows, ``apply`` makes it the accepted version, and ``recover``
+    brings a store that was killed at any instant to the versions accepted after ``round``. ``default`` gives the values
+    of a client that was never seen. Clients are named by their position in ``ids``.
     """
 
     default: Default
@@ -32,23 +33,35 @@ class PrivateStore(Protocol):
         ...
 
     def write(self, clients: ClientIndices, params: Mapping[str, Tensor]) -> None:
-        """Stage new values, each (clients, *shape)."""
+        """Write new values, each (clients, *shape): read at once, durable with the next ``prepare``."""
         ...
 
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it has values of its own."""
         ...
 
+    def stage(self, client: int, params: Mapping[str, Tensor]) -> None:
+        """Stage what a client would keep, each (*shape); not read before it is accepted, and not copied."""
+        ...
+
+    def staged(self, clients: ClientIndices) -> Params:
+        """Return what the clients staged, stacked, on the CPU, each (clients, *shape)."""
+        ...
+
+    def accept(self, clients: ClientIndices, params: Mapping[str, Tensor] | None = None) -> None:
+        """Write what the clients staged, or ``params`` in its place, each (clients, *shape); drop all others'."""
+        ...
+
     def prepare(self, round: int) -> str:
-        """Make the staged writes durable under this round's number; return a digest of all states after it."""
+        """Make what was written durable under this round's number; return a digest of all states after it."""
         ...
 
     def apply(self) -> None:
-        """Make the prepared writes the committed state."""
+        """Make the prepared versions the accepted ones."""
         ...
 
     def recover(self, round: int, digest: str | None = None) -> None:
-        """Return to the committed state after ``round``, whose digest is given if known; drop everything later."""
+        """Return to the versions accepted after ``round``, whose digest is given if known; drop everything later."""
         ...
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedkeep.core.params import Params
 from fedkeep.store.base import ClientIndices, Default
+from fedkeep.store.staging import Staging
 
 
-class MemoryStore:
+class MemoryStore(Staging):
     """A dict from client to values.
 
     Args:
@@ -20,6 +21,7 @@ class MemoryStore:
     """
 
     def __init__(self, default: Default, ids: Sequence[str]) -> None:
+        super().__init__()
         self.default, self.ids = default, ids
         self._rows: dict[int, Params] = {}
 

@@ -1,0 +1,168 @@
+"""The SQLite file of a private store: made whole, opened without a touch, then written in flushed transactions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PAGES = (4096, 16384)
+LARGE_ROW = 32_768
+LOG_BYTES = 32 << 20
+TABLES = """
+CREATE TABLE about (content TEXT NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, digest TEXT NOT NULL);
+CREATE TABLE kept (
+    version INTEGER PRIMARY KEY,
+    client INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    row BLOB NOT NULL
+);
+"""
+# Commits are flushed, on macOS by F_FULLFSYNC. One connection alone: no index of the log in a file of its own. Nothing
+# in the file is run as code.
+PRAGMAS = ("locking_mode = EXCLUSIVE", "synchronous = FULL", "fullfsync = ON", "secure_delete = OFF",
+           "cache_size = -16384", "cell_size_check = ON", "trusted_schema = OFF")  # fmt: skip
+_HEAD = b"SQLite format 3\0"
+_LOGGED = b"\2\2"  # at 18
+
+
+class Database:
+    """A file that is there, at first to be read only: nothing on the disk is touched.
+
+    While it is written, its last commits are in a log beside it, until ``rest`` or the end of the process moves them
+    into the file. Where a kill has left a log, reading would change both, so they are copied and the copy is read;
+    where the system lets open files be removed, the copy goes at once.
+
+    Raises:
+        OSError, ValueError, sqlite3.Error: it can't be read, or is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process = os.getpid()
+        self.rest()
+
+    def rest(self) -> None:
+        """Go back to reading only; what was committed is in the file, if it can be written to the end."""
+        if (close := getattr(self, "_close", None)) is not None:
+            close()
+        with open(self.path, "rb") as file:
+            head = file.read(20)
+        if head[:16] != _HEAD or head[18:] != _LOGGED:
+            raise ValueError(f"{self.path.name} does not begin as a private store does")
+        logs = [path for path in logs_of(self.path) if path.stat().st_size]
+        if not logs:
+            self._use(_connected(self.path, "immutable=1"))
+            return
+        copy = tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True)
+        try:
+            for each in (self.path, *logs):
+                shutil.copyfile(each, Path(copy.name, each.name))
+            self._use(_connected(Path(copy.name, self.path.name), "mode=rw"), copy)
+        except BaseException:
+            copy.cleanup()
+            raise
+
+    def _use(self, sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self._sql = sql
+        if copy is not None:
+            self.query("PRAGMA synchronous = OFF")
+        self._close = weakref.finalize(self, _closed, sql, copy, self._process)
+        self.query("SELECT count(*) FROM sqlite_master").fetchone()  # now it has looked at the log
+        if copy is not None and os.name == "posix":
+            copy.cleanup()
+
+    def begin_to_write(self) -> None:
+        """Open the file itself, to be written too; what a kill has left of a transaction is dropped.
+
+        Raises:
+            sqlite3.Error: it can't be.
+        """
+        self._close()
+        self._use(_connected(self.path, "mode=rw"))
+
+    def query(self, text: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run a statement."""
+        return self._sql.execute(text, values)
+
+    def for_each(self, text: str, values: Iterable[Sequence[Any]]) -> None:
+        """Run a statement for each of the values."""
+        self._sql.executemany(text, values)
+
+    @contextmanager
+    def transaction(self, begin: str = "BEGIN") -> Iterator[None]:
+        """All of what is done inside, or nothing; flushed to the disk at its end."""
+        self.query(begin)
+        try:
+            yield
+            self.query("COMMIT")
+        except BaseException:  # Ctrl-C too
+            with suppress(sqlite3.Error):
+                self.query("ROLLBACK")
+            raise
+
+
+def logs_of(path: Path) -> list[Path]:
+    """Return what is there of the files that SQLite would take a file's last commits from, or undo them by."""
+    return [log for end in ("-wal", "-journal") if (log := path.with_name(path.name + end)).exists()]
+
+
+def new_file(about: str, digest: str, row_bytes: int) -> bytes:
+    """Return the bytes of a store without any version: what it says of itself, and the digest of nothing.
+
+    Measured without a disk: rows of 10 KB are written in 15 µs each to pages of 4 KiB and in 23 µs to 16 KiB, rows of
+    100 KB in about 230 and 120.
+    """
+    page = PAGES[row_bytes > LARGE_ROW]
+    with tempfile.TemporaryDirectory(prefix="fedkeep-") as folder:
+        path = Path(folder, "new")
+        sql = sqlite3.connect(path, isolation_level=None)
+        try:
+            sql.execute(f"PRAGMA page_size = {page}")
+            sql.execute("PRAGMA journal_mode = WAL")
+            sql.executescript(TABLES)
+            sql.execute("INSERT INTO about VALUES (?)", (about,))
+            sql.execute("INSERT INTO rounds VALUES (0, ?)", (digest,))
+        finally:
+            sql.close()
+        return path.read_bytes()
+
+
+def _connected(path: Path, how: str) -> sqlite3.Connection:
+    """Open a file that is there, ``"mode=rw"`` or ``"immutable=1"``; transactions are begun by name."""
+    sql = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=1,
+    )
+    try:
+        for pragma in PRAGMAS:
+            sql.execute(f"PRAGMA {pragma}")
+        (page,) = sql.execute("PRAGMA page_size").fetchone()
+        sql.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page}")
+    except BaseException:
+        sql.close()
+        raise
+    return sql
+
+
+def _closed(sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None, process: int) -> None:
+    if (
+        os.getpid() != process
+    ):  # a forked process would remove the log that its parent writes: let it never close
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sql))
+        return
+    sql.close()
+    if copy is not None:
+        copy.cleanup()

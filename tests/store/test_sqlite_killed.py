@@ -1,0 +1,490 @@
+"""A store in a file survives a kill, a loss of power and a full disk at every instant of a commit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedkeep.core.errors import RunError, StoreError
+from fedkeep.store import Default, SqliteStore, database
+from tests.store.build import (
+    CLIENTS,
+    IDS,
+    RUN,
+    committed,
+    expected,
+    killed,
+    numbers,
+    of_round,
+    sqlite,
+    state,
+    values,
+    versions,
+)
+from tests.tiny import files
+
+PAGE = database.PAGES[0]
+LARGE = {"user": torch.zeros(1500)}  # 6,000 bytes: a row takes two pages
+
+
+def large(folder: Path, **options: Any) -> SqliteStore:
+    return SqliteStore(folder, Default(LARGE), IDS, **{"run": RUN, **options})
+
+
+def large_round(store: SqliteStore, round: int) -> None:
+    clients = [c for c in range(CLIENTS) if (c + round) % 2]
+    store.write(clients, {"user": torch.full((len(clients), 1500), float(round))})
+
+
+def large_state(folder: Path, round: int, **options: Any) -> list[float]:
+    store = large(folder, **options)
+    store.recover(round)
+    found = store.read(range(CLIENTS))["user"]
+    assert (found == found[:, :1]).all()
+    return found[:, 0].tolist()
+
+
+def after(round: int) -> list[float]:
+    """What every value of each client is after a round of ``large_round``."""
+    return [float(max((r for r in range(1, round + 1) if (c + r) % 2), default=0)) for c in range(CLIENTS)]
+
+
+class Torn(NamedTuple):
+    """What stood on the disk around the commit of round 4: the file, its log before and after, the file at rest."""
+
+    file: bytes
+    before: bytes
+    log: bytes
+    rest: bytes
+
+
+@pytest.fixture(scope="module", params=[4096, 1], ids=["grows", "anew"])
+def torn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Torn:
+    """Return the bytes of a commit; with ``anew`` the log begins anew with each, over what it held."""
+    folder = tmp_path_factory.mktemp("torn")
+    store = large(folder)
+    assert store._file is not None
+    store._file.query(f"PRAGMA wal_autocheckpoint = {request.param}")
+    for round in (1, 2, 3):
+        large_round(store, round)
+        store.prepare(round)
+        store.apply()
+    log = folder / "store.db-wal"
+    store._file.query("PRAGMA wal_autocheckpoint = 4096")
+    file, before = (folder / "store.db").read_bytes(), log.read_bytes()
+    large_round(store, 4)
+    store.prepare(4)
+    after_commit = log.read_bytes()
+    assert (folder / "store.db").read_bytes() == file
+    assert (after_commit[: len(before)] == before) == (request.param > 1)
+    store.apply()
+    store.rest()
+    assert [p.name for p in folder.iterdir()] == ["store.db"]
+    assert large_state(folder, 4) == after(4)
+    return Torn(file, before, after_commit, (folder / "store.db").read_bytes())
+
+
+def left(folder: Path, content: bytes, log: bytes | None) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "store.db").write_bytes(content)
+    if log is not None:
+        (folder / "store.db-wal").write_bytes(log)
+    return folder
+
+
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    before = files(folder)
+    yield
+    assert files(folder) == before
+
+
+def goes_on(folder: Path) -> None:
+    """Read the state of round 3 without a touch; resume, and repeat round 4."""
+    with untouched(folder):
+        assert large_state(folder, 3, write=False, create=False) == after(3)
+    assert large_state(folder, 3) == after(3)
+    store = large(folder)
+    store.recover(3)
+    large_round(store, 4)
+    store.prepare(4)
+    store.apply()
+    store.rest()
+    assert large_state(folder, 4) == after(4)
+    assert [p.name for p in folder.iterdir()] == ["store.db"]
+
+
+class TestInsideACommit:
+    def test_killed_after_any_part_of_the_log(self, tmp_path: Path, torn: Torn) -> None:
+        first = next(
+            (k for k, (a, b) in enumerate(zip(torn.before, torn.log, strict=False)) if a != b),
+            len(torn.before),
+        )
+        sizes = [first, *range(first + 11, len(torn.log), 1777), len(torn.log) - 1, len(torn.log)]
+        for number, size in enumerate(sizes):
+            log = torn.log[:size] + torn.before[size:]
+            goes_on(left(tmp_path / str(number), torn.file, log))
+
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(pages=st.lists(st.booleans(), min_size=60, max_size=60), partly=st.integers(0, 511))
+    def test_without_power_the_log_came_to_the_disk_in_any_order(
+        self, tmp_path: Path, torn: Torn, pages: list[bool], partly: int
+    ) -> None:
+        """In sectors of 512 bytes or larger pieces; what was there before has been flushed."""
+        old, size = torn.before.ljust(len(torn.log), b"\0"), 512 * (1 + partly % 8)
+        pieces = range(0, len(torn.log), size)
+        log = b"".join((torn.log if pages[at // size % 60] else old)[at : at + size] for at in pieces)
+        goes_on(left(tmp_path / "p", torn.file, log))
+
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(pages=st.lists(st.booleans(), min_size=40, max_size=40))
+    def test_killed_while_the_log_is_moved_into_the_file(
+        self, tmp_path: Path, torn: Torn, pages: list[bool]
+    ) -> None:
+        old = torn.file.ljust(len(torn.rest), b"\0")
+        at_rest = (torn.rest, old)
+        content = b"".join(
+            at_rest[pages[at // PAGE % 40]][at : at + PAGE] for at in range(0, len(torn.rest), PAGE)
+        )
+        goes_on(left(tmp_path / "p", content, torn.log))
+        assert large_state(left(tmp_path / "p", content, torn.log), 4, write=False) == after(4)
+
+    def test_a_file_that_lost_its_log_is_refused(self, tmp_path: Path, torn: Torn) -> None:
+        """Somebody copied the file alone. Whatever of it is read must be right, or refused."""
+        for round in (3, 4):
+            folder = left(tmp_path / str(round), torn.file, None)
+            with untouched(folder):
+                assert outcome(folder, round) in (after(round), "refused")
+        assert outcome(folder, 4) == "refused"
+
+    def test_the_log_of_another_time_is_refused_and_changes_nothing(self, tmp_path: Path, torn: Torn) -> None:
+        """SQLite would take it for this file's own."""
+        store = large(tmp_path / "late")
+        for round in range(1, 8):
+            large_round(store, round)
+            store.prepare(round)
+            store.apply()
+        store.rest()
+        log = tmp_path / "late" / "store.db-wal"
+        log.write_bytes(torn.log)
+        for write in (True, False):
+            with untouched(tmp_path / "late"):
+                assert outcome(tmp_path / "late", 7, write=write) == "refused"
+        log.unlink()
+        assert large_state(tmp_path / "late", 7) == after(7)
+
+    def test_a_damaged_log_is_right_or_refused(self, tmp_path: Path, torn: Torn) -> None:
+        ends = []
+        for number, at in enumerate(range(0, len(torn.log), 907)):
+            content = bytearray(torn.log)
+            content[at] ^= 1 << number % 8
+            folder = left(tmp_path / "a", torn.file, bytes(content))
+            for round in (3, 4):
+                with untouched(folder):
+                    end = outcome(folder, round)
+                ends.append(end if end == "refused" else end == after(round))
+        assert set(ends) == {True, "refused"}
+
+
+def outcome(folder: Path, round: int, *, write: bool = False) -> object:
+    """Return the state, or ``"refused"``."""
+    try:
+        return large_state(folder, round, write=write)
+    except StoreError:
+        return "refused"
+
+
+def commits_within(folder: str, size: int) -> None:
+    """Commit rounds until a file would grow beyond a size: the system then kills this process in the write."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    store = large(Path(folder))
+    store.recover(3)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    large_round(store, 4)
+    store.prepare(4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGXFSZ")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_killed_by_the_system_in_a_write(tmp_path: Path) -> None:
+    store = large(tmp_path / "a")
+    for round in (1, 2, 3):
+        large_round(store, round)
+        store.prepare(round)
+        store.apply()
+    size = (tmp_path / "a" / "store.db").stat().st_size
+    ends = set()
+    for number, most in enumerate(
+        [100, 600, 5000, 9000, 20_000, size, size + PAGE, size + 3 * PAGE, 1 << 20]
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "a", folder)
+        child = multiprocessing.get_context("fork").Process(target=commits_within, args=(str(folder), most))
+        child.start()
+        child.join()
+        ends.add(child.exitcode)
+        goes_on(folder)
+    assert ends == {-signal.SIGXFSZ, 0}
+
+
+class TestRounds:
+    def test_written_values_are_read_at_once_and_lost_without_a_commit(self, tmp_path: Path) -> None:
+        store = committed(tmp_path / "a", 2)
+        store.write([0], values(9, 1))
+        assert torch.equal(store.read([0])["user"][0], values(9, 1)["user"][0])
+        assert store.seen([0]) == [True]
+        assert state(killed(tmp_path / "a"), 2) == expected(tmp_path, 2)
+
+    @pytest.mark.parametrize("rounds", [1, 3])
+    def test_killed_between_prepare_and_the_runs_commit_the_round_is_dropped(
+        self, tmp_path: Path, rounds: int
+    ) -> None:
+        store = committed(tmp_path / "a", rounds - 1)
+        store.write(*of_round(rounds))
+        store.prepare(rounds)
+        wanted = expected(tmp_path, rounds - 1)
+        folder = killed(tmp_path / "a")
+        with untouched(folder):
+            assert state(folder, rounds - 1, write=False) == wanted
+        assert state(folder, rounds - 1) == wanted
+        assert state(folder, rounds - 1) == wanted  # and may be dropped again
+
+    def test_killed_after_the_runs_commit_the_round_is_there(self, tmp_path: Path) -> None:
+        store = committed(tmp_path / "a", 2)
+        store.write(*of_round(3))
+        digest = store.prepare(3)
+        again = sqlite(killed(tmp_path / "a"))
+        again.recover(3, digest)
+        assert numbers(again) == expected(tmp_path, 3)
+        assert again.digest == digest
+        store.apply()
+        assert store.digest == digest
+
+    def test_a_round_after_recovery_is_like_any_other(self, tmp_path: Path) -> None:
+        """What the dropped round has written is gone from the file, too."""
+        store = committed(tmp_path / "a", 2)
+        store.write([0, 1, 5], values(77, 3))
+        store.prepare(3)
+        folder = killed(tmp_path / "a")
+        again = sqlite(folder)
+        again.recover(2)
+        again.write(*of_round(3))
+        again.prepare(3)
+        again.apply()
+        again.rest()
+        assert state(folder, 3) == expected(tmp_path, 3)
+        assert versions(folder) == versions(tmp_path / "reference-3")
+
+    def test_a_round_may_be_prepared_again(self, tmp_path: Path) -> None:
+        store = committed(tmp_path / "a", 2)
+        store.write([0, 1, 5], values(77, 3))
+        store.prepare(3)
+        store.write([1], values(78, 1))
+        store.prepare(3)
+        store.apply()
+        assert torch.equal(
+            store.read([1, 5])["count"], torch.cat([values(78, 1)["count"], values(77, 3)["count"][2:]])
+        )
+        assert [v for v in versions(killed(tmp_path / "a")) if v[0] == 1] == [(1, 1), (1, 3)]
+
+    def test_the_last_round_can_be_taken_back_and_no_earlier_one(self, tmp_path: Path) -> None:
+        committed(tmp_path / "a", 3)
+        assert state(tmp_path / "a", 2) == expected(tmp_path, 2)
+        with pytest.raises(StoreError, match=r"stands at round 3, the run at round 1; restore both"):
+            state(tmp_path / "a", 1)
+
+    def test_versions_that_nobody_needs_go_with_the_next_commit(self, tmp_path: Path) -> None:
+        committed(tmp_path / "a", 10)
+        found = versions(tmp_path / "a")
+        last = {c: max(r for r in range(1, 11) if c in of_round(r)[0]) for c in range(CLIENTS)}
+        before = {c: max(r for r in range(1, 10) if c in of_round(r)[0]) for c in of_round(10)[0]}
+        assert found == sorted({*last.items(), *before.items()})
+
+    def test_a_round_in_which_nobody_wrote(self, tmp_path: Path) -> None:
+        store = committed(tmp_path / "a", 2)
+        store.prepare(3)
+        store.apply()
+        assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 2)
+
+    def test_apply_without_anything_prepared_keeps_what_was_written(self, tmp_path: Path) -> None:
+        store = committed(tmp_path / "a", 1)
+        store.write([0], values(9, 1))
+        store.apply()
+        assert torch.equal(store.read([0])["count"], values(9, 1)["count"])
+
+    def test_killed_before_the_first_commit(self, tmp_path: Path) -> None:
+        store = sqlite(tmp_path / "a")
+        store.write([1], values(1, 1))
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        store.prepare(1)
+        shutil.copytree(tmp_path / "a", tmp_path / "c")
+        for copy in ("b", "c"):
+            assert state(tmp_path / copy, 0)["seen"] == [False] * CLIENTS
+
+    def test_killed_while_the_file_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It appears whole, so only what was begun may be lying about."""
+
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed)
+            with pytest.raises(KeyboardInterrupt):
+                sqlite(tmp_path / "a")
+        assert not (tmp_path / "a" / "store.db").exists()
+        assert state(tmp_path / "a", 0)["seen"] == [False] * CLIENTS
+
+    @pytest.mark.parametrize(
+        "statement", ["BEGIN IMMEDIATE", "INSERT INTO kept", "DELETE FROM kept", "COMMIT"]
+    )
+    def test_interrupted_inside_prepare_nothing_is_written(
+        self, tmp_path: Path, statement: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = committed(tmp_path / "a", 2)
+        store.write(*of_round(3))
+
+        def interrupted(name: str) -> Callable[..., Any]:
+            call = getattr(database.Database, name)
+
+            def watched(self: database.Database, text: str, *rest: Any) -> Any:
+                if text.startswith(statement):
+                    raise KeyboardInterrupt
+                return call(self, text, *rest)
+
+            return watched
+
+        with monkeypatch.context() as patch, untouched(tmp_path / "a"):
+            for name in ("query", "for_each"):
+                patch.setattr(database.Database, name, interrupted(name))
+            with pytest.raises(KeyboardInterrupt):
+                store.prepare(3)
+        store.prepare(3)  # this process may go on
+        store.apply()
+        assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 3)
+
+
+class TestFullDisk:
+    def test_in_prepare_leaves_the_last_commit(self, tmp_path: Path) -> None:
+        store = large(tmp_path / "a")
+        for round in (1, 2):
+            large_round(store, round)
+            store.prepare(round)
+            store.apply()
+        large_round(store, 3)
+        assert store._file is not None
+        (pages,) = store._file.query("PRAGMA page_count").fetchone()
+        store._file.query(f"PRAGMA max_page_count = {pages + 1}")
+        with pytest.raises(RunError) as error:
+            store.prepare(3)
+        assert str(error.value) == (
+            f"Cannot write {tmp_path / 'a' / 'store.db'}: database or disk is full. Nothing was lost: the last finished "
+            f"round is kept. Free some space or check the rights, then resume."
+        )
+        assert large_state(killed(tmp_path / "a"), 2) == after(2)
+        store._file.query("PRAGMA max_page_count = 100000")  # space was made: this process may go on
+        store.prepare(3)
+        store.apply()
+        assert large_state(killed(tmp_path / "a"), 3) == after(3)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of file sizes")
+    @pytest.mark.parametrize("more", [0, 20, PAGE + 100, 5 * PAGE])
+    def test_when_the_system_refuses_a_write(self, tmp_path: Path, more: int) -> None:
+        import resource
+
+        store = large(tmp_path / "a")
+        for round in (1, 2, 3):
+            large_round(store, round)
+            store.prepare(round)
+            store.apply()
+        large_round(store, 4)
+        size = (tmp_path / "a" / "store.db-wal").stat().st_size
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + more, hard))
+        try:
+            with pytest.raises(RunError, match=r"Nothing was lost: the last finished round is kept"):
+                store.prepare(4)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        goes_on(killed(tmp_path / "a"))
+        store.prepare(4)  # this process may go on
+        store.apply()
+        assert large_state(killed(tmp_path / "a"), 4) == after(4)
+
+
+def test_a_commit_is_flushed_to_the_disk(tmp_path: Path) -> None:
+    """FULL flushes the log with every commit: see SQLite's pages on its log and on ``synchronous``."""
+    committed(tmp_path / "a", 1)
+    for folder in (tmp_path / "a", tmp_path / "new"):
+        store = sqlite(folder)
+        store.recover(int(folder.name == "a"))
+        assert store._file is not None
+        assert store._file.query("PRAGMA synchronous").fetchone() == (2,)
+        assert store._file.query("PRAGMA fullfsync").fetchone() == (1,)
+        assert store._file.query("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from tests.store.build import committed, of_round
+
+store = committed(Path(sys.argv[1]), 2)
+child = os.fork()
+if not child:
+    try:
+        store.read([0])
+    except Exception as error:
+        print(error, flush=True)
+    del store
+    sys.exit(0)  # as any script does: all objects go
+assert os.waitpid(child, 0)[1] == 0
+store.write(*of_round(3))
+store.prepare(3)
+os._exit(0)  # the log stays, as after a kill
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+def test_a_forked_process_does_not_use_the_connection_and_harms_nothing(tmp_path: Path) -> None:
+    """Closed in a copy of the process, SQLite would remove the log that this one writes."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert re.fullmatch(
+        r"The private store .*a is of the process \d+; open it anew in this one\.\n", done.stdout
+    ), done.stdout
+    assert (tmp_path / "a" / "store.db-wal").exists()
+    assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
+
+
+def test_a_store_that_is_being_written_is_not_written_by_another(tmp_path: Path) -> None:
+    store = committed(tmp_path / "a", 2)
+    assert state(tmp_path / "a", 2, write=False) == numbers(store)
+    other = sqlite(tmp_path / "a")
+    with pytest.raises(RunError, match="database is locked"):
+        other.recover(2)
+    store.write(*of_round(3))
+    store.prepare(3)
+    store.apply()
+    store.rest()
+    assert state(tmp_path / "a", 3) == expected(tmp_path, 3)
+    with pytest.raises(StoreError, match="was opened to be read"):
+        store.write([0], values(0, 1))
+    assert numbers(store) == expected(tmp_path / "again", 3)
