@@ -1,4 +1,4 @@
-"""The house: imports look down only, importing fedkeep is cheap, and gradients are taken in one place."""
+"""The house: imports look down only, importing fedkeep is cheap, gradients are taken in one place, files are short."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ MAY_TAKE_GRADIENTS = {
 MAY_DEFINE_BACKWARD = ("nn/", "kernels/")
 TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value")
 UNPICKLES = ("torch.load", "pickle.load", "pickle.loads")
+LONGEST = 400  # lines of a Python file
+STILL_TOO_LONG = {
+    "tests/data/test_disk.py",
+    "tests/experiments/test_run_directory.py",
+    "tests/experiments/test_simulate.py",
+    "tests/store/test_sqlite.py",
+    "tests/store/test_sqlite_killed.py",
+}
 
 
 def run_python(code: str) -> str:
@@ -127,6 +135,14 @@ def test_gradients_are_taken_in_the_local_run_alone() -> None:
 def test_nothing_is_unpickled() -> None:
     found = {str(module): calls(module, UNPICKLES) for module in SOURCE.rglob("*.py")}
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_no_file_is_too_long() -> None:
+    rooms = (ROOT / room for room in ("src", "papers/src", "tests", "benchmarks"))
+    files = [file for room in rooms for file in room.rglob("*.py")]
+    long = {file for file in files if len(file.read_text(encoding="utf-8").splitlines()) > LONGEST}
+    found = {file.relative_to(ROOT).as_posix() for file in long}
+    assert found == STILL_TOO_LONG, "divide what is new here; strike out what is no longer too long"
 
 
 def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:

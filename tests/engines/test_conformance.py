@@ -1,6 +1,6 @@
 """The conformance table: every engine trains every method to what ``sequential`` makes of it.
 
-A new method joins by its row in ``tests/methods/test_relatives.py``, or in ``CASES``; a new engine by its row in
+A new method joins by its row in ``tests/methods/table.py``, or in ``CASES``; a new engine by its row in
 ``CONTENDERS``.
 """
 
@@ -39,7 +39,7 @@ from fedkeep.privacy import Draw, Encoded, Link, QuantileClip, TopK
 from tests.engines.test_frozen import Backbone
 from tests.engines.test_round import BROKEN, Fragile
 from tests.methods.parts import Parts
-from tests.methods.test_relatives import DATA, ROWS
+from tests.methods.table import DATA, ROWS
 from tests.tiny import Logits, Noisy, classes, everyone, on_server, same_bits, texts
 
 ROUNDS, COHORT, SEED = 3, 4, 3
@@ -69,7 +69,7 @@ class Contender:
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
-# Where workers are spawned each test would take seconds; tests/engines/workers/test_engine.py spawns one.
+# Where workers are spawned each test would take seconds; tests/engines/workers/test_lifecycle.py spawns one.
 FORK = pytest.mark.skipif(start_method() != "fork", reason="workers are not forked here")
 
 CONTENDERS: dict[str, Contender] = {

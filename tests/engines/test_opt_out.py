@@ -22,7 +22,7 @@ from fedkeep.methods.copies import with_copy
 from fedkeep.methods.outputs import OnOutput
 from fedkeep.methods.terms import Term
 from fedkeep.models import ConfidenceGate, DocumentModel, MixtureOfExperts
-from tests.methods.test_relatives import ROWS
+from tests.methods.table import ROWS
 from tests.tiny import Logits, Noisy, Rounds, bits, classes, job, parts, same_bits
 
 

@@ -1,4 +1,4 @@
-"""Models in two steps, ``features`` and ``head``, for methods that look between them; and methods' plain references."""
+"""Models of the methods' tests, some in two steps, ``features`` and ``head``; and methods' plain references."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from torch import Tensor, nn
 
 from fedkeep import FederatedData, Method, Run
 from tests.engines.reference import averaged, close, cohorts, mini_batches, rows_of
+
+
+class Deep(nn.Module):
+    """A body, batch statistics if asked for, and a head."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            self.body = nn.Linear(3, 4)
+            self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
+            self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.norm(self.body(x))))
+        return out
 
 
 class Parts(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeep import Method, Phase, Run, simulate
 from tests.engines.reference import cohorts, mini_batches, rows_of
-from tests.methods.test_relatives import Deep
+from tests.methods.parts import Deep
 from tests.tiny import classes
 
 State = dict[str, Tensor]

@@ -15,6 +15,7 @@ from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.experiments.personalize import fit_private
 from tests.engines.reference import rows_of
+from tests.methods.parts import Deep
 from tests.methods.plain import (
     DATA,
     SEED,
@@ -28,7 +29,6 @@ from tests.methods.plain import (
     run_of,
     slopes_of,
 )
-from tests.methods.test_relatives import Deep
 from tests.tiny import everyone, job, results, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))

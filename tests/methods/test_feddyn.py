@@ -14,8 +14,8 @@ from fedkeep.core.net import Net
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods.feddyn import Linear
+from tests.methods.parts import Deep
 from tests.methods.plain import DATA, State, apart, initial, kept, plan, run_of, slopes_of
-from tests.methods.test_relatives import Deep
 from tests.tiny import Scalar, job, results, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.2))

@@ -1,83 +1,21 @@
-"""The federated mixture of experts: FedAvg of one expert, then steps 2 and 3 on the device, against plain PyTorch."""
+"""The federated mixture of experts: FedAvg of one expert, its losses, and what it refuses."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import FederatedData, Run, adam, methods, sgd, simulate
+from fedkeep import adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params
-from fedkeep.data import opt_out
-from fedkeep.engines import Stream
-from fedkeep.engines.batches import batches
-from fedkeep.experiments.adapt import adapt_clients, rooted
-from fedkeep.experiments.personalize import first_examples
-from fedkeep.methods import EarlyStopping, Method, Phase, mixture, terms
+from fedkeep.methods import EarlyStopping, Phase, mixture, terms
 from fedkeep.methods.augment import Augmented
 from fedkeep.methods.outputs import NegativeLogLikelihood, OnOutput, PredictOutput, as_likelihood
-from fedkeep.models import ConfidenceGate, MixtureOfExperts
-from tests.tiny import bits, classes, same_bits
-
-DATA = classes(counts=(12, 9, 7, 10), valid=6, test=5)
-LOCAL = Phase(optimizer=adam(0.02), batch_size=4, epochs=2)
-LATER: dict[str, Any] = {
-    "local_epochs": 12, "mixture_epochs": 9, "early_stopping": EarlyStopping(every=2, patience=2),
-}  # fmt: skip
-
-
-class Expert(nn.Module):
-    """A linear expert with dropout."""
-
-    def __init__(self, seed: int, outputs: int = 3, dropout: float = 0.0) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.drop = nn.Dropout(dropout)
-            self.body = nn.Linear(3, 5)
-            self.out = nn.Linear(5, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.out(self.drop(torch.tanh(self.body(x))))
-        return logits
-
-
-class Switch(nn.Module):
-    """A linear gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(9)
-            self.linear = nn.Linear(3, 1)
-
-    def logit(self, x: Tensor) -> Tensor:
-        logit: Tensor = self.linear(x).squeeze(1)
-        return logit
-
-
-def model(dropout: float = 0.0) -> MixtureOfExperts:
-    return MixtureOfExperts(Expert(1, dropout=dropout), Expert(2, dropout=dropout), Switch()).double()
-
-
-def federated(
-    method: Method, data: FederatedData = DATA, dropout: float = 0.0, rounds: int = 4, **options: Any
-) -> Run:
-    return simulate(model(dropout), method, data, rounds=rounds, cohort=3, seed=5, **options)
-
-
-def part(values: Params, prefix: str) -> Params:
-    return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
-
-
-# --- step 1
+from tests.methods.experts import DATA, LOCAL, Expert, Switch, federated, model, part
+from tests.tiny import same_bits
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -147,152 +85,6 @@ def test_before_adapting_a_client_has_the_global_expert_alone() -> None:
         (methods.furl("gate.*"), False),
     ):
         assert method.waits(sorted(run.net.trainable())) is waits
-
-
-# --- steps 2 and 3 in plain PyTorch
-
-
-def draws(client: int, rows: np.ndarray, phase: Phase, number: int) -> Iterator[dict[str, Tensor]]:
-    stream = Stream(5, f"personalize/{DATA.ids[client]}", len(rows))
-    for chosen in batches(DATA, rows, phase, stream, number):
-        yield DATA.batch(chosen)
-
-
-def stopped_early(
-    tensors: list[nn.Parameter],
-    loss: Any,
-    rate: float,
-    steps: Iterator[dict[str, Tensor]],
-    per_pass: int,
-    valid: dict[str, Tensor],
-) -> int:
-    """Train by Adam with early stopping every 2 passes, patience 2; leave the best values and return their pass."""
-    stepper = torch.optim.Adam(tensors, rate)
-    best, at, waited, kept = float("inf"), 0, 0, [t.detach().clone() for t in tensors]
-    for number, batch in enumerate(steps, 1):
-        stepper.zero_grad()
-        loss(batch).backward()
-        stepper.step()
-        epoch, inside = divmod(number, per_pass)
-        if inside or (epoch - 1) % 2:
-            continue
-        with torch.no_grad():
-            value = float(loss(valid))
-        if value < best:
-            best, at, waited, kept = value, epoch, 0, [t.detach().clone() for t in tensors]
-        else:
-            waited += 1
-            if waited == 2:
-                break
-    with torch.no_grad():
-        for tensor, value in zip(tensors, kept, strict=True):  # type: ignore[assignment]
-            tensor.copy_(value)
-    return at
-
-
-def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.Module, list[int]]:
-    """Return a client's mixture after steps 2 and 3, written with probabilities as they stand in eq. 5."""
-    method = run.method
-    module = model()
-    module.load_state_dict({**module.state_dict(), **run.server})
-    shared, own, gate = module.global_expert, module.local_expert, module.gate
-    if init == "finetuned":
-        own.load_state_dict(copy.deepcopy(shared.state_dict()))
-    rows = first_examples(run, client, None)
-    held = DATA.batch(DATA.rows(client, "valid"))
-    per_pass = -(-len(rows) // 4)
-
-    def alone(batch: dict[str, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(own(batch["x"]), batch["label"])
-
-    def joint(batch: dict[str, Tensor]) -> Tensor:
-        h = torch.sigmoid(gate.logit(batch["x"]))[:, None]  # type: ignore[operator]
-        p, g = (torch.softmax(e(batch["x"]), 1) for e in (own, shared))
-        mixed = torch.log(h * p + (1 - h) * g) if mix == "probability" else h * p.log() + (1 - h) * g.log()
-        return nn.functional.nll_loss(mixed, batch["label"])
-
-    trained = {"local_copy": [shared, own, gate], "frozen": [own, gate], "gate_only": [gate]}[tune]
-    first = stopped_early(
-        list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt.phases[0], 0), per_pass, held
-    )
-    tensors = [t for m in trained for t in m.parameters()]
-    second = stopped_early(
-        tensors, joint, 0.02, draws(client, rows, method.adapt.phases[1], 1), per_pass, held
-    )
-    return module, [first, second]
-
-
-@pytest.mark.parametrize("tune", ["local_copy", "frozen", "gate_only"])
-@pytest.mark.parametrize("mix", ["probability", "logprob"])
-@pytest.mark.parametrize("init", ["scratch", "finetuned"])
-def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
-    run = federated(mixture(tune_global=tune, mix=mix, local_init=init, local=LOCAL, **LATER))
-    before = {n: bits(v) for n, v in run.server.items()}
-    found = adapt_clients(run)
-    assert {n: bits(v) for n, v in run.server.items()} == before
-    for client in range(4):
-        expected, stops = by_hand(run, client, tune, mix, init)
-        own = found.own(client)
-        names = {
-            n for n, _ in expected.named_parameters() if tune == "local_copy" or not n.startswith("global")
-        }
-        assert set(own) == names
-        for name in names:
-            torch.testing.assert_close(own[name], expected.get_parameter(name).detach(), rtol=0, atol=1e-9)
-        assert list(found.stopped[client]) == stops
-    batch = DATA.batch(DATA.rows(0, "test"))
-    expected, _ = by_hand(run, 0, tune, mix, init)
-    output = expected(x=batch["x"]) if mix == "probability" else expected.log_mixture(x=batch["x"])  # type: ignore[operator]
-    right = (output.argmax(1) == batch["label"]).double().mean()
-    assert found.accuracies("test")[0] == pytest.approx(float(right))
-
-
-def test_what_step_3_trains() -> None:
-    for tune, changes in (("local_copy", "gls"), ("frozen", "gl"), ("gate_only", "g")):
-        run = federated(
-            mixture(tune_global=tune, local=LOCAL, **{**LATER, "local_epochs": 0, "early_stopping": None})
-        )  # type: ignore[arg-type]
-        own = adapt_clients(run, [1]).own(1)
-        start = {**Net(model()).initial(), **run.server}
-        for letter, prefix in (("g", "gate."), ("l", "local_expert."), ("s", "global_expert.")):
-            same = same_bits(part(own, prefix), part(start, prefix))
-            assert same == (letter not in changes) or (prefix == "global_expert." and not part(own, prefix))
-
-
-def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
-    """One run of FedAvg serves all: the local expert alone is the baseline Local, a fine-tuned one the other."""
-    plain = simulate(
-        Expert(1, dropout=0.3).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5
-    )
-    stop, tune = LATER["early_stopping"], LATER["local_epochs"]
-    alone = methods.local(local=Phase(optimizer=LOCAL.optimizer, batch_size=4))
-    alone = alone.adapting(
-        phases=(
-            Phase(optimizer=LOCAL.optimizer, batch_size=4, epochs=tune, examples="all", early_stopping=stop),
-        )
-    )
-    tuned = methods.fine_tuned(local=LOCAL, tune_epochs=tune, early_stopping=stop)
-    local = adapt_clients(rooted(plain, Expert(2, dropout=0.3).double(), alone))
-    fine = adapt_clients(rooted(plain, Expert(1, dropout=0.3).double(), tuned))
-    for init, baseline in (("scratch", local), ("finetuned", fine)):
-        method = mixture(local_init=init, local=LOCAL, **{**LATER, "mixture_epochs": 0})  # type: ignore[arg-type]
-        found = adapt_clients(rooted(plain, model(0.3), method, "global_expert."))
-        for client in range(4):
-            assert same_bits(part(found.own(client), "local_expert."), baseline.own(client))
-            assert found.stopped[client][0] == baseline.stopped[client][0] > 0
-    assert local.accuracies() != fine.accuracies()
-
-
-def test_opted_out_clients_get_the_global_expert_and_their_own() -> None:
-    data = opt_out(DATA, 0.5, seed=1)
-    out = [c for c in range(4) if not np.asarray(data.columns["opted_in"])[data.rows(c).start]]
-    run = federated(mixture(local=LOCAL, **LATER), data)
-    assert len(out) == 2
-    assert {r.n for r in run.history if r.metric == "upload_bytes"} == {2}  # the others alone are drawn
-    found = adapt_clients(run)
-    for client in out:
-        assert found.stopped[client][0] > 0
-        assert not same_bits(part(found.own(client), "gate."), part(Net(model()).initial(), "gate."))
 
 
 # --- losses, names, refusals
@@ -397,37 +189,3 @@ def test_models_that_are_no_mixture() -> None:
         "'mixture' trains a global expert, a local expert and a gate; Expert has not these parts. Join three networks: "
         "models.MixtureOfExperts(global_expert, local_expert, gate)."
     )
-
-
-def test_a_fine_tuned_start_needs_equal_experts() -> None:
-    class Wide(Expert):
-        def __init__(self) -> None:
-            super().__init__(2)
-            self.body = nn.Linear(3, 5, bias=False)
-
-    for own, fault in (
-        (Wide(), "unknown ['local_expert.body.bias']"),
-        (Expert(2, 4), "'local_expert.out.weight' wants (4, 5), is (3, 5)"),
-    ):
-        joined = MixtureOfExperts(Expert(1), own, Switch()).double()
-        run = simulate(joined, mixture(local_init="finetuned", local=LOCAL), DATA, rounds=0)
-        with pytest.raises(MethodError) as error:
-            adapt_clients(run)
-        assert str(error.value) == (
-            "local_init='finetuned' starts the local expert from the global one, so both must have the same layers; they "
-            f"differ: {fault}. Use local_init='scratch', or one architecture for both."
-        )
-
-
-def test_early_stopping_without_validation_examples() -> None:
-    data = classes(counts=(5, 6), valid=0)
-    run = simulate(model(), mixture(local=LOCAL), data, rounds=0)
-    with pytest.raises(MethodError, match="^Client 'user-0', adapting: .* there is no example in the split"):
-        adapt_clients(run)
-
-
-def test_a_gate_that_sees_confidences_trains_too() -> None:
-    joined = MixtureOfExperts(Expert(1), Expert(2), ConfidenceGate(Switch())).double()
-    run = simulate(joined, mixture(local=LOCAL, **LATER), DATA, rounds=2)
-    own = adapt_clients(run, [0]).own(0)
-    assert float(own["gate.weigh.weight"].abs().sum()) > 0

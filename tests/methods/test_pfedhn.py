@@ -18,8 +18,8 @@ from fedkeep.methods.hypernetwork import EMBEDDING
 from fedkeep.methods.pfedhn import PullBack
 from fedkeep.split import Split
 from tests.engines.reference import rows_of
+from tests.methods.parts import Deep
 from tests.methods.plain import DATA, State, apart, examples_of, initial, loss_of, plan, run_of, slopes_of
-from tests.methods.test_relatives import Deep
 from tests.tiny import Rounds, classes, job, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))

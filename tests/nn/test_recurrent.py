@@ -2,72 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch import Tensor
+from torch.func import functional_call
 from torch.nn.functional import embedding
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.kernels import status
-from fedkeep.nn import GRU, LSTM, masked_max, masked_mean, native
+from fedkeep.core.errors import DataError
+from fedkeep.nn import GRU, LSTM, native
+from tests.nn.recurrent import KINDS, draw, needs_native, packed, relative, scalar
 
-KINDS = {"lstm": (LSTM, nn.LSTM), "gru": (GRU, nn.GRU)}
-needs_native = pytest.mark.skipif(not status().native, reason=str(status()))
-
-
-@pytest.fixture(params=["native", "pure"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "pure":
-        monkeypatch.setattr(native, "usable", lambda *_: False)
-    elif not status().native:
-        pytest.skip(str(status()))
-    return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def draw(kind: str, shape: tuple[int, int, int, int], bidirectional: bool, dtype: torch.dtype, seed: int = 0):
-    """A layer, torch's with the same weights, inputs and ragged lengths (one of them full)."""
-    torch.manual_seed(seed)
-    sequences, length, inputs, hidden = shape
-    ours, theirs = KINDS[kind]
-    layer = ours(inputs, hidden, bidirectional).to(dtype)
-    reference = theirs(inputs, hidden, batch_first=True, bidirectional=bidirectional).to(dtype)
-    reference.load_state_dict(layer.state_dict())
-    lengths = torch.randint(1, length + 1, (sequences,))
-    lengths[:1] = length
-    return layer, reference, torch.randn(sequences, length, inputs, dtype=dtype), lengths
-
-
-def packed(reference: nn.RNNBase, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    output, state = reference(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
-    h = state[0] if isinstance(state, tuple) else state
-    output, _ = pad_packed_sequence(output, batch_first=True, total_length=x.shape[1])
-    return output, h.transpose(0, 1).reshape(len(x), -1)
-
-
-def scalar(found: tuple[Tensor, ...]) -> Tensor:
-    """A number that every entry of both outputs moves, each by another amount."""
-    return sum((t * torch.arange(1, t.numel() + 1, dtype=t.dtype).cos().view(t.shape)).sum() for t in found)
-
-
-def relative(found: Tensor, wanted: Tensor) -> float:
-    if not wanted.numel():
-        return 0.0
-    return float(((found.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).detach())
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPES = [(16, 21, 32, 64), (7, 9, 5, 33), (3, 4, 7, 5), (1, 1, 1, 1), (2, 1, 3, 16), (150, 6, 4, 8)]
 
@@ -155,54 +102,6 @@ def test_only_last_and_only_output(path, kind) -> None:
             packed(reference, x, lengths)[which].sin().sum(), list(reference.parameters())
         )
         assert all(relative(a, b) < 1e-12 for a, b in zip(grads, expected, strict=True))
-
-
-@pytest.mark.parametrize("how", ["last", "mean", "max"])
-@pytest.mark.parametrize("shape", [(5, 9, 3, 7), (70, 6, 3, 16)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_pooled_equals_pooling_of_the_outputs(path, kind, shape, how) -> None:
-    layer, reference, _, lengths = draw(kind, shape, True, torch.float64)
-    ids, table = torch.randint(0, 11, shape[:2]), torch.randn(11, 3, dtype=torch.float64)
-    output, last = packed(reference, embedding(ids, table), lengths)
-    rows = [o[:n] for o, n in zip(output, lengths.tolist(), strict=True)]
-    wanted = {
-        "last": last,
-        "mean": torch.stack([r.mean(0) for r in rows]),
-        "max": torch.stack([r.max(0).values for r in rows]),
-    }[how]
-    expected = torch.autograd.grad(scalar((wanted,)), list(reference.parameters()))
-    for found in (
-        layer.pooled_ids(ids, table, lengths, how),
-        layer.pooled(embedding(ids, table), lengths, how),
-    ):
-        assert relative(found, wanted) < 1e-12
-        grads = torch.autograd.grad(scalar((found,)), list(layer.parameters()))
-        assert all(relative(a, b) < 1e-12 for a, b in zip(grads, expected, strict=True))
-    with torch.no_grad():
-        assert relative(layer.pooled_ids(ids, table, lengths, how), wanted) < 1e-12
-
-
-def test_maximum_of_equal_values_is_the_first_and_nan_wins(path) -> None:
-    layer = GRU(2, 3, bidirectional=True)
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.zero_()
-    x = torch.zeros(1, 5, 2, requires_grad=True)  # all states are 0: at every step the same
-    (grad_x,) = torch.autograd.grad(layer.pooled(x, how="max").sum(), [x])
-    assert not grad_x.any()
-    (grad_bias,) = torch.autograd.grad(layer.pooled(x, how="max").sum(), [layer.bias_ih_l0])
-    assert grad_bias.tolist() == [0.0] * 6 + [0.5] * 3  # n of the first step alone: 1 - z = 1/2
-    (grad_bias,) = torch.autograd.grad(layer.pooled(x, how="max").sum(), [layer.bias_ih_l0_reverse])
-    assert grad_bias[6:].tolist() == [0.96875] * 3  # the first in time is the last of 5 steps: 1 - 1/2^5
-    broken = x.detach().clone()
-    broken[0, 3] = torch.nan
-    assert layer.pooled(broken, how="max").isnan().all()
-
-
-def test_unknown_pooling() -> None:
-    with pytest.raises(ConfigError) as raised:
-        LSTM(2, 3).pooled(torch.zeros(1, 2, 2), how="sum")
-    assert str(raised.value) == "a sequence is pooled by 'last', 'mean' or 'max'; got 'sum'"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -295,74 +194,6 @@ def test_bad_shapes() -> None:
         layer(torch.zeros(2, 6, 3), torch.ones(2, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shared", [(), ("layer",), ("table",), ("lengths", "ids")])
-def test_vmap_equals_loop(path, kind, shared) -> None:
-    torch.manual_seed(0)
-    clients, ours = 4, KINDS[kind][0]
-    layers = [ours(5, 7, True).double() for _ in range(clients)]
-    params = {k: v.detach() for k, v in stack_module_state(layers)[0].items()}
-    data = {
-        "layer": params,
-        "table": torch.randn(clients, 9, 5, dtype=torch.float64),
-        "ids": torch.randint(0, 9, (clients, 6, 8)),
-        "lengths": torch.randint(1, 9, (clients, 6)),
-    }
-    base = ours(5, 7, True).double()
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = base
-
-        def forward(self, ids: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-            x = embedding(ids, table)
-            pooled = [self.base.pooled(x, lengths, how) for how in ("last", "mean", "max")]
-            return scalar((*self.base.forward_ids(ids, table, lengths), *self.base(x, lengths), *pooled))
-
-    def loss(layer, table, ids, lengths):
-        layer = {f"base.{k}": v for k, v in layer.items()}
-        return functional_call(Twice(), layer, (ids, table, lengths))
-
-    def pick(name: str, client: int):
-        value = data[name]
-        return {k: v[client] for k, v in value.items()} if name == "layer" else value[client]
-
-    arguments = [pick(name, 0) if name in shared else data[name] for name in data]
-    dims = tuple(None if name in shared else 0 for name in data)
-    found = vmap(grad(loss, argnums=(0, 1)), in_dims=dims)(*arguments)
-    for client in range(clients):
-        one = [pick(name, 0 if name in shared else client) for name in data]
-        leaves = {k: v.clone().requires_grad_() for k, v in one[0].items()}
-        table = one[1].clone().requires_grad_()
-        wanted = torch.autograd.grad(loss(leaves, table, *one[2:]), [*leaves.values(), table])
-        for a, b in zip([*(found[0][k][client] for k in leaves), found[1][client]], wanted, strict=True):
-            assert relative(a, b) < 1e-12
-
-
-@needs_native
-def test_vmap_runs_one_call_of_the_kernel(monkeypatch) -> None:
-    calls = []
-    run = native._Call.run
-    monkeypatch.setattr(native._Call, "run", lambda self, *a: (calls.append(self.clients), run(self, *a))[1])
-    layer = LSTM(3, 4, True)
-    params = {k: torch.stack([v.detach()] * 5) for k, v in layer.named_parameters()}
-    x = torch.randn(5, 2, 6, 3)
-    vmap(grad(lambda p, x: functional_call(layer, p, (x,))[1].sum()))(params, x)
-    assert calls == [5, 5]
-
-
-@needs_native
-@pytest.mark.parametrize("kind", KINDS)
-def test_nested_vmap(kind) -> None:
-    layer = KINDS[kind][0](3, 4, True).double()
-    x = torch.randn(2, 3, 5, 6, 3, dtype=torch.float64)
-    found = vmap(vmap(layer))(x)
-    for i, j in itertools.product(range(2), range(3)):
-        for a, b in zip(found, layer(x[i, j]), strict=True):
-            assert torch.equal(a[i, j], b)
-
-
 @needs_native
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(16, 21, 32, 64), (150, 6, 4, 8)])
@@ -405,14 +236,3 @@ def test_custom_operations_pass_torchs_checks() -> None:
         *results, kept = torch.ops.fedkeep.recurrent(tensors, how, False)
         back = ([None, torch.randn_like(results[-1])][-len(results) :], kept, tensors, how, False, True)
         torch.library.opcheck(torch.ops.fedkeep.recurrent_backward.default, back, test_utils=utils)
-
-
-@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 1])])
-def test_pooling(lengths) -> None:
-    x = torch.tensor([[[1.0, -5.0], [2.0, -3.0], [6.0, -1.0]], [[4.0, -2.0], [9.0, 9.0], [9.0, 9.0]]])
-    if lengths is None:
-        x, mean, most = x[:1], [[3.0, -3.0]], [[6.0, -1.0]]
-    else:
-        mean, most = [[3.0, -3.0], [4.0, -2.0]], [[6.0, -1.0], [4.0, -2.0]]
-    assert masked_mean(x, lengths).tolist() == mean
-    assert masked_max(x, lengths).tolist() == most

@@ -1,0 +1,66 @@
+"""Tables written in every format, then read or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData, read_table
+
+ROWS: list[dict[str, Any]] = [
+    {"user": "bo", "text": "ab, a", "label": "nba", "split": "train", "time": 3},
+    {"user": "al", "text": "b\nc", "label": "cfb", "split": "val", "time": 2},
+    {"user": "bo", "text": "zz", "label": "politics", "split": "test", "time": 1},
+]
+
+
+def csv_of(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
+    def cell(value: Any) -> str:
+        return '"' + str(value).replace('"', '""') + '"'
+
+    lines = [delimiter.join(rows[0])] + [delimiter.join(cell(v) for v in row.values()) for row in rows]
+    return "\n".join(lines).encode() + b"\n"
+
+
+def jsonl_of(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+    "t.csv": csv_of,
+    "t.csv.gz": lambda rows: gzip.compress(csv_of(rows)),
+    "t.tsv": lambda rows: csv_of(rows, "\t"),
+    "t.jsonl": jsonl_of,
+    "t.jsonl.gz": lambda rows: gzip.compress(jsonl_of(rows)),
+    "t.parquet": parquet_of,
+}
+
+
+def read(
+    tmp_path: Path, content: bytes | list[dict[str, Any]], name: str = "t.jsonl", **settings: Any
+) -> FederatedData:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else WRITERS[name](content))
+    return read_table(path, **settings)
+
+
+def refused(
+    tmp_path: Path, content: bytes | list[dict[str, Any]], name: str = "t.jsonl", **settings: Any
+) -> str:
+    with pytest.raises(DataError) as error:
+        read(tmp_path, content, name, **settings)
+    return str(error.value)

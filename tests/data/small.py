@@ -1,0 +1,38 @@
+"""Data sets of a few rows, and the message of a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData, Ragged
+
+
+def message(error: pytest.ExceptionInfo[DataError]) -> str:
+    return str(error.value)
+
+
+def small() -> FederatedData:
+    """Return six rows of two clients, given in disorder; x holds the number of the row as given."""
+    return FederatedData.from_columns(
+        ["b", "a", "b", "b", "a", "b"],
+        {
+            "x": np.arange(6, dtype=np.float32),
+            "text": Ragged.from_rows([[2], [3, 4], [], [5], [6, 7, 8], [9]], "uint8"),
+            "label": np.array([0, 1, 2, 1, 0, 2]),
+        },
+        ["test", "train", "train", "valid", "train", "train"],
+        {"name": "small"},
+    )
+
+
+def tiny(**changes: Any) -> FederatedData:
+    settings: dict[str, Any] = {
+        "columns": {"x": np.zeros(3), "label": np.array([0, 1, 0])},
+        "offsets": [0, 2, 3],
+        "ids": ["a", "b"],
+    }
+    return FederatedData(**(settings | changes))

@@ -1,0 +1,51 @@
+"""A client or a model that breaks down is named, and nobody else is harmed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedkeep import Phase, methods, sgd
+from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.engines import Sequential, Vectorised
+from fedkeep.methods.terms import squared_error
+from tests.engines.test_round import BROKEN, Fragile
+from tests.engines.vectorised.cohorts import close, cohort, furl
+from tests.tiny import Noisy, Rounds, Scalar, classes, job, pairs
+
+
+def test_who_breaks_down_is_named_and_nobody_else_is_harmed() -> None:
+    method = methods.furl("user", local=Phase(loss=squared_error()))
+    work = job(Fragile(), method, BROKEN)
+    expected = cohort(work, Sequential())
+    assert [result.fault is not None for result in expected] == [False, True, False]
+    close(cohort(work, Vectorised()), expected)
+    with pytest.raises(NonFiniteError) as error:
+        Rounds(work, Vectorised())([0, 1, 2])
+    assert str(error.value) == str(expected[1].fault).replace("round 3", "round 0")
+
+
+def test_a_parameter_that_breaks_down_is_named() -> None:
+    """The loss of the last step was finite, what it leads to is not."""
+    data = pairs({"a": [(1, 1)], "b": [(1e200, 1e200)]})
+    method = methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(1e300)))
+    result = cohort(job(Scalar(), method, data), Vectorised())
+    assert result[0].fault is None
+    assert str(result[1].fault).startswith(
+        "Client 'b', round 3: the training loss became NaN or infinite after 1 steps."
+    )
+    data = pairs({"a": [(1, 1)], "b": [(1e100, 1e100)]})
+    result = cohort(job(Scalar(), method, data), Vectorised())
+    assert result[0].fault is None
+    assert str(result[1].fault).startswith("Client 'b', round 3: w became NaN or infinite after 1 steps.")
+
+
+def test_clients_whose_model_fails_are_named() -> None:
+    """Batch normalisation of one example: client user-0 alone has a last mini-batch of one."""
+    work = job(Noisy(), furl(), classes(counts=(5, 8, 8)))
+    with pytest.raises(MethodError) as error:
+        cohort(work, Vectorised())
+    assert str(error.value) == (
+        "Clients 'user-0', round 3: the model failed on a batch of 1 example: Expected more than 1 value per channel "
+        "when training, got input size torch.Size([1, 3]). Check its forward and the data's columns; batch normalisation "
+        "needs more than one example. engine='sequential' says which client it is."
+    )

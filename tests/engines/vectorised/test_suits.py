@@ -1,0 +1,107 @@
+"""Whether a job can be trained side by side: the look at it, and the reasons why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Method, methods, simulate
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.params import Params
+from fedkeep.engines import Vectorised
+from fedkeep.methods.terms import Term, cross_entropy
+from tests.engines.vectorised.cohorts import RAGGED, TEXTS, furl
+from tests.tiny import Logits, Noisy, classes, job
+
+
+@dataclass(frozen=True)
+class Judged(Term):
+    """A loss that looks at its value: no tensor program."""
+
+    def __call__(self, net: Any, params: Params, batch: Params, received: Params) -> Tensor:
+        loss = cross_entropy()(net, params, batch, received)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+class Diluted(nn.Module):
+    """A mean over words that counts the padding."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding, self.out, self.dropout = nn.Embedding(40, 4), nn.Linear(4, 3), dropout
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.out(self.embedding(text).mean(1))  # type: ignore[no-any-return]
+
+
+class Shaken(Logits):
+    """Noise of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+class Torchs(nn.Module):
+    """PyTorch's own recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(40, 4), nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.lstm(self.embedding(text))[0][:, 0]  # type: ignore[no-any-return]
+
+
+REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
+    "looks at values": (
+        Logits(), furl(loss=Judged()), RAGGED,
+        "its loss cannot be computed for several clients at once (vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over calling .item() on a Tensor, please try to rewrite what you're doing with other operations. If error is occurring somewhere inside PyTorch internals, please file a bug report).",
+    ),
+    "draws": (
+        Shaken(), furl(), RAGGED,
+        "its loss cannot be computed for several clients at once (it draws random numbers otherwise than by dropout).",
+    ),
+    "PyTorch's layers": (
+        Torchs(), methods.fedavg(), TEXTS,
+        "its loss cannot be computed for several clients at once (Batching rule not implemented for aten::lstm.input. We could not generate a fallback; fedkeep.nn.LSTM has the parameters of torch.nn.LSTM and can).",
+    ),
+    "counts padding": (
+        Diluted(), methods.fedavg(), TEXTS,
+        "the loss depends on how far texts are padded, which differs with the clients trained at once.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_says_why_it_cannot(name: str) -> None:
+    model, method, data, reason = REASONS[name]
+    assert Vectorised.suits(job(model, method, data)) == reason
+    with pytest.raises(ConfigError) as error:
+        simulate(model, method, data, rounds=1, engine="vectorised")
+    assert (
+        str(error.value)
+        == f"engine='vectorised' cannot train {method.name!r}: {reason} Use engine='sequential'."
+    )
+
+
+def test_looking_changes_nothing() -> None:
+    model = Noisy(dropout=0.5)
+    work = job(model, furl(), RAGGED)
+    before = work.net.initial()
+    state = torch.get_rng_state()
+    assert Vectorised.suits(work) is None
+    assert all(torch.equal(before[n], v) for n, v in work.net.initial().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(work.store.seen(range(6)))
+    assert Vectorised.suits(job(model, furl(), classes(counts=(0, 0)))) is None
+
+
+def test_a_model_that_fails_is_not_the_engines_fault() -> None:
+    data = FederatedData.from_columns([0, 0], {"z": np.ones((2, 3)), "label": [0, 1]}, ["train"] * 2)
+    with pytest.raises(MethodError, match=r"^Logits.forward wants the column 'x'"):
+        Vectorised.suits(job(Logits(), furl(), data))

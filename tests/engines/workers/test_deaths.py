@@ -1,0 +1,97 @@
+"""Workers that are killed are replaced, and a client over which two die is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep import simulate
+from fedkeep.core.errors import WorkerError
+from fedkeep.engines import Sequential, Workers
+from tests.engines.test_round import METHOD
+from tests.engines.workers.rounds import DATA, FORK, FURL, check, gone, processes, rounds, scripted
+from tests.tiny import Logits, Rounds, everyone, job, same_bits
+
+
+def kill_once(flag: Path) -> Callable[[], None]:
+    def act() -> None:
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return act
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_worker_that_is_killed_once_is_replaced(engine: Workers, tmp_path: Path) -> None:
+    options = scripted(kill_once(tmp_path / "killed"))
+    check(
+        rounds(engine, [[0, 1, 2, 3], [2, 0]], **options),
+        rounds(Sequential(), [[0, 1, 2, 3], [2, 0]], **options),
+    )
+    assert (tmp_path / "killed").exists()
+    assert len(processes(engine)) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_client_over_which_two_workers_die_is_named(engine: Workers) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError) as error:
+        rounds(engine, [[0, 1, 2, 3]], **scripted(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    assert str(error.value) == (
+        "Client 'bad', round 0: the process that trained it was killed by signal 9 (SIGKILL), and so did one before. "
+        "A system that runs out of memory kills processes: use fewer workers, or a smaller batch_size. Nothing was "
+        "lost: the last finished round is kept."
+    )
+    assert time.monotonic() - began < 10
+    with pytest.raises(
+        WorkerError, match="the process that trained it ended with code 3, and so did one before"
+    ):
+        rounds(engine, [[2]], **scripted(lambda: os._exit(3)))
+
+
+@FORK
+def test_a_run_whose_worker_was_killed_goes_on(tmp_path: Path) -> None:
+    """Killed twice in its second round: the first one is kept, and the run ends as if nothing had been."""
+    flag = tmp_path / "well"
+    options = scripted(lambda: None if flag.exists() else os.kill(os.getpid(), signal.SIGKILL))
+
+    def run(**more: Any) -> Any:
+        return simulate(
+            options["model"](),
+            METHOD,
+            options["data"],
+            rounds=4,
+            cohort=2,
+            seed=2,
+            engine="workers",
+            workers=2,
+            **more,
+        )
+
+    with pytest.raises(WorkerError, match="Client 'bad', round 1: "):
+        run(out=tmp_path / "run")
+    flag.touch()
+    found, expected = run(out=tmp_path / "run", resume=True), run()
+    assert same_bits(found.server, expected.server)
+    assert same_bits(everyone(found.private, 4), everyone(expected.private, 4))
+    assert found.history == expected.history
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_a_worker_that_is_killed_while_it_waits_is_replaced(engine: Workers) -> None:
+    work = job(Logits(), FURL, DATA)
+    run = Rounds(work, engine)
+    run([0, 1])
+    for pid in processes(engine):
+        os.kill(pid, signal.SIGKILL)
+    assert gone(processes(engine))
+    run([2, 3])
+    assert same_bits(run.server.params, rounds(Sequential(), [[0, 1], [2, 3]])[0])

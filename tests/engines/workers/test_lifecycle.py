@@ -1,0 +1,208 @@
+"""How workers start and end: by fork or spawned, by Ctrl-C, with a parent that is killed; nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import FederatedData, Phase, methods, simulate
+from fedkeep.core.errors import NonFiniteError, WorkerError
+from fedkeep.engines import Sequential, Workers
+from fedkeep.engines.workers import pool
+from fedkeep.engines.workers.pool import Pool, start_method
+from fedkeep.engines.workers.process import told
+from tests.engines.test_round import BROKEN, METHOD, Fragile
+from tests.engines.workers.rounds import DATA, FORK, FURL, LINUX, check, gone, processes, rounds, scripted
+from tests.tiny import Logits, Rounds, job, texts
+
+
+def test_ctrl_c_ends_the_round_and_its_workers(engine: Workers) -> None:
+    def stop(part: float) -> None:
+        raise KeyboardInterrupt
+
+    slow = scripted(lambda: time.sleep(60))
+    work = job(slow["model"](), slow["method"], slow["data"], after_step=stop)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt) as held:  # the traceback lives on
+        Rounds(work, engine)([0, 2])
+    assert time.monotonic() - began < 10
+    assert len(processes(engine)) < 2  # the one that trains is ended at once
+    assert held.type is KeyboardInterrupt
+
+
+@FORK
+def test_ctrl_c_in_a_worker_is_the_parents_to_answer() -> None:
+    engine = Workers(1)
+    options = scripted(lambda: os.kill(os.getpid(), signal.SIGINT))
+    check(rounds(engine, [[2]], **options), rounds(Sequential(), [[2]], **options))
+    engine.close()
+
+
+@FORK
+def test_simulate_leaves_no_process_behind() -> None:
+    run = simulate(Logits(), FURL, DATA, rounds=1, engine="workers", workers=2)
+    assert (run.engine, run.engine_reason) == ("workers", "")
+    with pytest.raises(NonFiniteError):
+        simulate(Fragile(), METHOD, BROKEN, rounds=1, engine="workers", workers=2)
+    assert multiprocessing.active_children() == []
+
+
+@FORK
+def test_an_engine_that_is_forgotten_ends_its_workers() -> None:
+    engine = Workers(1)
+    rounds(engine, [[0]])
+    assert len(multiprocessing.active_children()) == 1
+    del engine
+    assert multiprocessing.active_children() == []
+
+
+def train_for_ever(pipe: Any) -> None:
+    """A parent whose workers train a client that takes a minute; it tells who they are."""
+    engine = Workers(2)
+    pool = Pool.order
+
+    def told(self: Pool, *arguments: Any) -> bool:
+        sent = pool(self, *arguments)
+        pipe.send([w.process.pid for w in self.workers])
+        return sent
+
+    Pool.order = told  # type: ignore[method-assign]
+    rounds(engine, [[2, 0]], **scripted(lambda: time.sleep(60)))
+
+
+@FORK
+def test_a_worker_is_known_before_ctrl_c_can_break_its_start_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def disturbed() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    found = Pool(job(Logits(), METHOD, DATA))
+    monkeypatch.setattr(pool, "_undisturbed", disturbed)
+    with pytest.raises(KeyboardInterrupt):
+        found.grow(1)
+    (worker,) = found.workers
+    pid = worker.process.pid
+    found.close()
+    assert gone([pid])
+
+
+def test_a_worker_ends_where_nobody_listens() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    assert told(theirs, b"ready")
+    ours.close()
+    assert not told(theirs, b"ready")
+
+
+@FORK
+@LINUX
+def test_no_process_and_no_memory_survives_a_parent_that_is_killed() -> None:
+    before = set(os.listdir("/dev/shm"))
+    ours, theirs = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("fork").Process(target=train_for_ever, args=(theirs,))
+    parent.start()
+    pids = ours.recv()
+    assert len(pids) == 2
+    time.sleep(0.05)
+    parent.kill()
+    parent.join()
+    assert gone(pids)
+    assert {n for n in set(os.listdir("/dev/shm")) - before if "fedkeep" in n or "torch" in n} == set()
+
+
+@LINUX
+def test_workers_hold_none_of_the_parents_files(engine: Workers, tmp_path: Path) -> None:
+    """A lock that the parent holds is free as soon as the parent is gone."""
+    with open(tmp_path / "lock", "w") as held:
+        rounds(engine, [[0, 1]])
+        for pid in processes(engine):
+            files = [os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")]
+            assert held.name not in files
+            assert (
+                sum("memfd:fedkeep" in f for f in files) == 2
+            )  # what it shares, but nothing of the other worker's
+            assert sum("socket:" in f for f in files if f not in files[:3]) <= 2
+
+
+@FORK
+def test_after_many_threads_have_computed_here() -> None:
+    """Fork after multi-threaded operations and backward passes: a worker must not wait for threads left behind."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for _ in range(2):
+            value = torch.randn(1000, 1000, requires_grad=True)
+            (value @ value).exp().tanh().sum().backward()
+            conv = nn.Conv2d(8, 8, 3)
+            conv(torch.randn(16, 8, 48, 48)).sum().backward()
+            engine = Workers(2)
+            found = rounds(engine, [[0, 1, 2]], model=Logits)
+            engine.close()
+    finally:
+        torch.set_num_threads(before)
+    check(found, rounds(Sequential(), [[0, 1, 2]]))
+
+
+def test_spawned_workers_do_the_same(tmp_path: Path) -> None:
+    """As on systems without fork: nothing is inherited, data in memory are shared, data on disk are mapped."""
+    data = texts(counts=(4, 9, 3, 5), vocabulary=300)
+    data.save(tmp_path / "data")
+    mapped = FederatedData.load(tmp_path / "data")
+    model, method, engine = Spoken, methods.furl("user", local=Phase(batch_size=3)), Workers(1, start="spawn")
+    try:
+        found = rounds(engine, [[0, 1, 2]], model=model, method=method, data=mapped)
+    finally:
+        engine.close()
+    check(found, rounds(Sequential(), [[0, 1, 2]], model=model, method=method, data=data))
+
+
+class Spoken(nn.Module):
+    """A text model that another process can import."""
+
+    per_example = ("user",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            self.table = nn.Embedding(300, 3)
+            self.user = nn.Parameter(torch.zeros(3))
+
+    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
+        return self.table(text).sum(1) / text_length.unsqueeze(1) + self.user
+
+
+def test_how_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert start_method() == "fork"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert start_method() == "spawn"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert start_method() == "spawn"
+
+
+@FORK
+def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedkeep.engines.workers.pool as room
+
+    engine = Workers(1)
+    monkeypatch.setattr(room, "serve", lambda *_: os._exit(7))
+    with pytest.raises(WorkerError) as error:
+        rounds(engine, [[0]])
+    assert str(error.value) == (
+        "A worker process could not start: it ended with code 7. Use engine='sequential' to train in this process."
+    )
+    engine.close()

@@ -1,0 +1,168 @@
+"""From a configuration to data: readers, splits, partitions, and folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.data import FederatedData, cifar10, majority, opt_out, toy
+from fedkeep.experiments.build import build_data, data_folder, run_config
+from fedkeep.experiments.config import parse_config
+from tests.experiments.configs import config
+
+
+def test_generated_data_take_the_seed_unless_they_name_their_own() -> None:
+    drawn = build_data(config(seed=5))
+    assert drawn.fingerprint() == toy(seed=5).fingerprint()
+    fixed = build_data(config(seed=5, data={"reader": "toy", "seed": 2, "users": 3}))
+    assert fixed.fingerprint() == toy(users=3, seed=2).fingerprint()
+
+
+def test_a_split_of_its_own() -> None:
+    split = {"fractions": [0.5, 0.25, 0.25], "seed": 3}
+    made = build_data(config(data={"reader": "toy", "seed": 0, "split": split}))
+    expected = toy(seed=0).split_per_user((0.5, 0.25, 0.25), seed=3)
+    assert made.fingerprint() == expected.fingerprint()
+
+
+def test_data_without_a_split_are_split(tmp_path: Path) -> None:
+    whole = FederatedData({"x": np.ones((20, 2)), "label": np.arange(20) % 2}, [0, 10, 20], ["a", "b"])
+    whole.save(tmp_path / "mine")
+    made = build_data(config(seed=4, data={"reader": "saved", "folder": "mine"}), tmp_path)
+    assert made.fingerprint() == whole.split_per_user(seed=4).fingerprint()
+    assert [made.count(0, s) for s in ("train", "valid", "test")] == [8, 1, 1]
+
+
+def test_a_place_is_looked_up_in_the_folder_of_data(tmp_path: Path) -> None:
+    toy(users=3).save(tmp_path / "mine")
+    relative, absolute = (
+        {"reader": "saved", "folder": "mine"},
+        {"reader": "saved", "folder": str(tmp_path / "mine")},
+    )
+    assert len(build_data(config(data=relative), tmp_path)) == 3
+    assert len(build_data(config(data=relative), tmp_path / "mine")) == 3  # the data set's own folder
+    assert len(build_data(config(data=absolute))) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "folder", "kind", "message"),
+    [
+        ({"reader": "toi"}, None, ConfigError, "data.reader: there is no reader 'toi'; there are "),
+        (
+            {"reader": "table"},
+            ".",
+            ConfigError,
+            "data.path: missing. It says where in the folder of data to read.",
+        ),
+        ({"reader": "table", "path": 3}, ".", ConfigError, "data.path: wanted a path as text; got 3."),
+        ({"reader": "movielens"}, None, DataError, "The reader 'movielens' wants a folder of data."),
+        ({"reader": "movielens"}, "none", DataError, "The folder of data none does not exist."),
+        ({"reader": "movielens"}, __file__, DataError, f"The folder of data {__file__} is no folder."),
+        ({"reader": "toy", "split": {"order": 1}}, None, ConfigError, "data.split.order: wanted str; got 1."),
+        (
+            {"reader": "toy", "split": {"odrer": "x"}},
+            None,
+            ConfigError,
+            "data.split.odrer: unknown key. Did you mean 'order'?",
+        ),
+    ],
+)
+def test_data_that_cannot_be_read(
+    data: dict[str, Any], folder: str | None, kind: type[Exception], message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as error:
+        build_data(config(data=data), None if folder is None else Path(folder))
+    assert str(error.value).startswith(message)
+
+
+def test_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    assert data_folder(None) is None
+    monkeypatch.setenv("FEDKEEP_DATA", "there")
+    assert data_folder(None) == Path("there")
+    assert data_folder(Path("here")) == Path("here")
+
+
+# --- images
+
+
+def pictures(folder: Path) -> Path:
+    """Write 80 images of 10 classes, as the lossless part of CIFAR-10 lies in a folder of data."""
+    (folder / "cifar10").mkdir()
+    draw = np.random.default_rng(0)
+    np.savez(
+        folder / "cifar10" / "cifar10_train4000_lossless.npz",
+        images=draw.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8),
+        labels=np.tile(np.arange(10, dtype=np.uint8), 8),
+    )
+    return folder
+
+
+LOSSLESS = {"reader": "cifar10", "form": "lossless"}
+MAJORITY = {"kind": "majority", "clients": 2, "p": 0.5, "train": 16, "valid": 8, "valid_from": "train"}
+
+
+def test_images_are_partitioned_and_some_stay_out(tmp_path: Path) -> None:
+    data = {**LOSSLESS, "partition": MAJORITY, "opt_out": {"fraction": 0.5}}
+    settings = config(
+        seed=3,
+        data=data,
+        model={"kind": "cifar_cnn"},
+        method={"kind": "fedavg"},
+        run={"rounds": 1, "cohort": 2},
+    )
+    made = build_data(settings, pictures(tmp_path))
+    expected = majority(cifar10(tmp_path / "cifar10", "lossless"), 2, 0.5, 16, 8, valid_from="train", seed=3)
+    assert made.fingerprint() == opt_out(expected, 0.5, seed=3).fingerprint()
+    assert parse_config(settings.to_toml(), "again") == settings
+    run = run_config(settings, folder=tmp_path, out=tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
+    assert kept["partition"] == made.meta["partition"]
+    assert kept["opt_out"]["fraction"] == 0.5
+    assert isinstance(run.evaluate("valid")["accuracy"], float)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            LOSSLESS,
+            (
+                "data.partition: missing. The reader 'cifar10' gives images that belong to no client; divide them by "
+                "one of the kinds majority, dirichlet, shards, by_size."
+            ),
+        ),
+        (
+            {"reader": "toy", "partition": MAJORITY},
+            (
+                "data.partition: the reader 'toy' gives examples that belong to clients already. Leave the table out."
+            ),
+        ),
+        (
+            {**LOSSLESS, "partition": {"kind": "majorty"}},
+            (
+                "data.partition.kind: there is no partition 'majorty'; there are majority, dirichlet, shards, by_size. "
+                "Did you mean 'majority'?"
+            ),
+        ),
+        ({**LOSSLESS, "partition": {**MAJORITY, "p": "0.5"}}, "data.partition.p: wanted float; got '0.5'."),
+        ({**LOSSLESS, "partition": {"kind": "shards"}}, "data.partition: missing clients."),
+        (
+            {"reader": "toy", "opt_out": {"fractoin": 0.5}},
+            (
+                "data.opt_out.fractoin: unknown key. Did you mean 'fraction'? Known here: fraction, by, seed."
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_partitions_that_cannot_be_made(data: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_data(config(data=data), pictures(tmp_path))
+    assert str(error.value) == message

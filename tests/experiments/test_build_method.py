@@ -1,0 +1,125 @@
+"""From a configuration to a method and its loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedkeep import Phase, averaging, methods, models
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.optim import sgd
+from fedkeep.experiments.build import build_loss, build_method, build_model
+from fedkeep.experiments.builtin import builtin_config
+from fedkeep.experiments.config import AdaptConfig, LossConfig, MethodConfig
+from fedkeep.methods import EarlyStopping, terms
+from fedkeep.methods.augment import Augmented
+from tests.experiments.configs import PICTURES
+
+
+def method(**table: Any) -> methods.Method:
+    return build_method(MethodConfig.model_validate({"kind": "furl"} | table))
+
+
+def test_a_method_is_what_a_call_would_make() -> None:
+    assert method() == methods.furl()
+    assert method(kind="fedavg", batch_size=8) == methods.fedavg(local=Phase(batch_size=8))
+    assert method(kind="local", optimizer={"learning_rate": 0.5}) == methods.local(
+        local=Phase(optimizer=sgd(0.5))
+    )
+    built = method(
+        private=["user", "head.*"], private_init=["normal", 0.1], weighting="uniform", clip_norm=2,
+        optimizer={"learning_rate": 0.3, "rates": {"user": 1.0}}, server_optimizer={"momentum": 0.9},
+        loss={"kind": "squared_error", "label": "y", "l2": {"user": 0.5}},
+    )  # fmt: skip
+    loss = terms.squared_error("y") + 0.5 * terms.l2_penalty("user")
+    assert built == methods.furl(
+        ["user", "head.*"], private_init=("normal", 0.1),
+        local=Phase(clip_norm=2, optimizer=sgd(0.3, rates={"user": 1.0}), loss=loss),
+        server=averaging(sgd(1.0, momentum=0.9), by="uniform"),
+    )  # fmt: skip
+
+
+def test_what_is_not_said_of_the_server_stays_the_methods_own() -> None:
+    assert method(kind="fedfusion", weighting="uniform") == methods.fedfusion(
+        server=averaging(sgd(1.0, rates={"fusion.gamma": 0.1}), by="uniform")
+    )
+    assert method(kind="fedfusion", server_optimizer={"momentum": 0.9}) == methods.fedfusion(
+        server=averaging(sgd(1.0, momentum=0.9))
+    )
+
+
+def test_adaptation() -> None:
+    built = method(
+        adapt={"optimizer": {"learning_rate": 2.0}, "epochs": 3, "batch_size": 4, "clip_norm": 1.0}
+    )
+    (phase,) = built.adapt.phases
+    assert phase.optimizer == sgd(2.0)
+    assert (phase.trains, phase.examples, phase.epochs, phase.batch_size, phase.clip_norm) == (
+        "private",
+        "all",
+        3,
+        4,
+        1,
+    )
+    assert phase.loss == built.client.phases[0].loss
+
+
+def test_loss() -> None:
+    assert build_loss(LossConfig()) == terms.cross_entropy()
+    assert build_loss(LossConfig(label="stars", smoothing=0.1)) == terms.cross_entropy("stars", smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"kind": "fural"},
+            f"method.kind: there is no method 'fural'; there are {', '.join(methods.METHODS)}. Did you mean 'furl'?",
+        ),
+        ({"batch": 3}, "method.batch: unknown key. "),
+        ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
+        ({"weighting": "none"}, "method.weighting: wanted one of 'examples', 'uniform'; got 'none'."),
+        (
+            {"kind": "local", "server_optimizer": {}},
+            "method.server_optimizer: 'local' has no server optimiser.",
+        ),
+    ],
+)
+def test_methods_that_cannot_be_made(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        method(**table)
+    assert str(error.value).startswith(message)
+
+
+def adapting(kind: str, table: dict[str, Any]) -> tuple[Phase, ...]:
+    return build_method(MethodConfig(kind=kind, adapt=AdaptConfig.model_validate(table))).adapt.phases
+
+
+def test_adaptation_of_several_phases() -> None:
+    table = {"epochs": 7, "batch_size": 3, "clip_norm": 2.0, "optimizer": {"learning_rate": 0.5}}
+    own, joint = adapting("mixture", table)
+    usual = methods.mixture()
+    for phase, before in zip((own, joint), usual.adapt.phases, strict=True):
+        assert (phase.trains, phase.examples, phase.early_stopping) == (before.trains, "all", EarlyStopping())
+        assert (phase.epochs, phase.batch_size, phase.clip_norm, phase.optimizer) == (7, 3, 2.0, sgd(0.5))
+    stops = {**table, "early_stopping": {"every": 1, "patience": 3}}
+    (tuned,) = adapting("fine_tuned", stops)
+    assert tuned.early_stopping == EarlyStopping(every=1, patience=3)
+    (fitted,) = adapting("fedprox", table)
+    assert (fitted.trains, fitted.examples, fitted.early_stopping) == ("private", "all", None)
+
+
+def test_augmented_images() -> None:
+    table = {"augment": {"shift": 2, "mirror": False}, "smoothing": 0.1}
+    loss = build_loss(LossConfig.model_validate(table))
+    assert loss == Augmented(terms.cross_entropy(smoothing=0.1), 2, False)
+    assert build_loss(LossConfig.model_validate({"augment": {}})) == Augmented(terms.cross_entropy())
+
+
+def test_the_built_in_mixture_is_the_papers() -> None:
+    made = builtin_config("mixture")
+    method, usual = build_method(made.method), methods.mixture()
+    assert (method.adapt, method.client) == (usual.adapt, usual.client)
+    assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
+    assert (made.run.rounds, made.run.cohort) == (1500, 5)

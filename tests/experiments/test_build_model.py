@@ -1,0 +1,193 @@
+"""From a configuration to a model: sizes, first values, word vectors, and models within a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkeep import models
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.data import FederatedData, many_user_text, toy
+from fedkeep.experiments.build import MODELS, build_data, build_model, sizes_of
+from tests.experiments.configs import CLASSIFIER, PICTURES, REVIEWS, config, shops
+
+
+class Mine(nn.Module):
+    """A module of the user's own."""
+
+    def __init__(self, features: int, classes: int, width: int = 5) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(features, width), nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.hidden(x))  # type: ignore[no-any-return]
+
+
+def test_sizes_come_from_the_data() -> None:
+    text = many_user_text(users=4, examples=8, classes=6)
+    assert sizes_of(text) == {"vocabulary": text.meta["vocabulary"]["size"], "classes": 6}
+    assert sizes_of(toy(features=7, classes=4)) == {"classes": 4, "features": 7}
+    model = build_model(config(model={"kind": "document", "user_dim": 5, "hidden": 3, "pool": "max"}), text)
+    assert isinstance(model, models.DocumentModel)
+    assert model.embedding.num_embeddings == text.meta["vocabulary"]["size"]
+    assert model.user.shape == (5,)
+    assert model.pool == "max"
+
+
+def test_initial_values_follow_the_seed_and_disturb_nothing() -> None:
+    data = toy()
+    before = torch.random.get_rng_state()
+    first, same, other = (build_model(config(seed=s), data).state_dict() for s in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first["linear.weight"], same["linear.weight"])
+    assert not torch.equal(first["linear.weight"], other["linear.weight"])
+
+
+def test_a_module_of_ones_own() -> None:
+    model = build_model(config(model={"kind": f"{__name__}:Mine", "width": 7}), toy())
+    assert type(model).__name__ == "Mine"
+    assert model.hidden.out_features == 7  # type: ignore[union-attr]
+
+
+def test_word_vectors_fill_the_embedding(tmp_path: Path) -> None:
+    wanted = config(data=REVIEWS, model=CLASSIFIER, seed=3)
+    data = build_data(wanted, shops(tmp_path))
+    assert data.meta["vocabulary"]["symbols"] == ["good", "tea", "bad"]
+    model = build_model(wanted, data, tmp_path)
+    assert isinstance(model, models.TextClassifier)
+    weight = model.embedding.weight
+    assert weight.requires_grad
+    assert weight[[0, 2]].tolist() == [[0, 0], [1, 2]]
+    assert (weight[[1, 3, 4]].abs() <= 0.1).all()
+    again = build_model(wanted, data, tmp_path).get_parameter("embedding.weight")
+    other = build_model(wanted.model_copy(update={"seed": 4}), data, tmp_path).get_parameter(
+        "embedding.weight"
+    )
+    assert torch.equal(weight, again)
+    assert not torch.equal(weight, other)
+    rest = build_model(
+        wanted.model_copy(update={"model": wanted.model.model_copy(update={"word_vectors": None})}), data
+    )
+    assert torch.equal(rest.get_parameter("encoder.weight_ih_l0"), model.encoder.weight_ih_l0)  # drawn alike
+
+
+def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build_data(config(data=REVIEWS), shops(tmp_path))
+    with pytest.raises(ConfigError) as error:
+        build_model(config(data=REVIEWS, model={**CLASSIFIER, "embedding_dim": 3}), data, tmp_path)
+    assert str(error.value) == (
+        "model.word_vectors: the vectors of vectors.txt have 2 numbers each, but 'embedding.weight' is 3 wide. Set "
+        "model.embedding_dim = 2."
+    )
+    words = many_user_text(users=4, examples=8, classes=6)
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=CLASSIFIER), words, tmp_path)
+    assert str(error.value) == "model.word_vectors: the data's vocabulary must be one of words; it is 'char'."
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model={"kind": "linear", "word_vectors": "vectors.txt"}), toy(), tmp_path)
+    assert str(error.value) == (
+        "model.word_vectors: Linear names no table, or several, for the column 'text' in `lookup`, so it is not known "
+        "which to fill."
+    )
+    monkeypatch.delenv("FEDKEEP_DATA", raising=False)
+    with pytest.raises(DataError) as error:
+        build_model(config(data=REVIEWS, model=CLASSIFIER), data)
+    assert str(error.value) == (
+        "model.word_vectors wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; 'vectors.txt' is "
+        "looked up in it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kind": "lineer"}, "model.kind: there is no model 'lineer'; there are document, "),
+        ({"kind": "linear", "classes": "3"}, "model.classes: wanted int; got '3'."),
+        ({"kind": "linear", "width": 3}, "model.width: unknown key. "),
+        ({"kind": "document"}, "model: missing vocabulary."),
+        (
+            {"kind": "linear", "features": -1},
+            "model.features: wanted 4, as the data have; got -1. Leave it out to take the data's.",
+        ),
+        (
+            {"kind": "torch.nn:Linear", "in_features": 4, "out_features": -1},
+            "model: 'torch.nn:Linear' cannot be made of {'in_features': 4, 'out_features': -1}: ",
+        ),
+        ({"kind": "nowhere.at_all:Net"}, "model.kind: 'nowhere.at_all:Net' cannot be imported: "),
+        ({"kind": "torch.nn:Linaer"}, "model.kind: 'torch.nn:Linaer' cannot be imported: "),
+        ({"kind": "os:system"}, "model.kind: 'os:system' is no class of torch.nn.Module."),
+        ({"kind": "builtins:dict"}, "model.kind: 'builtins:dict' is no class of torch.nn.Module."),
+    ],
+)
+def test_models_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=model), toy())
+    assert str(error.value).startswith(message)
+
+
+def test_sizes_of_images() -> None:
+    made = FederatedData(
+        {"image": np.zeros((2, 3, 16, 16), np.uint8), "label": np.array([0, 2])}, [0, 2], ["a"]
+    )
+    assert sizes_of(made) == {"classes": 3, "channels": 3, "side": 16}
+    model = build_model(config(model={"kind": "cnn", "widths": [2, 3], "hidden": [5, 4]}), made)
+    assert model(torch.from_numpy(np.asarray(made.columns["image"]))).shape == (2, 3)
+
+
+def test_models_within_a_model() -> None:
+    tables = {
+        "kind": "mixture_of_experts",
+        "global_expert": {"kind": "cnn", "widths": [3, 4], "hidden": [16, 8]},
+        "local_expert": {"kind": "cnn"},
+        "gate": {
+            "kind": "confidence_gate",
+            "network": {"kind": "gate", "network": {"kind": "cnn", "classes": 1}},
+        },
+    }
+    made = build_model(config(model=tables), PICTURES)
+    assert isinstance(made, models.MixtureOfExperts)
+    assert made.global_expert.out.out_features == made.local_expert.out.out_features == 4  # type: ignore[union-attr]
+    assert made.global_expert.conv1.out_channels == 3  # type: ignore[union-attr]
+    assert made.gate.network.network.out.out_features == 1  # type: ignore[union-attr]
+    assert torch.equal(made.gate.weigh.weight, torch.zeros(1, 5))  # type: ignore[union-attr]
+    again = build_model(config(model=tables), PICTURES)
+    assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn"}, "local_expert": {"kind": "cnm"}},
+            f"model.local_expert.kind: there is no model 'cnm'; there are {', '.join(MODELS)}. Did you mean 'cnn'?",
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn", "wdith": 3}},
+            (
+                "model.global_expert.wdith: unknown key. Did you mean 'widths'? Known here: classes, channels, side, "
+                "widths, hidden, dropout."
+            ),
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": "cnn"}},
+            "model: missing local_expert, gate.",
+        ),
+        (
+            {"kind": "mixture_of_experts", "global_expert": {"kind": 3}},
+            "model.global_expert.kind: wanted a name; got 3.",
+        ),
+        (
+            {"kind": "gate", "network": 3},
+            "model.network: wanted Module; got 3.",
+        ),
+    ],
+)  # fmt: skip
+def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model=model), PICTURES)
+    assert str(error.value) == message

@@ -1,0 +1,80 @@
+"""Methods that become one another at the limit of a setting: reductions as equalities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fedkeep import Method, averaging, methods, sgd, simulate
+from fedkeep.core.params import Params
+from fedkeep.methods import Phase
+from tests.engines.reference import close
+from tests.methods.parts import Deep
+from tests.methods.table import DATA, WHOLE
+from tests.tiny import everyone, same_bits
+
+
+def server_of(method: Method, model: nn.Module | None = None, **options: Any) -> Params:
+    return simulate(
+        model or Deep(norm=True).double(), method, DATA, rounds=3, cohort=4, seed=3, **options
+    ).server
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **o: methods.fedprox(mu=0, **o),
+        lambda **o: methods.fedper((), **o),
+        lambda **o: methods.lg_fedavg((), **o),
+        lambda **o: methods.fedbn((), **o),
+        methods.fine_tuned,
+    ],
+    ids=["fedprox", "fedper", "lg_fedavg", "fedbn", "fine_tuned"],
+)
+def test_what_is_fedavg_bit_for_bit(build: Callable[..., Method], weighting: Any) -> None:
+    options: dict[str, Any] = {
+        "local": Phase(batch_size=50, optimizer=sgd(0.3), epochs=2),
+        "server": averaging(by=weighting),
+    }
+    assert same_bits(server_of(build(**options)), server_of(methods.fedavg(**options)))
+    assert not same_bits(server_of(methods.fedprox(1.0, **options)), server_of(methods.fedavg(**options)))
+
+
+@pytest.mark.parametrize("build", [methods.ditto, methods.apfl])
+def test_a_private_copy_leaves_fedavg_as_it_is(build: Callable[..., Method]) -> None:
+    local = Phase(batch_size=50, optimizer=sgd(0.3), epochs=2)
+    plain = server_of(methods.fedavg(local=local))
+    assert same_bits(server_of(build(local=local)), plain)
+    assert any("running_mean" in n for n in plain)
+
+
+@pytest.mark.parametrize("build", [methods.fedrep, methods.fedrecon])
+def test_two_phases_with_nothing_private_are_fedavg(build: Callable[..., Method]) -> None:
+    """Up to the order of the examples within the one mini-batch, which has a stream per phase."""
+    halves = {"halves": False} if build is methods.fedrecon else {}
+    local = Phase(batch_size=WHOLE, optimizer=sgd(0.3), epochs=2)
+    ours, theirs = server_of(build((), local=local, **halves)), server_of(methods.fedavg(local=local))
+    close({n: v for n, v in ours.items() if v.is_floating_point()}, theirs, atol=1e-13)
+
+
+def test_other_reductions() -> None:
+    local = Phase(batch_size=4, optimizer=sgd(0.3))
+    settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3}
+    everything = simulate(Deep().double(), methods.fedper("*", local=local), DATA, **settings)
+    alone = simulate(Deep().double(), methods.local(local=local), DATA, **settings)
+    assert same_bits(everyone(everything.private, 6), everyone(alone.private, 6))
+    assert methods.lg_fedavg("body.*").but(name="fedper") == methods.fedper("body.*")
+    whole = local.but(batch_size=WHOLE)
+    free = simulate(Deep().double(), methods.ditto(0.0, local=whole), DATA, **settings)
+    alone = simulate(Deep().double(), methods.local(local=whole), DATA, **settings)
+    lonely = everyone(alone.private, 6)
+    close({n.removeprefix("own."): v for n, v in everyone(free.private, 6).items()}, lonely, atol=1e-13)
+    only = simulate(Deep().double(), methods.apfl(1.0, adaptive=False, local=whole), DATA, **settings)
+    close({n.removeprefix("own."): v for n, v in everyone(only.private, 6).items()}, lonely, atol=1e-13)
+    none = simulate(Deep().double(), methods.apfl(0.0, adaptive=False, local=local), DATA, **settings)
+    plain = simulate(Deep().double(), methods.fedavg(local=local), DATA, **settings)
+    assert none.evaluate() == plain.evaluate() != only.evaluate()
