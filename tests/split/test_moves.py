@@ -155,3 +155,22 @@ def test_it_is_looked_for_where_nothing_is_private_or_one_user_is_at_hand(privat
     model.spare = nn.Parameter(torch.ones(2))
     report = check_split(model, Split(private), batches(1), loss=methods.terms.cross_entropy())
     assert (report.probed, report.immovable) == ((), ("spare",))
+
+
+def test_every_user_begins_with_a_module_that_remembers_nobody() -> None:
+    """Only the second user's examples move w, and only before the module was called."""
+
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.called = nn.Parameter(torch.ones(())), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, self.called = not self.called, True
+            return x * self.w * first
+
+    batches = [{"x": torch.zeros(2)}, {"x": torch.ones(2)}]
+    report = check_split(
+        Once(), Split(), batches, loss=lambda net, params, batch, _: net(params, batch).sum()
+    )
+    assert report.immovable == ()

@@ -304,3 +304,56 @@ def test_a_private_body_below_federated_batch_norm_is_a_leak() -> None:
     assert [(v.equation, v.parameter) for v in report.violations] == [
         (2, "head.1.running_mean"), (2, "head.1.running_var"),
     ]  # fmt: skip
+
+
+class Scale(nn.Module):
+    """A private factor, a variance that training updates, and a set of what was seen."""
+
+    updated_buffers = ("variance",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.user = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        self.register_buffer("variance", torch.full((3,), 0.5))
+        self.seen: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(len(x))
+        return x * self.w * self.user / self.variance.sqrt()
+
+
+def sum_of(net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+    return net(params, batch).sum()
+
+
+ONES: list[Batch] = [{"x": torch.ones(2, 3)}, {"x": torch.ones(4, 3)}]
+
+
+def test_a_variance_stays_one_at_every_point() -> None:
+    lows: list[float] = []
+
+    def loss(net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        lows.append(float(params["variance"].min()))
+        return sum_of(net, params, batch, received)
+
+    assert check_split(Scale(), Split("user"), ONES, loss=loss).ok
+    assert min(lows) >= 0
+    assert len(set(lows)) > 1
+
+
+def test_what_is_no_number_at_some_points_breaks_nothing() -> None:
+    lost: list[bool] = []
+
+    def loss(net: Net, params: Params, batch: Batch, received: Params) -> Tensor:
+        value = sum_of(net, params, batch, received) + params["user"].sqrt().sum()  # NaN below 0
+        lost.append(bool(value.isnan()))
+        return value
+
+    assert check_split(Scale(), Split("user"), ONES, loss=loss).ok
+    assert set(lost) == {False, True}
+
+
+def test_a_set_that_probes_filled_is_empty_again() -> None:
+    model = Scale()
+    check_split(model, Split("user"), ONES, loss=sum_of)
+    assert model.seen == set()
