@@ -205,7 +205,7 @@ def test_the_command_lines_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert threads.main(["--quick", "--turns", "1", "--out", str(tmp_path)]) == 0
     parts = json.loads((tmp_path / "profile.json").read_text())["parts"]
     assert {p["workload"] for p in parts} == set(QUICK)
-    assert "| 10 KB | 1,000 | 10 | sqlite |" in (tmp_path / "stores.md").read_text()
+    assert "| 10 KB | 1,000 | 10 | journal |" in (tmp_path / "stores.md").read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="time and memory are read from /proc")
