@@ -43,7 +43,6 @@ LONGEST = 400  # lines of a Python file
 STILL_TOO_LONG = {
     "tests/experiments/test_run_directory.py",
     "tests/experiments/test_simulate.py",
-    "tests/store/test_sqlite_killed.py",
 }
 
 
