@@ -42,7 +42,6 @@ UNPICKLES = ("torch.load", "pickle.load", "pickle.loads")
 LONGEST = 400  # lines of a Python file
 STILL_TOO_LONG = {
     "tests/experiments/test_run_directory.py",
-    "tests/experiments/test_simulate.py",
 }
 
 
