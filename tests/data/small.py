@@ -36,3 +36,20 @@ def tiny(**changes: Any) -> FederatedData:
         "ids": ["a", "b"],
     }
     return FederatedData(**(settings | changes))
+
+
+def sample(**changes: Any) -> FederatedData:
+    """Return two clients with a ragged column, an id that no file may be named by, and meta of several kinds."""
+    settings: dict[str, Any] = {
+        "columns": {
+            "x": np.arange(10, dtype=np.float32).reshape(5, 2),
+            "text": Ragged.from_rows([[1], [], [2, 3], [4], [5]], "uint8"),
+            "label": np.array([0, 1, 2, 1, 0]),
+            "_best": np.linspace(0, 1, 5),
+        },
+        "offsets": [0, 3, 5],
+        "ids": ["../weird/ä", "b"],
+        "bounds": np.array([[0, 1, 2, 3], [3, 4, 4, 5]]),
+        "meta": {"name": "sample", "traits": {"colour": ["red", "blue"]}, "best": np.float64(0.5)},
+    }
+    return FederatedData(**(settings | changes))

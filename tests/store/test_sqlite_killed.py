@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,47 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import RunError, StoreError
-from fedkeep.store import Default, SqliteStore, database
-from tests.store.build import (
-    CLIENTS,
-    IDS,
-    RUN,
-    committed,
-    expected,
-    killed,
-    numbers,
-    of_round,
-    sqlite,
-    state,
-    values,
-    versions,
-)
-from tests.tiny import files
-
-PAGE = database.PAGES[0]
-LARGE = {"user": torch.zeros(1500)}  # 6,000 bytes: a row takes two pages
-
-
-def large(folder: Path, **options: Any) -> SqliteStore:
-    return SqliteStore(folder, Default(LARGE), IDS, **{"run": RUN, **options})
-
-
-def large_round(store: SqliteStore, round: int) -> None:
-    clients = [c for c in range(CLIENTS) if (c + round) % 2]
-    store.write(clients, {"user": torch.full((len(clients), 1500), float(round))})
-
-
-def large_state(folder: Path, round: int, **options: Any) -> list[float]:
-    store = large(folder, **options)
-    store.recover(round)
-    found = store.read(range(CLIENTS))["user"]
-    assert (found == found[:, :1]).all()
-    return found[:, 0].tolist()
-
-
-def after(round: int) -> list[float]:
-    """What every value of each client is after a round of ``large_round``."""
-    return [float(max((r for r in range(1, round + 1) if (c + r) % 2), default=0)) for c in range(CLIENTS)]
+from tests.store.build import committed, expected, killed, numbers, of_round, sqlite, state, values
+from tests.store.large import PAGE, after, goes_on, large, large_round, large_state, untouched
 
 
 class Torn(NamedTuple):
@@ -105,28 +63,6 @@ def left(folder: Path, content: bytes, log: bytes | None) -> Path:
     if log is not None:
         (folder / "store.db-wal").write_bytes(log)
     return folder
-
-
-@contextmanager
-def untouched(folder: Path) -> Iterator[None]:
-    before = files(folder)
-    yield
-    assert files(folder) == before
-
-
-def goes_on(folder: Path) -> None:
-    """Read the state of round 3 without a touch; resume, and repeat round 4."""
-    with untouched(folder):
-        assert large_state(folder, 3, write=False, create=False) == after(3)
-    assert large_state(folder, 3) == after(3)
-    store = large(folder)
-    store.recover(3)
-    large_round(store, 4)
-    store.prepare(4)
-    store.apply()
-    store.rest()
-    assert large_state(folder, 4) == after(4)
-    assert [p.name for p in folder.iterdir()] == ["store.db"]
 
 
 class TestInsideACommit:
@@ -243,142 +179,6 @@ def test_killed_by_the_system_in_a_write(tmp_path: Path) -> None:
         ends.add(child.exitcode)
         goes_on(folder)
     assert ends == {-signal.SIGXFSZ, 0}
-
-
-class TestRounds:
-    def test_written_values_are_read_at_once_and_lost_without_a_commit(self, tmp_path: Path) -> None:
-        store = committed(tmp_path / "a", 2)
-        store.write([0], values(9, 1))
-        assert torch.equal(store.read([0])["user"][0], values(9, 1)["user"][0])
-        assert store.seen([0]) == [True]
-        assert state(killed(tmp_path / "a"), 2) == expected(tmp_path, 2)
-
-    @pytest.mark.parametrize("rounds", [1, 3])
-    def test_killed_between_prepare_and_the_runs_commit_the_round_is_dropped(
-        self, tmp_path: Path, rounds: int
-    ) -> None:
-        store = committed(tmp_path / "a", rounds - 1)
-        store.write(*of_round(rounds))
-        store.prepare(rounds)
-        wanted = expected(tmp_path, rounds - 1)
-        folder = killed(tmp_path / "a")
-        with untouched(folder):
-            assert state(folder, rounds - 1, write=False) == wanted
-        assert state(folder, rounds - 1) == wanted
-        assert state(folder, rounds - 1) == wanted  # and may be dropped again
-
-    def test_killed_after_the_runs_commit_the_round_is_there(self, tmp_path: Path) -> None:
-        store = committed(tmp_path / "a", 2)
-        store.write(*of_round(3))
-        digest = store.prepare(3)
-        again = sqlite(killed(tmp_path / "a"))
-        again.recover(3, digest)
-        assert numbers(again) == expected(tmp_path, 3)
-        assert again.digest == digest
-        store.apply()
-        assert store.digest == digest
-
-    def test_a_round_after_recovery_is_like_any_other(self, tmp_path: Path) -> None:
-        """What the dropped round has written is gone from the file, too."""
-        store = committed(tmp_path / "a", 2)
-        store.write([0, 1, 5], values(77, 3))
-        store.prepare(3)
-        folder = killed(tmp_path / "a")
-        again = sqlite(folder)
-        again.recover(2)
-        again.write(*of_round(3))
-        again.prepare(3)
-        again.apply()
-        again.rest()
-        assert state(folder, 3) == expected(tmp_path, 3)
-        assert versions(folder) == versions(tmp_path / "reference-3")
-
-    def test_a_round_may_be_prepared_again(self, tmp_path: Path) -> None:
-        store = committed(tmp_path / "a", 2)
-        store.write([0, 1, 5], values(77, 3))
-        store.prepare(3)
-        store.write([1], values(78, 1))
-        store.prepare(3)
-        store.apply()
-        assert torch.equal(
-            store.read([1, 5])["count"], torch.cat([values(78, 1)["count"], values(77, 3)["count"][2:]])
-        )
-        assert [v for v in versions(killed(tmp_path / "a")) if v[0] == 1] == [(1, 1), (1, 3)]
-
-    def test_the_last_round_can_be_taken_back_and_no_earlier_one(self, tmp_path: Path) -> None:
-        committed(tmp_path / "a", 3)
-        assert state(tmp_path / "a", 2) == expected(tmp_path, 2)
-        with pytest.raises(StoreError, match=r"stands at round 3, the run at round 1; restore both"):
-            state(tmp_path / "a", 1)
-
-    def test_versions_that_nobody_needs_go_with_the_next_commit(self, tmp_path: Path) -> None:
-        committed(tmp_path / "a", 10)
-        found = versions(tmp_path / "a")
-        last = {c: max(r for r in range(1, 11) if c in of_round(r)[0]) for c in range(CLIENTS)}
-        before = {c: max(r for r in range(1, 10) if c in of_round(r)[0]) for c in of_round(10)[0]}
-        assert found == sorted({*last.items(), *before.items()})
-
-    def test_a_round_in_which_nobody_wrote(self, tmp_path: Path) -> None:
-        store = committed(tmp_path / "a", 2)
-        store.prepare(3)
-        store.apply()
-        assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 2)
-
-    def test_apply_without_anything_prepared_keeps_what_was_written(self, tmp_path: Path) -> None:
-        store = committed(tmp_path / "a", 1)
-        store.write([0], values(9, 1))
-        store.apply()
-        assert torch.equal(store.read([0])["count"], values(9, 1)["count"])
-
-    def test_killed_before_the_first_commit(self, tmp_path: Path) -> None:
-        store = sqlite(tmp_path / "a")
-        store.write([1], values(1, 1))
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
-        store.prepare(1)
-        shutil.copytree(tmp_path / "a", tmp_path / "c")
-        for copy in ("b", "c"):
-            assert state(tmp_path / copy, 0)["seen"] == [False] * CLIENTS
-
-    def test_killed_while_the_file_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It appears whole, so only what was begun may be lying about."""
-
-        def killed(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", killed)
-            with pytest.raises(KeyboardInterrupt):
-                sqlite(tmp_path / "a")
-        assert not (tmp_path / "a" / "store.db").exists()
-        assert state(tmp_path / "a", 0)["seen"] == [False] * CLIENTS
-
-    @pytest.mark.parametrize(
-        "statement", ["BEGIN IMMEDIATE", "INSERT INTO kept", "DELETE FROM kept", "COMMIT"]
-    )
-    def test_interrupted_inside_prepare_nothing_is_written(
-        self, tmp_path: Path, statement: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = committed(tmp_path / "a", 2)
-        store.write(*of_round(3))
-
-        def interrupted(name: str) -> Callable[..., Any]:
-            call = getattr(database.Database, name)
-
-            def watched(self: database.Database, text: str, *rest: Any) -> Any:
-                if text.startswith(statement):
-                    raise KeyboardInterrupt
-                return call(self, text, *rest)
-
-            return watched
-
-        with monkeypatch.context() as patch, untouched(tmp_path / "a"):
-            for name in ("query", "for_each"):
-                patch.setattr(database.Database, name, interrupted(name))
-            with pytest.raises(KeyboardInterrupt):
-                store.prepare(3)
-        store.prepare(3)  # this process may go on
-        store.apply()
-        assert state(killed(tmp_path / "a"), 3) == expected(tmp_path, 3)
 
 
 class TestFullDisk:

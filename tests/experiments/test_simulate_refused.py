@@ -1,0 +1,122 @@
+"""Calls of ``simulate`` that are refused: the whole message, and nothing written before."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from fedkeep import FederatedData, Phase, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, DataError, MethodError, SplitError
+from fedkeep.store import Default, MemoryStore
+from tests.tiny import Logits, classes, texts
+
+DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
+FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({}, ConfigError, "Give either rounds or epochs."),
+        ({"rounds": 1, "epochs": 1}, ConfigError, "Give either rounds or epochs."),
+        ({"rounds": -1}, ConfigError, "rounds must be at least 0; got -1."),
+        ({"epochs": math.nan}, ConfigError, "epochs must be a number of at least 0; got nan."),
+        ({"epochs": math.inf}, ConfigError, "epochs must be a number of at least 0; got inf."),
+        ({"rounds": 1, "cohort": 0}, ConfigError, "cohort must be at least 1; got 0."),
+        (
+            {"rounds": 1, "engine": "sequentail"},
+            ConfigError,
+            "Unknown engine 'sequentail'; the engines are ['auto', 'sequential', 'workers', 'vectorised', 'pooled']. Did you mean 'sequential'?",
+        ),
+        (
+            {"rounds": 1, "evaluate_every": -1},
+            ConfigError,
+            "evaluate_every must be at least 0 (0: never); got -1.",
+        ),
+        ({"rounds": 1, "hold_out": 1.0}, ConfigError, "hold_out must be a fraction in [0, 1); got 1.0."),
+        (
+            {"rounds": 1, "sampling": "all"},
+            ConfigError,
+            "sampling must be 'shuffled' or 'independent'; got 'all'.",
+        ),
+        (
+            {"rounds": 1, "resume": True},
+            ConfigError,
+            "resume=True needs the folder of the run: pass out=....",
+        ),
+    ],
+)
+def test_bad_calls(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        simulate(Logits(), FURL, DATA, **options)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": Logits}, "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>."),
+        ({"method": "furl"}, "method must be a method, e.g. fedkeep.methods.fedavg(); got 'furl'."),
+        ({"data": [1]}, "data must be a data set, e.g. fedkeep.FederatedData.from_columns(...); got [1]."),
+    ],
+)
+def test_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulate(**{"model": Logits(), "method": FURL, "data": DATA, **given}, rounds=1)
+    assert str(error.value) == message
+
+
+def test_a_model_that_returns_no_tensor() -> None:
+    class Pair(Logits):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x), x  # type: ignore[return-value]
+
+    with pytest.raises(MethodError) as error:
+        simulate(Pair().double(), FURL, DATA, rounds=1)
+    assert str(error.value) == (
+        "The model returned a tuple; the loss wants a tensor, or a dict of tensors by task."
+    )
+
+
+def test_data_without_the_column_of_the_loss() -> None:
+    data = FederatedData.from_columns(["a"] * 3, {"x": np.ones((3, 3)), "labels": [0, 1, 2]}, ["train"] * 3)
+    with pytest.raises(MethodError) as error:
+        simulate(Logits().double(), FURL, data, rounds=1)
+    assert str(error.value) == (
+        "The loss wants the column 'label'; the data have ['labels', 'x']. Did you mean 'labels'? Name it so, or say in "
+        "the loss which column it is."
+    )
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(ConfigError, match="on_nonfinite must be 'stop' or 'skip'; got 'ignore'"):
+        simulate(Logits(), FURL, DATA, rounds=1, on_nonfinite="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="^The device 'cuda:99' cannot be used: .*Use device='cpu'"):
+        simulate(Logits(), FURL, DATA, rounds=1, device="cuda:99")
+    with pytest.raises(ConfigError, match="^The device 'gpu' cannot be used: "):
+        simulate(Logits(), FURL, DATA, rounds=1, device="gpu")
+
+
+def test_nothing_is_written_before_the_call_is_checked(tmp_path: Any) -> None:
+    for options in (
+        {"rounds": -1},
+        {"rounds": 1, "engine": "x"},
+        {"rounds": 1, "private": MemoryStore(Default({}), ())},
+    ):
+        with pytest.raises(ConfigError):
+            simulate(Logits(), FURL, DATA, out=tmp_path / "run", **options)  # type: ignore[arg-type]
+    with pytest.raises(SplitError):
+        simulate(Logits(), methods.furl("usr"), DATA, rounds=1, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_without_a_split_or_a_column() -> None:
+    unsplit = FederatedData.from_columns(["a", "b"], {"x": np.zeros((2, 3)), "label": np.array([0, 1])})
+    with pytest.raises(DataError, match="not split yet"):
+        simulate(Logits(), FURL, unsplit, rounds=1)
+    with pytest.raises(MethodError, match=r"^Logits.forward wants the column 'x'; the data have "):
+        simulate(Logits(), FURL, texts(), rounds=1)
