@@ -28,7 +28,7 @@ from benchmarks.processes import ROOT
 from benchmarks.workloads import WORKLOADS, Workload, workload
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.optim import Optimizer
-from fedkeep.engines import Sequential, batches, client, local
+from fedkeep.engines import Sequential, batches, client, local, single
 from fedkeep.engines import round as whole_round
 from fedkeep.engines.base import Job
 from fedkeep.engines.tables.lazy import LazyRows
@@ -37,12 +37,12 @@ from fedkeep.methods import Optimize, RunningMean
 from fedkeep.store import MemoryStore
 
 PARTS: dict[str, list[tuple[Any, str]]] = {  # who does what; a part inside another counts for itself alone
-    "batches": [(local, "load_batch"), (batches, "load_batch")],
+    "batches": [(batches, "load_batch")],
     "table rows": [
-        (local, "local_tables"), (local, "narrow"), (LazyRows, "look_up"), (LazyRows, "update"),
+        (single, "local_tables"), (single, "narrow"), (LazyRows, "look_up"), (LazyRows, "update"),
         (LazyRows, "finish"),
     ],
-    "forward": [(local._Pass, "loss")],
+    "forward": [(local.Pass, "loss")],
     "backward": [(torch.autograd, "grad")],
     "optimiser": [(Optimizer, "update")],
     "upload and mean": [

@@ -47,7 +47,7 @@ def test_without_a_check_the_campaign_finds_silent_faults(
 ) -> None:
     monkeypatch.setattr(*CHECKS[name])
     monkeypatch.setattr(fault_folders, "MUTATIONS", ("flip",))
-    found = list(fault_folders.mutations([scene], 240, 0))
+    found = list(fault_folders.mutations([scene], 480, 0))
     assert sum(line["silent"] + line["crashed"] for line in found) > 0
 
 
