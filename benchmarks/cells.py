@@ -33,8 +33,8 @@ LEFT_OUT = {"seconds", "commit", "environment", "curve_seconds"}
 REPRODUCED = {  # file: the reproduction that asks for it
     "furl/subreddit-words-global-server-0-": "furl-table3",
     "furl/subreddit-words-personalized-fl-0-": "furl-table3",
-    "kteps/fdu-variant-schedule-dropout-held-out-full-0-": "kteps-variants",
     "kteps/fdu-fedper-full-0-": "kteps-table4",
+    "kteps/fdu-lg-fedavg-full-0-": "kteps-table4",
 }
 MIXTURES = ("moe/cifar10-n5-N10-p0.2-q0-s0-r1500.json", "moe/cifar10-n5-N10-p1-s0-local.json")
 METHODS = (
