@@ -188,7 +188,7 @@ class Rounds:
         ids = [str(self.work.data.ids[c]) for c in clients]
         server = self.server.but(progress=progress)
         self.server, report = run_round(
-            self.work.method, self.device, server, ids, self.work.declared(), self.faults
+            self.work.method, self.device, server, ids, self.work.declared, self.faults
         )
         return report
 

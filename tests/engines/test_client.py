@@ -52,5 +52,5 @@ def test_every_call_of_train_draws_its_own_mini_batches() -> None:
 
 def test_what_clients_send_along_is_declared_on_the_device() -> None:
     method = Method(client=Client(sends=one_count, finish=send_count))
-    declared = job(Logits(), method, DATA, device="meta").declared()
+    declared = job(Logits(), method, DATA, device="meta").declared
     assert {n: v.device.type for n, v in declared.items()} == {"server/count": "meta"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ SERVER, CLIENT = "server/", "client/"
 """Prefixes of a method's state where it stands in one dictionary with parameters: the server's, and a client's."""
 
 
+@lru_cache(maxsize=1 << 14)  # it is asked of every name of every client
 def is_state(name: str) -> bool:
     """Tell whether a name is a method's state, not the module's."""
     return name.startswith((SERVER, CLIENT))
@@ -86,11 +88,15 @@ def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     floats = {name: t for name, t in tree.items() if t.is_floating_point()}
     if not floats:
         return None
+    # A finite sum has only finite summands, and is cheaper than looking at each of them. A GPU is asked for all at
+    # once: it answers no sooner for less.
     device = next(iter(floats.values())).device
-    # A finite sum has only finite summands, and is cheaper than looking at each of them. All are asked for at once: a
-    # GPU answers no sooner for less.
-    sums = torch.stack([t.sum().to(device, torch.float32) for t in floats.values()]).tolist()
-    for (name, t), total in zip(floats.items(), sums, strict=True):
+    sums = [t.sum() for t in floats.values()]
+    if device.type == "cpu":
+        totals = [float(total) for total in sums]
+    else:
+        totals = torch.stack([total.to(device, torch.float32) for total in sums]).tolist()
+    for (name, t), total in zip(floats.items(), totals, strict=True):
         if not math.isfinite(total) and not bool(torch.isfinite(t).all()):
             return name
     return None

@@ -71,8 +71,9 @@ class Job:
         names = set(self.method.split.halves(self.net.module).frozen_names)
         return {n: v for n, v in self.net.module.state_dict(keep_vars=True).items() if n in names}
 
+    @cached_property
     def declared(self) -> Params:
-        """Return zeros of what clients send along, under ``server/NAME``."""
+        """Zeros of what clients send along, under ``server/NAME``."""
         return {n: v.to(self.device) for n, v in declared(self.method, self.net).items()}
 
 

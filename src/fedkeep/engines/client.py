@@ -52,7 +52,7 @@ def train_client(
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
-    result = finish(job, sent, kept, params, local, client, round, progress)
+    result = finish(job, sent, kept, params, local, client, rows, draws, progress)
     frozen.check(str(draws))
     return result
 
@@ -133,25 +133,29 @@ def hook_batches(job: Job, rows: np.ndarray, params: Params) -> Iterator[tuple[n
 
 
 def finish(
-    job: Job, sent: Params, kept: Params, started: Params, local: LocalResult, client: int, round: int,
-    progress: float,
+    job: Job, sent: Params, kept: Params, started: Params, local: LocalResult, client: int, rows: np.ndarray,
+    draws: Stream, progress: float,
 ) -> ClientResult:  # fmt: skip
-    """Return what a client gives after its local run: its upload, and what it will keep."""
-    method, name = job.method, job.data.ids[client]
-    rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
+    """Return what a client gives after its local run on these rows: its upload, and what it will keep."""
+    method = job.method
     done = finished(job, sent, started, local, client, progress)
-    for values, what in ((done.params, "uploads"), (done.sends, "sends"), (done.state, "keeps")):
-        bad = next((n for n, v in values.items() if not bool(torch.isfinite(v).all())), None)
-        if bad is not None:
-            fault = NonFiniteError(
-                f"{draws}: what finish of {method.name!r} {what} as {bad!r} is NaN or infinite."
-            )
-            return ClientResult(client, fault=fault)
+    if method.client.finish is not None and (what := _nonfinite(done)):
+        fault = NonFiniteError(f"{draws}: what finish of {method.name!r} {what} is NaN or infinite.")
+        return ClientResult(client, fault=fault)
     weight = method.server.reduce.weight(examples_of(job, rows, draws))
-    upload, links = encode(job, sent, kept, local, done, weight, name, round)
+    upload, links = encode(job, sent, kept, local, done, weight, draws.client, draws.round)
     keep = widen(method.split.personal(local.trained), kept, local.tables)
     state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
     return ClientResult(client, upload, {**keep, **state}, local.loss, note=local.dropped)
+
+
+def _nonfinite(done: Finished) -> str:
+    """Return what a method's finish does with a value that is not finite, and its name; empty: all are."""
+    for values, what in ((done.params, "uploads"), (done.sends, "sends"), (done.state, "keeps")):
+        for name, value in values.items():
+            if not bool(torch.isfinite(value).all()):
+                return f"{what} as {name!r}"
+    return ""
 
 
 def finished(
@@ -180,7 +184,7 @@ def finished(
     state = {n: v for n, v in started.items() if is_state(n)}
     check_hook(f"{who}, state", state, prefixed(CLIENT, done.state))
     check_hook(f"{who}, params", method.split.federated(local.trained), done.params)
-    declared = job.declared()
+    declared = job.declared
     along = prefixed(SERVER, done.sends)
     check_hook(f"{who}, sends", declared, along)
     if fault := misfit(declared, along):
@@ -239,7 +243,7 @@ def encode(
     cut = [t for t in local.tables if len(t.leaving) < len(base.get(t.parameter, ()))]
     tables = [t for t in cut if not split.is_private(t.parameter)]
     rows = {t.parameter: t.rows[t.leaving] for t in tables}
-    start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared()
+    start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
     upload = split.upload(start, leaving_rows(values, tables), weight, rows)
     if not job.method.upload:

@@ -220,7 +220,7 @@ class Lanes(ABC):
 
     def result(self, position: int) -> LocalResult:
         """Return what one lane's training gives."""
-        tables, trained = self.tables[position], dict(self.lane(position))
+        tables, trained = self.tables[position], self.lane(position)
         for table in tables:
             trained[table.parameter] = trained[table.parameter][: len(table.rows)]
         return LocalResult(

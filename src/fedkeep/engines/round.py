@@ -229,7 +229,8 @@ def take(
         received.faults.append(error)
         return None
     received.clients += 1
-    received.reports = Chain.total(received.reports, reports)
+    if reports:
+        received.reports = Chain.total(received.reports, reports)
     received.weights[answer.client] = upload.weight
     received.losses[answer.client] = answer.loss
     received.upload_bytes.append(answer.upload.nbytes)

@@ -223,7 +223,7 @@ class _Simulation:
             name=self.name, method=self.method, rounds=self.rounds, sampler=self.sampler, roster=self.data.ids,
             judged=self.clients.tolist(), tasks=tasks_of(self.data), every=self.every, faults=self.faults,
             evaluate_shared=self.evaluate_shared, reference="shared" if personal else "own",
-            pooled=self.identity["pooled"], declared=job.declared(), progress=progress,
+            pooled=self.identity["pooled"], declared=job.declared, progress=progress,
         )  # fmt: skip
         drive = Drive(
             plan=plan, server=server, device=LocalDevice(job, self.engine, leaves="examples"), history=history,

@@ -40,6 +40,15 @@ class MemoryStore(Staging):
                 name: params[name][position].detach().cpu().clone() for name in self.default.initial
             }
 
+    def accept(self, clients: ClientIndices, params: Mapping[str, Tensor] | None = None) -> None:
+        """Keep what the clients staged, or ``params`` in its place, each (clients, *shape); drop all others'."""
+        if params is None:
+            for client in clients:
+                row = self._staged[client]
+                self._rows[client] = {n: row[n].detach().cpu().clone() for n in self.default.initial}
+            clients = ()
+        super().accept(clients, params)
+
     def seen(self, clients: ClientIndices) -> list[bool]:
         """Tell for each client whether it was ever written."""
         return [int(c) in self._rows for c in clients]

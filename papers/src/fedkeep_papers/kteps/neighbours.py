@@ -110,12 +110,12 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
             raise result.fault
     assert bare.upload is not None
     assert sent.upload is not None
-    restored, _ = decode(run.method, {**run.server, **job.declared()}, sent.upload, name_of)
+    restored, _ = decode(run.method, {**run.server, **job.declared}, sent.upload, name_of)
     rows = bare.upload.rows.get(name, torch.arange(len(run.server[name])))
     rows = rows[rows > 1]  # neither padding nor the unknown word
     ids = [str(run.data.ids[c]) for c in everyone]
     device = LocalDevice(job, Sequential())
-    server, _ = run_round(run.method, device, run.whole.but(progress=1.0), ids, job.declared())
+    server, _ = run_round(run.method, device, run.whole.but(progress=1.0), ids, job.declared)
     start = run.server[name]
     return (
         _moved(start, bare.upload, name)[rows],

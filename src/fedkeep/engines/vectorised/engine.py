@@ -117,6 +117,8 @@ def _probe(job: Job, client: int, number: int) -> bool:
     if step is None or not one.names:
         return True
     job.net.train()
+    clients.seed(0)
+    again.seed(0)
     batch, pick = step.batch(), clients.pick(step.lanes)
     _, losses, _ = one.computed(step, pick, batch)
     texts = [name for name in batch if isinstance(job.data.columns.get(name), Ragged)]

@@ -53,9 +53,10 @@ class Stacked(Lanes):
         self.order = sorted(range(len(work)), key=lambda k: -len(rows[k]))
         self.job, self.round, method = job, round, job.method
         self.clients = [work[k].client for k in self.order]
+        stops = any(phase.early_stopping for phase in method.client.phases)
         super().__init__(
             job.net, method.split, method.client, job.data, [rows[k] for k in self.order],
-            [valid_rows(job.data, client) for client in self.clients],
+            [valid_rows(job.data, client) if stops else None for client in self.clients],
             [Stream(job.seed, job.data.ids[client], round) for client in self.clients], job.device, progress,
         )  # fmt: skip
         self.sent = [work[k].sent for k in self.order]
@@ -70,7 +71,6 @@ class Stacked(Lanes):
         ]
         self._stack()
         self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
-        self.seed(0)
 
     def _stack(self) -> None:
         first, method = self.starts[0], self.job.method
@@ -94,10 +94,9 @@ class Stacked(Lanes):
         """  # fmt: skip
         out, stacked = Params(), set()
         for name, value in each[0].items():
-            values = [tensors[name].detach() for tensors in each]
             same = all(tensors[name] is value for tensors in each) and (len(each) > 1 or name not in own)
             if name in tables:
-                out[name] = padded(values, tables[name]).to(self.job.device)
+                out[name] = padded([t[name].detach() for t in each], tables[name]).to(self.job.device)
             elif same and name in copy:
                 wide = value.detach().to(self.job.device).expand(len(each), *value.shape)
                 out[name] = wide.clone(memory_format=torch.contiguous_format)
@@ -105,7 +104,7 @@ class Stacked(Lanes):
                 out[name] = value.detach().to(self.job.device)
                 continue
             else:
-                out[name] = torch.stack(values).to(self.job.device)
+                out[name] = torch.stack([tensors[name].detach() for tensors in each]).to(self.job.device)
             stacked.add(name)
         return out, stacked
 
@@ -146,7 +145,8 @@ class Stacked(Lanes):
                 yield ClientResult(client, fault=fault)
                 continue
             local = self.result(k)
-            yield finish(self.job, self.sent[k], own, start, local, client, self.round, self.progress)
+            rows, draws = self.rows[k], self.draws[k]
+            yield finish(self.job, self.sent[k], own, start, local, client, rows, draws, self.progress)
 
     def pick(self, who: Sequence[int]) -> Pick:
         """Return how to pick the clients at these (ascending) positions."""
@@ -235,7 +235,7 @@ class StackedPass(Pass):
     def move(self, step: Step, grads: Params) -> None:
         """Let the optimiser step on some clients; those who have taken equally many steps at once."""
         optimizer, whole, pick, values, who = (
-            self.phase.optimizer, self.lanes.params, self.pick, self.values, list(step.lanes),
+            self.phase.optimizer, self.lanes.params, self.pick, self.values, np.array(step.lanes),
         )  # fmt: skip
         for kept in (self.state.first, self.state.second)[: optimizer.moments]:
             kept.update({n: torch.zeros_like(whole[n]) for n in grads if n not in kept})
