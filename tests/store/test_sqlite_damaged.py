@@ -235,3 +235,11 @@ def test_a_forged_row_that_is_not_finite_is_refused(tmp_path: Path, monkeypatch:
     again.recover(1)
     with pytest.raises(StoreError, match="Private 'user' of client 'user-5' holds a NaN or an infinity"):
         again.read([5])
+
+
+def test_versions_are_counted_within_bounds(tmp_path: Path) -> None:
+    store = sqlite(tmp_path / "a")
+    store._next = 2**32 - 1
+    store.write([1], values(0, 1))
+    with pytest.raises(StoreError, match="has had 4294967295 versions; begin a new run"):
+        store.prepare(1)

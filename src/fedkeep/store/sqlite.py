@@ -39,7 +39,7 @@ from fedkeep.store.staging import Staging
 
 FORMAT = 3
 FILE = "store.db"
-MOST_ROUNDS = CRC
+MOST_ROUNDS = MOST_VERSIONS = CRC
 _SCANNED = 4096
 
 
@@ -98,7 +98,7 @@ class SqliteStore(Staging):
     def _begin(self) -> None:
         """Know of no version at all. The arrays take memory only where something is written."""
         self._entries = np.zeros(self.clients, np.uint64)  # of accepted versions, see ``entries_of``
-        self._versions = np.zeros(self.clients, np.int64)  # their numbers
+        self._versions = np.zeros(self.clients, np.uint32)  # their numbers
         self._next, self._round, self._digest = 1, 0, 0
         self._written: dict[int, np.ndarray] = {}
         self._prepared: Prepared | None = None
@@ -237,6 +237,10 @@ class SqliteStore(Staging):
             raise StoreError(f"A round's number must be in 1 .. {MOST_ROUNDS}; got {round}.")
         self._check(())
         rows, count = self._written, len(self._written)
+        if self._next + count > MOST_VERSIONS:
+            raise StoreError(
+                f"The private store {self.folder} has had {MOST_VERSIONS} versions; begin a new run."
+            )
         clients, entries = np.fromiter(rows, np.int64, count), entries_of(round, rows.values(), count)
         left = self._digest - digest_of(clients, self._entries[clients])
         digest = (left + digest_of(clients, entries)) % 2**64
@@ -324,7 +328,7 @@ class SqliteStore(Staging):
         while some := found.fetchmany(_SCANNED):
             blocks.append(np.array(some, np.int64))
         version, client, of, crc = np.concatenate(blocks).T
-        if (np.diff(version) <= 0).any() or (np.diff(of) < 0).any() or of[-1] > MOST_ROUNDS:
+        if (np.diff(version) <= 0).any() or (np.diff(of) < 0).any() or max(of[-1], version[-1]) > CRC:
             raise ValueError("its versions are not in order")
         version, client, of, crc = version[1:], client[1:], of[1:], crc[1:]
         if not ((client >= 0) & (client < self.clients) & (of > 0) & (crc >= 0) & (crc <= CRC)).all():
