@@ -160,6 +160,12 @@ def test_a_header_that_cannot_be_read(tmp_path: Path, header: bytes) -> None:
     assert said.startswith(f"{tmp_path / 'data' / 'column.x.npy'} is damaged: ")
 
 
+def test_a_header_that_promises_more_than_there_is(tmp_path: Path) -> None:
+    """It is not asked for: 4 GB would be taken before the end of the file is noticed."""
+    said = broken(tmp_path, "column.x.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\xff{'descr'")
+    assert "its header promises to be 4,294,967,295 bytes long; the file has 20" in said
+
+
 def test_bytes_behind_an_array(tmp_path: Path) -> None:
     sample().save(tmp_path / "whole")
     content = (tmp_path / "whole" / "column.x.npy").read_bytes()

@@ -89,6 +89,11 @@ def _header(file: IO[bytes], length: int) -> None:
     version = npy.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"version {version} of the format is for tables with named fields")
+    place, size = file.tell(), 2 if version == (1, 0) else 4
+    promised = int.from_bytes(file.read(size), "little")
+    if promised > length:  # numpy would ask for so much memory first
+        raise ValueError(f"its header promises to be {promised:,} bytes long; the file has {length:,}")
+    file.seek(place)
     shape, _, dtype = HEADERS[version](file)
     if dtype.hasobject or dtype.fields is not None:
         raise ValueError(f"it holds {'Python objects' if dtype.hasobject else 'a table with named fields'}")

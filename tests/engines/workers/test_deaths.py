@@ -90,6 +90,9 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(engine: Workers) -> 
     work = job(Logits(), FURL, DATA)
     run = Rounds(work, engine)
     run([0, 1])
+    assert engine._pool is not None
+    while not all(worker.ready for worker in engine._pool.workers):  # one may not have been needed yet
+        list(engine._pool.answering(block=True))
     for pid in processes(engine):
         os.kill(pid, signal.SIGKILL)
     assert gone(processes(engine))
