@@ -32,7 +32,7 @@ from fedkeep import (
 from fedkeep.core.params import Params
 from fedkeep.core.records import to_line
 from fedkeep.engines.workers.pool import start_method
-from fedkeep.methods import METHODS, EarlyStopping
+from fedkeep.methods import METHODS, EarlyStopping, Median
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import BagOfWords, DocumentModel
 from fedkeep.privacy import Draw, Encoded, Link, QuantileClip, TopK
@@ -157,6 +157,7 @@ MORE: dict[str, Case] = {
     "uniform weights, no state": Case(
         Logits, methods.furl("user", private_init="model", server=averaging(by="uniform")).on_client(keep=Init(every_round=True))
     ),
+    "the median": Case(Logits, methods.furl("user", local=Phase(batch_size=4), server=averaging().but(reduce=Median()))),
     "a client sits out": Case(
         Fragile, methods.furl("user", local=Phase(loss=squared_error())), BROKEN, {"on_nonfinite": "skip"}
     ),

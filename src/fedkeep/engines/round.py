@@ -33,6 +33,7 @@ class RoundReport:
         aggregate_seconds, seconds: time of decoding, reducing and updating, and of the whole round.
         refused: messages about clients that sat out, whatever their fault.
         lost: how many of these did not answer.
+        held_bytes: of uploads that the reduction kept until all were there; 0 where it keeps sums alone.
     """
 
     clients: int
@@ -44,6 +45,7 @@ class RoundReport:
     seconds: float
     refused: tuple[str, ...] = ()
     lost: int = 0
+    held_bytes: int = 0
 
 
 class Sampler:
@@ -206,6 +208,7 @@ def run_round(
         seconds=time.perf_counter() - began,
         refused=tuple(str(fault) for fault in received.faults),
         lost=sum(isinstance(fault, LostError) for fault in received.faults),
+        held_bytes=reduction.held_bytes,
     )
 
 

@@ -160,6 +160,8 @@ class Drive:
         if not self.plan.pooled:
             records.append(record("traffic", "download_bytes", report.download_bytes, report.clients))
             records.append(record("traffic", "upload_bytes", report.upload_bytes, report.clients))
+        if report.held_bytes:
+            records.append(record("traffic", "held_bytes", report.held_bytes, report.clients))
         if report.refused:
             records.append(record("train", "refused_clients", len(report.refused), report.clients))
         if report.lost:

@@ -44,6 +44,7 @@ from fedkeep.methods.kteps import kteps
 from fedkeep.methods.kteps_star import kteps_star
 from fedkeep.methods.lg_fedavg import lg_fedavg
 from fedkeep.methods.local import local
+from fedkeep.methods.median import Median
 from fedkeep.methods.mixture import mixture
 from fedkeep.methods.moon import moon
 from fedkeep.methods.per_fedavg import per_fedavg
@@ -73,6 +74,7 @@ __all__ = [
     "Global",
     "Init",
     "Kept",
+    "Median",
     "Method",
     "Optimize",
     "Phase",

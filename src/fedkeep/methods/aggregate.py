@@ -61,6 +61,8 @@ class RunningMean:
         missing_rows: as ``WeightedMean.missing_rows``.
     """
 
+    held_bytes = 0
+
     def __init__(
         self, start: Params, cohort: Sequence[str] | None = None, missing_rows: str = "unchanged"
     ) -> None:

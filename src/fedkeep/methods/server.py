@@ -61,7 +61,13 @@ class Global(Changeable):
 
 
 class Sum(Protocol):
-    """Uploads of one round, added up."""
+    """Uploads of one round, added up.
+
+    Attributes:
+        held_bytes: bytes of the uploads that it keeps; 0 where it keeps sums alone.
+    """
+
+    held_bytes: int
 
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's (decoded, checked) upload."""
