@@ -1,5 +1,6 @@
-"""Claims: a private state of 10 KB is read in at most 20 µs a client inside a round, and all reads take at most 1 % of
-a round of W1; its checksum costs at most 5 % of a flushed commit; and a table of our own is not twice as fast.
+"""Claims: a private state of 10 KB is read, and written, in at most 20 µs a client inside a round of 100; all reads
+take at most 1 % of a round of W1; its checksum costs at most 5 % of a flushed commit; and a table of our own is not
+twice as fast.
 
     python -m benchmarks.stores [--rounds N] [--quick]
 
@@ -254,9 +255,10 @@ def missed(
     """Return what was claimed and not reached."""
     failed = []
     own = [r for r in rows if (r["store"], r["state"]) == ("fedkeep", "10 KB")]
-    worst = max(r["read"] for r in own)
-    if worst > CLAIMED:
-        failed.append(f"read: {worst:.1f} µs a client; claimed {CLAIMED:g}")
+    for kind in ("read", "write"):
+        worst = max(r[kind] for r in own if r["cohort"] == 100)
+        if worst > CLAIMED:
+            failed.append(f"{kind}: {worst:.1f} µs a client; claimed {CLAIMED:g}")
     for cohort, each in cost.items():
         if each["of_commit"] > CHECKSUM_CLAIMED:
             failed.append(f"checksums: {each['of_commit']:.1%} of a flushed commit of {cohort}; claimed 5 %")
