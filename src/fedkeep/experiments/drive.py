@@ -122,7 +122,7 @@ class Drive:
                 records = judged + self._measured(report)
                 self.pending, done = None, self.server.round
                 if plan.every and (done % plan.every == 0 or done == plan.rounds):
-                    if done < plan.rounds and self._announce(self.server):
+                    if self._announce(self.server) and done < plan.rounds:
                         self.pending = self.server
                     else:
                         judged = self._judged(self.server)
@@ -179,6 +179,8 @@ class Drive:
             records.append(record("train", "refused_clients", len(report.refused), report.clients))
         if report.lost:
             records.append(record("train", "lost_clients", report.lost, report.clients))
+        if report.late:
+            records.append(record("train", "late_clients", report.late, report.clients))
         return records
 
     def _orders(self, server: Global) -> Iterator[Order]:

@@ -20,6 +20,7 @@ COLUMNS = Default(
         "version": torch.zeros((), dtype=torch.int64),
         "share": torch.zeros((), dtype=torch.float64),
         "round": torch.full((), -1, dtype=torch.int64),
+        "attempt": torch.zeros((), dtype=torch.int64),
     }
 )
 """What stands in the ledger of a client that was never accepted."""
@@ -32,11 +33,13 @@ class Entry(NamedTuple):
         version: how many of its rounds were accepted in this run; 0: it has default values.
         share: z = c_k / Σ c of the last accepted one.
         round: the number of that round; −1: there is none.
+        attempt: of the message that it answered, see ``wire.Work``; 0: there is none.
     """
 
     version: int
     share: float
     round: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Ledger:
         lines = zip(*(columns[name].tolist() for name in Entry._fields), strict=True)
         return {client: Entry(*line) for client, line in zip(clients, lines, strict=True)}
 
-    def accept(self, shares: Mapping[str, float], round: int) -> None:
-        """Note that these clients' states of a round count, given z of each."""
+    def accept(self, shares: Mapping[str, float], round: int, attempts: Mapping[str, int]) -> None:
+        """Note that these clients' states of a round count, given z and the message's attempt of each."""
         if not shares:
             return
         before = self.entries(list(shares))
@@ -66,5 +69,6 @@ class Ledger:
             "version": torch.tensor([entry.version + 1 for entry in before.values()]),
             "share": torch.tensor(list(shares.values()), dtype=torch.float64),
             "round": torch.full((len(shares),), round),
+            "attempt": torch.tensor([attempts[client] for client in shares]),
         }
         self.store.write([self.roster.index(client) for client in shares], columns)

@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from fedkeep.core.errors import UploadError, first_line
 from fedkeep.core.params import Params
@@ -26,7 +27,7 @@ class Packet:
 
     Attributes:
         header: what JSON can hold; ``header["kind"]`` says what the message is.
-        tensors: by name.
+        tensors: by name. Their order counts, as sums over names and draws go by it: a transport keeps it.
     """
 
     header: Mapping[str, Any]
@@ -34,9 +35,8 @@ class Packet:
 
     def to_bytes(self) -> bytes:
         """Return the packet as a safetensors file and its CRC-32, 4 bytes, for transports that carry bytes."""
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.tensors.items()}
         header = json.dumps(self.header, allow_nan=False, sort_keys=True)
-        content = save(tensors, {"header": header})
+        content = save(_apart(self.tensors), {"header": header, "names": json.dumps(list(self.tensors))})
         return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
 
     @classmethod
@@ -51,10 +51,25 @@ class Packet:
             raise UploadError("A message cannot be read: its checksum is not that of its content.")
         try:
             size = int.from_bytes(content[:8], "little")
-            header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["header"])
-            tensors = load(content)
+            about = json.loads(content[8 : 8 + size])["__metadata__"]
+            header, names, found = json.loads(about["header"]), json.loads(about["names"]), load(content)
+            tensors = {name: found.pop(name) for name in names}
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UploadError(f"A message cannot be read: {first_line(error)}.") from error
+        if found:
+            raise UploadError(f"A message cannot be read: its list of names lacks {sorted(found)[:3]}.")
         if not isinstance(header, dict):
             raise UploadError(f"A message's header should be a table; it is {type(header).__name__}.")
         return cls(header, tensors)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> Params:
+    """Return the tensors as a file takes them: dense, on the CPU, and none in the memory of another."""
+    taken: set[int] = set()
+    out: Params = {}
+    for name, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        out[name] = value.clone() if place in taken else value
+        taken.add(place)
+    return out
