@@ -69,7 +69,7 @@ def run_sql(folder: Path, *statements: str) -> list[Any]:
 
 def after(version: int) -> tuple[list[float], int]:
     """Return what ``train_rounds`` gives: each round adds 8 to [0.5, -1.5], and half of it is kept (z = 0.5)."""
-    return ([0.5 + 4 * version, -1.5 + 4 * version], version if version else 4)
+    return ([0.5 + 4 * version, -1.5 + 4 * version], version or 4)
 
 
 def wanted_in(round: int) -> Wanted:
