@@ -159,11 +159,12 @@ class _Answers(Header):
 
 
 def work_packet(work: Work) -> Packet:
-    """Return the message; orders with one and the same ``sent`` object share a group."""
-    groups: dict[int, tuple[int, Sent]] = {}
+    """Return the message; orders that are sent the very same tensors share a group."""
+    groups: dict[tuple[tuple[str, int], ...], tuple[int, Sent]] = {}
     orders = []
     for one in work.orders:
-        group, _ = groups.setdefault(id(one.order.sent), (len(groups), one.order.sent))
+        same = tuple((name, id(value)) for name, value in one.order.sent.flat.items())
+        group, _ = groups.setdefault(same, (len(groups), one.order.sent))
         judge = [{"split": j.split, "models": list(j.models)} for j in one.judge]
         orders.append(
             {
