@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -38,12 +38,14 @@ class Labels:
         values: the labels.
         names: the labels in the order of their numbers, where they are known beforehand.
         task: "multiclass" or "binary"; None: by the number of classes.
+        elsewhere: labels that get a number too, though they may stand in rows alone that were left out.
     """
 
     kind: ClassVar[str] = "label"
     values: Sequence[str]
     names: tuple[str, ...] | None = None
     task: str | None = None
+    elsewhere: Collection[str] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -51,31 +53,8 @@ class Labels:
     def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
         """Tell which labels there are, in any split, where nobody knows them beforehand."""
         names = self.names if rules.label_names is None else rules.label_names
-        words = () if names is not None else tuple(sorted(set(self.values)))
+        words = () if names is not None else tuple(sorted({*self.values, *self.elsewhere}))
         return LabelSummary(task=self.task, names=names, words=words)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numbered:
-    """A raw column of labels that are numbers of known classes already.
-
-    Attributes:
-        values: int64 (rows,), 0 to the number of names, exclusive.
-        names: of the classes.
-        task: as for `Labels`.
-    """
-
-    kind: ClassVar[str] = "label"
-    values: NDArray[np.int64]
-    names: tuple[str, ...]
-    task: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
-        """Tell the classes that are known beforehand; nothing of the rows."""
-        return LabelSummary(task=self.task, names=self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,18 +134,12 @@ class LabelCode(Code):
             twice = next(name for name, times in Counter(self.names).items() if times > 1)
             raise DataError(f"label_names names {shown(twice)} more than once; each label has one number.")
 
-    def encoded(self, raw: Labels | Numbered, where: Where) -> NDArray[np.int64]:
+    def encoded(self, raw: Labels, where: Where) -> NDArray[np.int64]:
         """Return the labels' numbers, int64 (rows,).
 
         Raises:
             DataError: a label has none.
         """
-        if isinstance(raw, Numbered):
-            if raw.names != self.names:
-                raise DataError(
-                    f"{where(0)}: {difference({'label_names': self.names}, {'label_names': raw.names})}."
-                )
-            return raw.values
         number = {word: self._number(word) for word in set(raw.values)}
         for row, word in enumerate(raw.values):
             if number[word] is None:

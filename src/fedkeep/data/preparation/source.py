@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,8 @@ from fedkeep.data.preparation.labels import LabelError, Labels
 from fedkeep.data.preparation.numbers import plain_summary
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.preparation.summary import About, Summary
+
+P = ParamSpec("P")
 
 
 class Source(Protocol):
@@ -133,7 +136,7 @@ class Ready:
     def _about(self) -> About:
         known: dict[str, Any] = {
             name: self.data.meta.get(name)
-            for name in ("task", "classes", "items", "vocabulary", "label_names")
+            for name in [f.name for f in fields(About)]
         }
         whole = {name: int(value) for name, value in known.items() if isinstance(value, np.integer)}
         names = known["label_names"]
@@ -162,3 +165,13 @@ def prepared(source: Source, rules: Rules = Rules()) -> FederatedData:
         place = source.place_of(error.label) if isinstance(source, Raw) else "Labels"
         raise DataError(f"{place}: {error.why}") from None
     return source.encoded(encoding)
+
+
+def encoded_alone(read: Callable[P, Source]) -> Callable[P, FederatedData]:
+    """Return a reader that gives encoded data: those of its own clients alone, see :func:`prepared`."""
+
+    @functools.wraps(read)
+    def read_and_encode(*args: P.args, **settings: P.kwargs) -> FederatedData:
+        return prepared(read(*args, **settings))
+
+    return read_and_encode

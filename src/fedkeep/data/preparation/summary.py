@@ -29,6 +29,7 @@ class About:
     items: int | None = None
     vocabulary: dict[str, Any] | int | None = None
     label_names: tuple[str, ...] | None = None
+    tasks: dict[str, dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.vocabulary, dict):
