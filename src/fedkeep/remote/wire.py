@@ -108,7 +108,7 @@ class Answers:
 
 
 class Header(BaseModel):
-    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1, NaN is refused."""
+    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
