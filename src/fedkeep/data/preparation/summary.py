@@ -13,7 +13,6 @@ from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import FeatureSummary, KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.texts import TextSummary
-from fedkeep.data.text import vocabulary_from
 
 KINDS = (TextSummary, LabelSummary, FeatureSummary, TimeSummary, KeySummary, PlainSummary)
 
@@ -32,8 +31,8 @@ class About:
     tasks: dict[str, dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.vocabulary, dict):
-            vocabulary_from(self.vocabulary)
+        if isinstance(self.vocabulary, dict) and type(self.vocabulary.get("size")) is not int:
+            raise DataError("Wanted a vocabulary that tells its size, a whole number. Make it again.")
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ class Summary:
 
     def to_json(self) -> str:
         """Return the summary as JSON; the same summary is always the same text."""
-        return to_json("summary", self)
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "The summary") -> Summary:
@@ -123,7 +122,7 @@ class Summary:
             DataError: a field is missing, unknown, of another type, or contradicts another; ``where`` is named.
         """
         fields = {"clients": int, "clients_a_word": int, "about": About}
-        return cls(**from_json("summary", text, fields, KINDS, where))
+        return from_json(cls, text, fields, KINDS, where)
 
 
 def columns_differ(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
