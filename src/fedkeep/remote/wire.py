@@ -7,6 +7,7 @@ and ``answer/I/rows/NAME``, losses under ``losses`` (JSON has no NaN), results o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -107,7 +108,7 @@ class Answers:
 
 
 class Header(BaseModel):
-    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1, NaN is refused."""
+    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -220,7 +221,7 @@ def answers_packet(answers: Answers) -> Packet:
     """Return the message: the list of what leaves a device."""
     told, tensors = [], Params()
     for number, one in enumerate(answers.answers):
-        weight, status = 0.0, "idle" if one.fault is None else _status(one.fault)
+        weight, status = 0.0, next((s for s, kind in FAULTS.items() if isinstance(one.fault, kind)), "idle")
         if one.upload is not None:
             weight, status = one.upload.weight, "trained"
             tensors |= prefixed(f"answer/{number}/deltas/", one.upload.deltas)
@@ -311,19 +312,31 @@ class Here(Header):
     summary: dict[str, Any] | None = None
 
 
+class Named(Header):
+    """A version of what a client keeps, as in ``ClientOrder``."""
+
+    version: Count
+    attempt: Count
+    share: Annotated[float, Field(ge=0, le=1)]
+
+
 class Encode(Header):
     """The second message: how data become numbers, and what the experiment must be; sent anew to a node that joins.
 
     Attributes:
         run: the run's id.
+        hello: the first message, as a node may be another process by now.
         encoding: as JSON.
         fingerprint: a digest of each part, ``fingerprint.parts``.
+        versions: with ``hello.continue_from`` the versions of the node's clients that its server accepted last.
     """
 
     kind: Literal["encoding"] = "encoding"
     run: str
+    hello: Hello
     encoding: dict[str, Any]
     fingerprint: dict[str, str]
+    versions: dict[str, Named] = {}
 
 
 class Fits(Header):
@@ -379,18 +392,10 @@ def _parted(
     return parts
 
 
-def _status(fault: Any) -> str:
-    return next(status for status, kind in FAULTS.items() if isinstance(fault, kind))
-
-
 def _check_once(clients: Iterable[str], what: str) -> None:
-    seen: set[str] = set()
-    for client in clients:
-        if client in seen:
-            raise UploadError(
-                f"A message was refused: client {shown(client)} stands in its {what} more than once."
-            )
-        seen.add(client)
+    twice = [client for client, count in Counter(clients).items() if count > 1]
+    if twice:
+        raise UploadError(f"A message was refused: client {shown(twice[0])} stands in its {what} twice.")
 
 
 def _refused(message: str, fault: str) -> UploadError:
