@@ -29,7 +29,7 @@ def encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
     """Return model and method of ``case, type``."""
-    case, kind = text.split(", ")
+    case, kind = text.rsplit(", ", 1)
     torch.manual_seed(0)
     return CASES[case].model().to(getattr(torch, kind)), CASES[case].method
 

@@ -145,6 +145,10 @@ class Exchange:
                 self._repeats[sent.node] = self._repeats.get(sent.node, 0) + 1
                 sent.patience = math.inf  # its answer is taken still, if it comes
                 self.events.note("again", said, node=sent.node)
+        for client in list(self.open):
+            if (reason := self.nodes.refusal(client)) is not None:
+                fault = LostError(f"Client {client!r}: its node takes no part: {reason}")
+                self._settle(client, Answer(client=client, fault=fault))
         self._send(self.open)
         if not self._sent and self.open and not self._told:
             self._told = True
