@@ -1,4 +1,4 @@
-"""One fault at a time on a federation in this process: real nodes, device stores and run folders; bytes and clock by hand.
+"""One fault at a time on a federation in this process: real nodes, device stores and folders, over a virtual clock.
 
 A trial disturbs a run at an instant that its seed draws, lets it go on to its end, and compares it, to the bit, with a
 run of the same rounds in one process in which the same clients took part: what the server has, what every client keeps,
@@ -15,7 +15,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,17 @@ from fedkeep.core.errors import FedkeepError, LostError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
-from fedkeep.engines import Answer, Job, LocalDevice, Order, Sampler, Sequential, first_global, first_kept, run_round
+from fedkeep.engines import (
+    Answer,
+    Job,
+    LocalDevice,
+    Order,
+    Sampler,
+    Sequential,
+    first_global,
+    first_kept,
+    run_round,
+)
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.methods import Global
@@ -113,8 +123,10 @@ class Instants:
             return write()
         if self.full:
             if self.count[self.now] < self.at + self.long:
-                raise sqlite3.OperationalError("database or disk is full") if is_sql else OSError(
-                    errno.ENOSPC, os.strerror(errno.ENOSPC)
+                raise (
+                    sqlite3.OperationalError("database or disk is full")
+                    if is_sql
+                    else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 )
             return write()
         self.at = 0
@@ -150,13 +162,13 @@ class Instants:
 class Grid:
     """Nodes with their folders, a transport, and a server's folder."""
 
-    def __init__(self, method: str, folder: Path, seed: int, weather: Weather = Weather()) -> None:
+    def __init__(self, method: str, folder: Path, seed: int) -> None:
         self.method, self.folder, self.instants = method, folder, Instants()
         self.nodes = [self._start(number) for number in range(NODES)]
         self.lives = [0] * NODES
         self.names = {f"node-{number}": number for number in range(NODES)}
         self.transport = MemoryTransport(
-            {name: self._serve(number) for name, number in self.names.items()}, seed=seed, weather=weather,
+            {name: self._serve(number) for name, number in self.names.items()}, seed=seed,
             takes=lambda name, packet: 1.0,
         )  # fmt: skip
         self.transport.on_death = lambda name: self.transport.after(30.0, lambda: self.restart(name))
@@ -231,7 +243,13 @@ class Grid:
 
         with mock.patch.object(Ledger, "accept", noted):
             serve_run(
-                federation, self.transport, self.out, progress=False, keep_rounds=ROUNDS, again=60.0, patience=1e5
+                federation,
+                self.transport,
+                self.out,
+                progress=False,
+                keep_rounds=ROUNDS,
+                again=60.0,
+                patience=1e5,
             )
 
     def serve_until_finished(self, most: int = 12) -> int:
@@ -298,7 +316,9 @@ def undisturbed(method: str, took: Mapping[int, set[str]]) -> tuple[Global, Para
     for number in range(ROUNDS):
         cohort = [str(DATA.ids[c]) for c in sampler(number)]
         given = server.but(progress=number / ROUNDS)
-        server, _ = run_round(what, device, given, cohort, declared(what, net), Faults(broken="skip", malformed="skip"))
+        server, _ = run_round(
+            what, device, given, cohort, declared(what, net), Faults(broken="skip", malformed="skip")
+        )
     versions = {str(c): sum(str(c) in clients for clients in took.values()) for c in DATA.ids}
     return server, store.read(range(len(DATA))), versions
 
@@ -314,7 +334,11 @@ Fault = Callable[[Grid, random.Random], None]
 
 def device_dies_at_a_write(grid: Grid, draw: random.Random) -> None:
     """A node is killed before or after one of its writes."""
-    grid.instants.side, grid.instants.at, grid.instants.after = "device", draw.randint(1, 90), draw.random() < 0.5
+    grid.instants.side, grid.instants.at, grid.instants.after = (
+        "device",
+        draw.randint(1, 90),
+        draw.random() < 0.5,
+    )
 
 
 def device_dies_at_an_await(grid: Grid, draw: random.Random) -> None:
@@ -334,7 +358,11 @@ def device_dies_at_an_await(grid: Grid, draw: random.Random) -> None:
 
 def server_dies_at_a_write(grid: Grid, draw: random.Random) -> None:
     """The server is killed before or after one of its writes: between any two steps of a commit."""
-    grid.instants.side, grid.instants.at, grid.instants.after = "server", draw.randint(1, 110), draw.random() < 0.5
+    grid.instants.side, grid.instants.at, grid.instants.after = (
+        "server",
+        draw.randint(1, 110),
+        draw.random() < 0.5,
+    )
 
 
 def server_dies_at_an_await(grid: Grid, draw: random.Random) -> None:
@@ -441,7 +469,7 @@ def state_is_of_another(grid: Grid, draw: random.Random) -> None:
             shutil.copy(other, path)
         else:
             with sqlite3.connect(path) as sql:
-                sql.execute("UPDATE about SET content = replace(content, '\"run\": \"', '\"run\": \"0')")
+                sql.execute('UPDATE about SET content = replace(content, \'"run": "\', \'"run": "0\')')
 
     _between_rounds(grid, draw, change)
 
@@ -463,7 +491,7 @@ HARMED = {"state_is_damaged", "state_is_removed", "state_is_of_another"}
 
 def trial(number: int, seed: int, folder: Path) -> dict[str, Any]:
     """Return what came of one fault."""
-    draw = random.Random(f"{seed}/{number}")
+    draw = random.Random(f"{seed}/{number}")  # noqa: S311  which fault, and when
     fault, method = FAULTS[number % len(FAULTS)], draw.choice(list(METHODS))
     grid = Grid(method, folder, draw.randrange(2**32))
     fault(grid, draw)
@@ -503,10 +531,8 @@ def trial(number: int, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _roll(grid: Grid, draw: random.Random) -> None:
-    try:
+    with suppress(Died):
         grid.serve()
-    except Died:
-        pass
     if (grid.out / "run.json").exists() and (known := kept_rounds(grid.out)):
         to = draw.choice(known)
         roll_back(grid.out, to)
@@ -529,4 +555,9 @@ def server_of(out: Path) -> Params:
     (path,) = out.glob("server-*.safetensors")
     kinds = {"params/": "", "state/": "server/"}
     found = read_tensors(path)
-    return {new + n.removeprefix(old): v for old, new in kinds.items() for n, v in found.items() if n.startswith(old)}
+    return {
+        new + n.removeprefix(old): v
+        for old, new in kinds.items()
+        for n, v in found.items()
+        if n.startswith(old)
+    }

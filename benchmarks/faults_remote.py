@@ -1,8 +1,8 @@
 """The campaign of faults on federations across machines, part 1: in one process, with real device stores.
 
-``python -m benchmarks.faults_remote [--tried N] [--seed S] [--fresh]`` writes ``results/faults-remote.json``; stopped and
-started again it goes on. Its claim: no private state is lost or mixed, no run resumes wrongly, every run finishes, and
-the end is that of an undisturbed run in which the same clients took part.
+``python -m benchmarks.faults_remote [--tried N] [--seed S] [--fresh]`` writes ``results/faults-remote.json``; stopped
+and started again it goes on. Its claim: no private state is lost or mixed, no run resumes wrongly, every run finishes,
+and the end is that of an undisturbed run in which the same clients took part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from benchmarks.measure import RESULTS, processor
 
 def main(words: Sequence[str] | None = None) -> int:
     """Return 0 if every trial ended as it should."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults_remote", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults_remote", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--tried", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one trial alone, nothing is written")

@@ -53,7 +53,9 @@ class Devices:
         transport: reaches them; a node that dies comes back under another name.
     """
 
-    def __init__(self, case: str, folder: Path, nodes: int = 2, *, back: float = 30.0, **options: Any) -> None:
+    def __init__(
+        self, case: str, folder: Path, nodes: int = 2, *, back: float = 30.0, **options: Any
+    ) -> None:
         self.data, self.folder, self.back = CASES[case].data, folder, back
         self.count = min(nodes, len(self.data))
         self.nodes = [self.start(number) for number in range(self.count)]
