@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
+from fedkeep.cli.device import device
 from fedkeep.cli.evaluate import evaluate
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
@@ -119,6 +120,8 @@ _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-0
 _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(list_all, "fedkeep list", "list")
+
+app.add_typer(device)
 
 
 def main() -> None:
