@@ -21,7 +21,9 @@ from fedkeep.remote.device_file import DeviceFile, Version, file_of, remove, run
 from fedkeep.report.wording import size
 
 PATIENCE = 5.0
-BEYOND = "Backups and snapshots of the disk are beyond fedkeep, and so are blocks that a solid-state disk has moved."
+BEYOND = (
+    "Backups and snapshots are beyond fedkeep, and so is what a disk still has in blocks that were freed."
+)
 
 device = typer.Typer(
     name="device",
@@ -142,8 +144,8 @@ def export(
         else f"round {version.round + 1}, not accepted by the server yet"
     )
     say(
-        f"{out}: {len(values)} values of client {client!r} in the run {name} ({state}). They are private: keep the file "
-        f"safe."
+        f"{out}: {len(values)} values of client {client!r} in the run {name} ({state}). They are private: keep the "
+        f"file safe."
     )
 
 
@@ -159,8 +161,8 @@ def forget(
 ) -> None:
     """Remove private states for good: of all clients, or of some; of all runs, or of one.
 
-    What is removed is overwritten with zeros, the log too. A server that goes on with such a run is told that the
-    client's state is missing.
+    What is removed is overwritten with zeros in the file, and the log is emptied. A server that goes on with such a
+    run is told that the client's state is missing.
     """
     folder, clients = _folder(place), set(client or ())
     runs = _runs(folder, run)
