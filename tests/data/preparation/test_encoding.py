@@ -181,6 +181,7 @@ def test_what_a_summary_reveals_is_said_in_plain_words() -> None:
         "its values.\n"
         "No example, no text and no client's traits or id is in it. No noise is added."
     )
+    assert "\n  What the data say of themselves: task, classes.\n" in Ready(data=toy()).summary().describe()
     assert SUMMARIES[0].describe().endswith("so all of this is known of that client.")
 
 

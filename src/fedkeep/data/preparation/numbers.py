@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, Self
@@ -91,13 +91,14 @@ class FeatureSummary(ColumnSummary):
         if len(self.sums) != wanted or len(self.squares) != wanted or min(self.squares, default=0) < 0:
             raise DataError(f"Wanted {wanted} sums of features and of their squares. Sum the data up again.")
 
-    def merged(self, other: Self) -> Self:
-        """Return the sums over both devices' rows."""
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return the sums over all devices' rows."""
+        every = [self, *others]
         return replace(
             self,
-            count=self.count + other.count,
-            sums=tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)),
-            squares=tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
+            count=sum(one.count for one in every),
+            sums=tuple(map(sum, zip(*(one.sums for one in every), strict=True))),
+            squares=tuple(map(sum, zip(*(one.squares for one in every), strict=True))),
         )
 
     def code(self, clients_a_word: int) -> FeatureCode:
@@ -196,9 +197,9 @@ class TimeSummary(ColumnSummary):
     kind: Literal["time"] = "time"
     whole: bool
 
-    def merged(self, other: Self) -> Self:
-        """Return whether the times of both are whole numbers."""
-        return replace(self, whole=self.whole and other.whole)
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return whether all devices' times are whole numbers."""
+        return replace(self, whole=self.whole and all(other.whole for other in others))
 
     def code(self, clients_a_word: int) -> TimeCode:
         """Return whole numbers as int64, others as float64."""
@@ -258,9 +259,9 @@ class KeySummary(ColumnSummary):
     kind: Literal["key"] = "key"
     keys: tuple[int, ...]
 
-    def merged(self, other: Self) -> Self:
-        """Return the keys of either."""
-        return replace(self, keys=tuple(sorted({*self.keys, *other.keys})))
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return the keys of all."""
+        return replace(self, keys=tuple(sorted({*self.keys}.union(*(other.keys for other in others)))))
 
     def code(self, clients_a_word: int) -> KeyCode:
         """Number the keys in their order."""
