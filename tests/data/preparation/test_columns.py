@@ -193,8 +193,8 @@ def test_keys_are_numbered_in_order() -> None:
     [
         (np.zeros((4, 3)), None),
         (np.zeros((4, 2)), "shape (2,), not (3,)"),
-        (np.zeros((4, 3), np.int64), "type '<i8', not '<f8'"),
-        (Ragged.from_rows([[1]] * 4), "type '<i8', not '<f8'"),
+        (np.zeros((4, 3), np.int64), "type 'int64', not 'float64'"),
+        (Ragged.from_rows([[1]] * 4), "type 'int64', not 'float64'"),
     ],
 )
 def test_an_array_is_taken_as_it_is_if_its_type_is_the_same(column: Any, fault: str | None) -> None:

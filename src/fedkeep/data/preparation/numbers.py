@@ -118,10 +118,10 @@ class FeatureSummary(ColumnSummary):
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""
         if not self.standardise:
-            return f"{len(self.names)} features: their names, and nothing of their values"
+            return f"the names of features ({len(self.names)}), and nothing of their values"
         return (
-            f"{len(self.names)} features: over {self.count:,} rows to train on, the sum and the sum of squares of "
-            f"each. With a single row, these are its values"
+            f"the names of features ({len(self.names)}), and of each the sum and the sum of squares over "
+            f"{self.count:,} rows to train on. With a single row, these are its values"
         )
 
 
@@ -332,7 +332,7 @@ class Plain:
 def plain_summary(column: Column) -> PlainSummary:
     """Return what leaves a device of a column that needs no encoding."""
     array = column.values if isinstance(column, Ragged) else column
-    return PlainSummary(type=array.dtype.str, shape=array.shape[1:], ragged=isinstance(column, Ragged))
+    return PlainSummary(type=array.dtype.name, shape=array.shape[1:], ragged=isinstance(column, Ragged))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +350,7 @@ class PlainSummary(ColumnSummary):
 
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""
-        return f"numbers: their type ({np.dtype(self.type)}) and shape, nothing of their values"
+        return f"numbers: their type ({self.type}) and shape, nothing of their values"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,9 +364,11 @@ class PlainCode(Code):
 
     def __post_init__(self) -> None:
         try:
-            np.dtype(self.type)
+            known = np.dtype(self.type).name == self.type and self.dtype.kind in "biuf"
         except TypeError:
-            raise DataError(f"There is no type of numbers {shown(self.type)}.") from None
+            known = False
+        if not known:
+            raise DataError(f"There is no type of numbers {shown(self.type)}.")
 
     def encoded(self, raw: Plain, where: Where) -> Column:
         """Return the column as it is."""

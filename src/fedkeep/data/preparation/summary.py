@@ -97,9 +97,9 @@ class Summary:
         for name, form in theirs["columns"].items():
             if fault := difference(form, ours["columns"][name]):
                 return f"the column {name!r} has {fault}"
-        whole = {"clients_a_word": 0, **theirs["about"]}, {"clients_a_word": 0, **ours["about"]}
-        whole[0]["clients_a_word"], whole[1]["clients_a_word"] = wanted.clients_a_word, self.clients_a_word
-        return difference(*whole)
+        if self.clients_a_word != wanted.clients_a_word:
+            return f"clients_a_word {self.clients_a_word}, not {wanted.clients_a_word}"
+        return difference(theirs["about"], ours["about"])
 
     def describe(self) -> str:
         """Return in plain words what the server learns from this summary, a line for each column."""
@@ -144,7 +144,7 @@ def merged(summaries: Iterable[Summary]) -> Summary:
     """Return the summary of all devices' data together: the same in whatever order they come.
 
     Raises:
-        DataError: there is none, or two differ in kind; see :func:`agreed`.
+        DataError: there is none, or two differ in kind; see :func:`agreeing`.
     """
     every = list(summaries)
     if not every:
