@@ -112,7 +112,9 @@ def _add(function: Any, example: str, name: str | None = None) -> None:
 
 
 _add(demo, "fedkeep demo")
-_add(prepare, "fedkeep prepare my.toml --summary mine.json, then fedkeep prepare --merge *.json --out encoding")
+_add(
+    prepare, "fedkeep prepare my.toml --summary mine.json, then fedkeep prepare --merge *.json --out encoding"
+)
 _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
