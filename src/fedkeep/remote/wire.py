@@ -29,10 +29,8 @@ PROTOCOL = 1
 Partition = Literal["train", "valid", "test"]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
-    "broken": NonFiniteError,
-    "malformed": UploadError,
-    "lost": LostError,
-}
+    "broken": NonFiniteError, "malformed": UploadError, "lost": LostError
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
