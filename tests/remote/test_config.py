@@ -119,6 +119,8 @@ def test_their_examples_are_those_of_the_whole_table(tmp_path: Path) -> None:
     mine, all_of_it = alone.encoded(encoding), whole.encoded(encoding)
     wanted = all_of_it.select([all_of_it.index("ann")])
     assert mine.fingerprint() == wanted.fingerprint()
+    raw = [source.read for source in (alone, whole)]  # type: ignore[attr-defined]
+    assert [raw[0].where(row) for row in range(3)] == [raw[1].where(row) for row in (0, 1, 4)]
 
 
 def test_server_and_device_build_the_same_experiment(tmp_path: Path) -> None:

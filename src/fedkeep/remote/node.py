@@ -14,6 +14,7 @@ the states.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,6 +132,7 @@ class Node:
         self.source, self.folder, self.terms, self.experiment = source, folder, terms, experiment
         self.engine, self.tell = engine or Sequential(), tell
         self._runs: dict[str, Running] = {}
+        self._turn = threading.Lock()
 
     @property
     def clients(self) -> Sequence[str]:
@@ -141,14 +143,8 @@ class Node:
         """Answer a message; never raises for what is in it, or for what is wrong on this device."""
         run = str(packet.header.get("run", ""))[:64]
         try:
-            kind = packet.header.get("kind")
-            if kind == "hello":
-                return told(self._hello(header_of(packet, Hello)))
-            if kind == "encoding":
-                return told(self._encoding(header_of(packet, Encode)))
-            if kind == "work":
-                return self._work(packet)
-            raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
+            with self._turn:
+                return self._served(packet)
         except (RefusalError, StoreError, UploadError) as error:
             self.tell(str(error))
             return told(Refused(run=run, reason=str(error)))
@@ -160,6 +156,16 @@ class Node:
             self.tell(f"{type(error).__name__}: {error}")
             reason = f"It has failed with {type(error).__name__}. Its own log says more."
             return told(Refused(run=run, reason=reason))
+
+    def _served(self, packet: Packet) -> Packet:
+        kind = packet.header.get("kind")
+        if kind == "hello":
+            return told(self._hello(header_of(packet, Hello)))
+        if kind == "encoding":
+            return told(self._encoding(header_of(packet, Encode)))
+        if kind == "work":
+            return self._work(packet)
+        raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
 
     def close(self) -> None:
         """Let go of all files, and of what the engine holds."""
