@@ -90,14 +90,6 @@ class TestHello:
         assert "draws its noise from the system" in reason(hand.say(node, hand.encode()))
         assert header_of(hand.say(node, hand.hello(simulated_noise=False)), Here)
 
-    def test_fewer_clients_a_word_than_the_owner_wants_are_refused(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0, 1], clients_a_word=2)
-        said = reason(hand.say(node, hand.hello(summarise={})))
-        assert said == (
-            "This device tells of words that at least 2 clients have; clients_a_word is 1. Ask for 2."
-        )
-        assert header_of(hand.say(node, hand.hello(summarise={"clients_a_word": 3})), Here).summary
-
 
 class TestEncoding:
     def test_it_tells_numbers_of_examples_and_keeps_what_was_agreed(self, hand: Hand, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Terms:
         on_missing: about a client whose version is not there: ``"refuse"``, or let it begin ``"anew"``.
         on_change: about private values that a run which continues another does not find as they were: likewise.
         leaves: the most of judging that may leave.
-        clients_a_word: a word is told only if so many clients of this device have it, whatever the server asks.
+        clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
         compute: where to compute, e.g. ``"cpu"``.
         patience: seconds to wait for another process that serves a message of the same run.
@@ -183,12 +183,8 @@ class Node:
                 rules = Rules(**hello.summarise)
             except (TypeError, ConfigError) as error:
                 raise RefusalError(f"The rules of the summary cannot be used: {error}") from error
-            least = max(rules.clients_a_word, self.terms.clients_a_word)
-            if least > rules.clients_a_word:
-                raise RefusalError(
-                    f"This device tells of words that at least {least} clients have; clients_a_word is "
-                    f"{rules.clients_a_word}. Ask for {least}."
-                )
+            here = max(rules.clients_a_word_here, self.terms.clients_a_word)
+            rules = replace(rules, clients_a_word_here=here)
             summary = json.loads(self.source.summary(rules).to_json())
         return Here(run=hello.run, clients=list(self.clients), summary=summary)
 
