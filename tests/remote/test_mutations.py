@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedkeep.remote import fleet as fleet_module
 from fedkeep.remote.device_store import DeviceStore
+from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.ledger import Ledger
 from fedkeep.remote.packet import Packet
@@ -24,7 +24,7 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
 def swapped_clients(patch: pytest.MonkeyPatch) -> None:
-    read = fleet_module.Exchange._packet
+    read = Exchange._packet
 
     def packet(self: Any, orders: Any) -> Packet:
         made = read(self, orders)
@@ -32,8 +32,8 @@ def swapped_clients(patch: pytest.MonkeyPatch) -> None:
         swapped = [{**o, "client": n} for o, n in zip(made.header["orders"], reversed(names), strict=True)]
         return Packet({**made.header, "orders": swapped}, made.tensors)
 
-    patch.setattr(fleet_module.Exchange, "_packet", packet)
-    patch.setattr(fleet_module.Exchange, "_check", lambda *_: None)
+    patch.setattr(Exchange, "_packet", packet)
+    patch.setattr(Exchange, "_check", lambda *_: None)
 
 
 def wrong_sum(patch: pytest.MonkeyPatch) -> None:
