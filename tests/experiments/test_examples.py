@@ -15,7 +15,7 @@ import fedkeep
 from fedkeep import Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.sealed import seal
-from fedkeep.experiments.examples import Examples, read_examples
+from fedkeep.core.examples import Examples, read_examples
 from tests.tiny import Logits, classes, pairs, same_bits
 
 DATA = classes(counts=(5, 9, 3, 7), kind="f4", test=6)
