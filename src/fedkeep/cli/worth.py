@@ -11,7 +11,7 @@ import typer
 from fedkeep.cli.output import say, show_table
 from fedkeep.experiments.worth import worth_of
 from fedkeep.report.page import finite
-from fedkeep.report.worth import plain, sentences
+from fedkeep.report.worth import limits, plain, sentences, tenths
 from fedkeep.report.worth_blocks import table
 
 
@@ -47,7 +47,7 @@ def worth(
         return
     for comparison in found:
         say(f"{comparison.title}:")
-        for sentence in sentences(comparison):
+        for sentence in (*sentences(comparison), *tenths(comparison), *limits(comparison.found)):
             say(f"  {sentence}")
         say("")
     shown = table(found)

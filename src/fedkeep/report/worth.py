@@ -83,8 +83,8 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
 
 
 def subjects(groups: Sequence[Configuration]) -> list[Configuration]:
-    """Return the configurations that personalise: all but FedAvg and local training, which are references only."""
-    return [g for g in groups if g.runs[0].method not in NO_SUBJECT]
+    """Return the configurations that personalise: all but references, and controls that are trained centrally."""
+    return [g for g in groups if g.runs[0].method not in NO_SUBJECT and not g.pooled]
 
 
 def recognised(group: Configuration, groups: Sequence[Configuration]) -> list[Configuration]:
@@ -123,44 +123,49 @@ def comparisons(
 
 
 def sentences(c: Comparison) -> tuple[str, ...]:
-    """Return what was found in plain words: the gain first, then who, then what can't be said."""
+    """Return what was found in plain words: the gain, whether it helps, who gains and loses."""
     w = c.found
     people = len(w.clients)
-    mean = float(w.gain.mean())
-    gain = c.interval(w.headline) if w.headline else f"{c.write(mean)} {c.unit}, without an interval"
-    share = [math.floor(100 * n / people) for n in (w.at_least_better, w.at_least_worse)]
-    lines = [f"Gain {gain}. At least {share[0]} % of users gain, at least {share[1]} % lose."]
-    lines.append(_verdict(w))
+    gain = c.interval(w.headline)
+    if w.headline is None:
+        gain = f"{c.write(float(w.gain.mean()))} {c.unit}, without an interval"
+    better, worse = (math.floor(100 * n / people) for n in (w.at_least_better, w.at_least_worse))
     untold = people - w.count("better") - w.count("worse")
     named = f"Named: {wording.count(w.count('better'), 'user')} better off, {w.count('worse')} worse off"
-    lines.append(f"{named}; of {untold} it can't be told.{_needed(w) if untold else ''}{_losers(w)}")
-    for group, which in (
-        (w.worst, "gained least on validation"),
-        (w.worst_off, "were worst off on validation"),
-    ):
-        if group is not None and group.gain is not None:
-            lines.append(f"The tenth of users who {which}: gain {c.interval(group.gain)} on test.")
-    return (*lines, *limits(w))
+    return (
+        f"Gain {gain}. At least {better} % of users gain, at least {worse} % lose.",
+        _verdict(c),
+        f"{named}; of {untold} it can't be told.{_needed(w) if untold else ''}{_losers(w)}",
+    )
 
 
-def _verdict(w: Worth) -> str:
-    whom = "these users" if w.headline is w.these else "users like these"
-    of = "for these trained models" if len(w.seeds) < WHOLE_METHOD else "for the method"
-    if w.headline is None:
-        return "Whether it helps can't be told."
-    if w.helps:
-        return f"It helps {whom}, {of}: the whole 95 % interval lies above 0."
-    if w.headline.high < 0:
-        return f"It harms {whom}, {of}: the whole 95 % interval lies below 0."
-    return f"Whether it helps {whom} can't be told, {of}: the 95 % interval holds 0."
+def tenths(c: Comparison) -> tuple[str, ...]:
+    """Return the gain of the tenths of users that validation chose, in plain words."""
+    chosen = ((c.found.worst, "gained least"), (c.found.worst_off, "were worst off"))
+    return tuple(
+        f"The tenth of users who {which} on validation: gain {c.interval(group.gain)} on test."
+        for group, which in chosen
+        if group is not None and group.gain is not None
+    )
+
+
+def _verdict(c: Comparison) -> str:
+    found = c.found.headline
+    whom = "these users" if len(c.found.clients) < FEW else "users like these"
+    whom += " and these trained models" if len(c.found.seeds) < WHOLE_METHOD else ""
+    if found is None:
+        return f"It can't be told whether it beats {c.theirs}."
+    if found.low > 0:
+        return f"It beats {c.theirs}, for {whom}: the whole 95 % interval lies above 0."
+    if found.high < 0:
+        return f"It does not beat {c.theirs}, and is worse for {whom}: the whole 95 % interval lies below 0."
+    return f"It does not beat {c.theirs} for certain: the 95 % interval, for {whom}, holds 0."
 
 
 def _needed(w: Worth) -> str:
-    return (
-        ""
-        if w.needed is None
-        else f" A difference of 10 points takes about {w.needed:,} test examples of a user."
-    )
+    if w.needed is None:
+        return ""
+    return f" A difference of 10 points takes about {w.needed:,} test examples of a user."
 
 
 def _losers(w: Worth) -> str:
@@ -195,8 +200,8 @@ def plain(c: Comparison) -> dict[str, Any]:
     w = c.found
     return {
         "model": c.ours, "against": c.theirs, "task": c.task, "metric": c.metric, "unit": c.unit,
-        "sentences": list(sentences(c)), "seeds": list(w.seeds), "users": len(w.clients), "helps": w.helps,
-        "like_these": _plain(w.like_these), "these": _plain(w.these),
+        "sentences": [*sentences(c), *tenths(c), *limits(w)], "seeds": list(w.seeds), "users": len(w.clients),
+        "helps": w.helps, "like_these": _plain(w.like_these), "these": _plain(w.these),
         "at_least_better": w.at_least_better, "at_least_worse": w.at_least_worse, "better": w.count("better"),
         "worse": w.count("worse"), "needed": w.needed, "worst": _plain(w.worst), "worst_off": _plain(w.worst_off),
         "by_examples": [_plain(g) for g in w.by_examples], "fairness": asdict(w.fairness),

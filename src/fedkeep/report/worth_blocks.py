@@ -15,7 +15,7 @@ from fedkeep.report.charts.gains import LEGEND, Gainer, gains_chart
 from fedkeep.report.charts.lines import Axes, Series, line_chart
 from fedkeep.report.groups import Configuration
 from fedkeep.report.tables import Table
-from fedkeep.report.worth import Comparison, comparisons, plain, recognised, sentences, subjects
+from fedkeep.report.worth import Comparison, comparisons, limits, plain, recognised, sentences, subjects
 
 SAID = {"better": "better off", "worse": "worse off", "": "can't be told"}
 MOST_NAMED = 200  # users listed in a table
@@ -23,6 +23,8 @@ MOST_NAMED = 200  # users listed in a table
 
 def table(found: Sequence[Comparison], title: str = "") -> Table:
     """Return a line for each comparison."""
+    units = list(dict.fromkeys(c.unit for c in found))
+    several, tail = len(units) > 1, f" ({units[0]})" if len(units) == 1 else ""
     rows = []
     for c in found:
         w, people = c.found, len(c.found.clients)
@@ -30,7 +32,7 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
         rows.append(
             (
                 c.ours, c.theirs + (f", {wording.printable(c.task)}" if c.task else ""),
-                c.unit, c.interval(w.like_these if people >= FEW else None, unit=False),
+                *([c.unit] if several else []), c.interval(w.like_these if people >= FEW else None, unit=False),
                 c.interval(w.these, unit=False),
                 *(f"{math.floor(100 * n / people)} %" for n in (w.at_least_better, w.at_least_worse)),
                 *(f"{n:,}" for n in told), c.interval(w.worst.gain if w.worst else None, unit=False),
@@ -38,15 +40,15 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
             )
         )  # fmt: skip
     columns = (
-        "model", "against", "unit", "gain, users like these", "gain, these users", "gain, at least", "lose, at least",
-        "better off", "worse off", "can't be told", "gain of the tenth that gained least on validation",
-        "seeds",
+        "model", "against", *(["unit"] if several else []), f"gain, users like these{tail}", f"gain, these users{tail}",
+        "at least gain", "at least lose", "better off", "worse off", "can't be told",
+        f"gain of the tenth that gained least on validation{tail}", "seeds",
     )  # fmt: skip
     note = (
         "Each user counts once. Intervals are 95 %. Users are named better or worse off by exact paired tests, so "
         "that of those named about 5 % at most are named wrongly."
     )
-    return Table(columns, tuple(rows), title, note, left=3)
+    return Table(columns, tuple(rows), title, note, left=3 if several else 2)
 
 
 def pooled_table(found: Sequence[Comparison]) -> Table:
@@ -136,6 +138,8 @@ def blocks(groups: Sequence[Configuration], scene: str = "") -> Iterator[Block]:
     tail = f" · {scene}" if scene else ""
     for c in found:
         yield Text(f"{c.title}{tail}: {' '.join(sentences(c))}")
+    if said := dict.fromkeys(line for c in found for line in limits(c.found)):
+        yield Text(" ".join(said))
     if not found:
         return
     yield table(found)
