@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ import numpy as np
 from benchmarks.measure import write
 from fedkeep.metrics.worth import Paired, worth
 from fedkeep.metrics.worth.intervals import these_users, users_like_these
+from fedkeep.metrics.worth.signs import ALPHA
 
 CLIENTS = (5, 10, 20, 50, 100, 300, 600)
 SEEDS = (1, 3, 5)
 LARGEST = 4_000_000  # draws held at once
-WANTED = (0.93, 0.97)
+SEED = 28
+WANTED, CLAIMED = (0.93, 0.97), (0.9, 0.99)
+"""Coverage that issue 28 asks for, and that the benchmark insists on: see ``outside_wanted`` in the results."""
 
 
 @dataclass(frozen=True)
@@ -116,21 +120,29 @@ def covered(scene: Scene, clients: int, seeds: int, count: int, rng: np.random.G
 
 @dataclass(frozen=True)
 class Harm:
-    """Of 100 clients some are harmed, the others gain; all have as many examples."""
+    """Of 100 clients with as many examples each some are harmed, the others gain.
+
+    Attributes:
+        harmed: how many.
+        points, gain: what the harmed lose and the others gain, as fractions.
+        examples: of each client.
+        discordant: the share of a harmed client's examples on which the two models differ.
+    """
 
     harmed: int
     points: float
     gain: float
     examples: int
-    differing: float
+    discordant: float
 
 
 HARMS = [
-    Harm(10, points, gain, examples, differing)
+    Harm(10, points, gain, examples, discordant)
     for points, examples in ((0.2, 100), (0.1, 400))
     for gain in (0.0, 0.05)
-    for differing in (0.1, 0.2)
-] + [Harm(0, 0.0, 0.0, 100, 0.2), Harm(0, 0.0, 0.0, 25, 0.2)]  # fmt: skip
+    for discordant in (0.3, 0.4)
+] + [Harm(0, 0.0, 0.0, 100, 0.2), Harm(0, 0.0, 0.0, 25, 0.2)]
+POWER, CLAIMED_DISCORDANT = 0.8, 0.3
 
 
 def named(harm: Harm, count: int, rng: np.random.Generator) -> dict[str, float]:
@@ -140,7 +152,7 @@ def named(harm: Harm, count: int, rng: np.random.Generator) -> dict[str, float]:
     true[: harm.harmed] = -harm.points
     client = np.repeat(np.arange(100), harm.examples)
     for _ in range(count):
-        d = differences(true[client][None, None], harm.differing, rng)[0]
+        d = differences(true[client][None, None], harm.discordant - harm.points, rng)[0]
         nothing = np.zeros_like(d)
         found = worth(
             Paired(clients=tuple(map(str, range(100))), seeds=(0,), client=client, ours=d, theirs=nothing)
@@ -162,25 +174,52 @@ def named(harm: Harm, count: int, rng: np.random.Generator) -> dict[str, float]:
     }  # fmt: skip
 
 
+def outside(cells: list[dict[str, Any]], low: float, high: float) -> list[str]:
+    """Return the cells where an interval covers less or more often, in words."""
+    return [
+        f"{cell['scene']}, {cell['clients']} clients, {cell['seeds']} seeds, {name}: {cell[f'{name}_covered']:.3f}"
+        for cell in cells
+        for name in ("like_these", "these")
+        if not low <= cell[f"{name}_covered"] <= high
+    ]
+
+
+def missed(cells: list[dict[str, Any]], harms: list[dict[str, Any]]) -> list[str]:
+    """Return what is claimed and was not reached."""
+    out = outside(cells, *CLAIMED)
+    for cell in cells:
+        if cell["scene"] == "none" and max(cell["like_these_helps"], cell["these_helps"]) > ALPHA:
+            out.append(f"no gain, {cell['clients']} clients, {cell['seeds']} seeds: 'helps' too often")
+    for row in harms:
+        claimed = row["harmed"] and row["discordant"] <= CLAIMED_DISCORDANT
+        if claimed and row["power"] < POWER:
+            out.append(f"{row['points']:.0%} harm, {row['examples']} examples: power {row['power']:.2f}")
+        if max(row["false_discoveries"], row["at_least_says_too_much"]) > ALPHA:
+            out.append(f"{row['points']:.0%} harm, {row['examples']} examples: more than 5 % wrong")
+    return out
+
+
 def main() -> None:
     """Simulate, write ``results/worth-coverage.json``, and fail if a claim fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicates", type=int, default=1000)
     count = parser.parse_args().replicates
-    rng = np.random.default_rng(28)
+    rng = np.random.default_rng(SEED)
     cells: list[dict[str, Any]] = []
-    for name, scene in SCENES.items():
-        for clients in CLIENTS:
-            for seeds in SEEDS:
-                cells.append(
-                    {"scene": name, "clients": clients, "seeds": seeds}
-                    | covered(scene, clients, seeds, count, rng)
-                )
-                print(cells[-1], flush=True)
-    harms = [vars(harm) | named(harm, count, rng) for harm in HARMS]
-    for row in harms:
-        print(row, flush=True)
-    write("worth-coverage", {"replicates": count, "seed": 28, "coverage": cells, "named": harms})
+    for name, clients, seeds in product(SCENES, CLIENTS, SEEDS):
+        found = covered(SCENES[name], clients, seeds, count, rng)
+        cells.append({"scene": name, "clients": clients, "seeds": seeds, **found})
+    harms = [{**asdict(harm), **named(harm, count, rng)} for harm in HARMS]
+    failed = missed(cells, harms)
+    write(
+        "worth-coverage",
+        {
+            "replicates": count, "seed": SEED, "wanted": WANTED, "outside_wanted": outside(cells, *WANTED),
+            "claims_that_failed": failed, "scenes": {name: asdict(scene) for name, scene in SCENES.items()},
+            "coverage": cells, "named": harms,
+        },
+    )  # fmt: skip
+    assert not failed, f"claimed and not reached: {'; '.join(failed)}"
 
 
 if __name__ == "__main__":
