@@ -27,7 +27,7 @@ def test_it_says_the_gain_in_words_and_as_a_table(fedkeep: Command, runs: None) 
     lines = result.stdout.splitlines()
     assert lines[0] == "Toy against the shared part alone:"
     assert lines[1].startswith("  Gain ")
-    assert "Toy against local training alone (Local):" in lines
+    assert "Toy against local training alone:" in lines
     assert "  With 6 users nothing is claimed about users like these; that takes 10." in lines
     assert (
         "  With 1 seed this is about these trained models; a claim about the method takes 3 seeds." in lines
@@ -40,7 +40,7 @@ def test_json_has_every_user(fedkeep: Command, runs: None) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(c["against"], c["unit"]) for c in found] == [
-        ("the shared part alone", "nats"), ("local training alone (Local)", "nats")
+        ("the shared part alone", "nats"), ("local training alone", "nats")
     ]  # fmt: skip
     assert [user["client"] for user in found[0]["clients"]] == [f"user-{k}" for k in range(6)]
 
@@ -57,7 +57,7 @@ def test_data_that_follow_the_seed_are_not_mixed(refused: Callable[..., str], ru
         (["r0", "--metric", "rmse"], "rmse has no value for a single example"),
         (
             ["r1", "--against", "local0"],
-            "Seeds differ between methods: Toy has 1, local training alone (Local) has 0.",
+            "Seeds differ between methods: Toy has 1, local training alone has 0.",
         ),
         (["local0"], "None of these runs personalises: Local."),
         (["nowhere"], "nowhere is no run directory: it has no run.json."),

@@ -123,7 +123,7 @@ def test_other_seeds_are_refused(folder: Callable[..., Path]) -> None:
     ours = folder("FURL-0", examples("own"))
     message = refusal(ours, folder("Local-1", examples("own"), seed=1, method="local"))
     assert message == (
-        "Seeds differ between methods: FURL has 0, local training alone (Local) has 1. Run both with the same seeds."
+        "Seeds differ between methods: FURL has 0, local training alone has 1. Run both with the same seeds."
     )
 
 

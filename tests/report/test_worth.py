@@ -148,7 +148,7 @@ def test_a_page_compares_with_all_references(runs: list[Path], tmp_path: Path) -
     (section,) = [s for s in content["sections"] if s["title"] == "What personalisation was worth"]
     texts = [b["text"] for b in section["blocks"] if b["kind"] == "text"]
     assert [t.partition(": Gain ")[0] for t in texts] == [
-        "FURL against the shared part alone", "FURL against local training alone (Local)", "FURL against FedAvg (Global)"
+        "FURL against the shared part alone", "FURL against local training alone", "FURL against FedAvg (Global)"
     ]  # fmt: skip
     wanted = worth_of(runs)
     assert [" ".join(sentences(c)) for c in wanted] == [t.partition(": ")[2] for t in texts]
@@ -163,7 +163,7 @@ def test_a_page_compares_with_all_references(runs: list[Path], tmp_path: Path) -
 def test_a_page_says_what_could_not_be_compared(runs: list[Path], tmp_path: Path) -> None:
     page = write_report([runs[0], runs[4]], tmp_path / "out")  # FURL under seed 0, local under seed 1
     text = page.with_suffix(".md").read_text()
-    assert "Seeds differ between methods: FURL has 0, local training alone (Local) has 1." in text
+    assert "Seeds differ between methods: FURL has 0, local training alone has 1." in text
     assert "With 1 seed this is about these trained models" in text
 
 

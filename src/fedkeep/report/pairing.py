@@ -87,9 +87,10 @@ def reference_side(group: Configuration) -> Side:
         ConfigError: as for ``own_side``.
     """
     side = own_side(group)
-    name = REFERENCES.get(group.runs[0].method, "")
-    label = name if not name or group.label.lower() == name.lower() else f"{name} ({group.label})"
-    return Side(label or group.label, side.runs, side.model)
+    method = group.runs[0].method
+    name = REFERENCES.get(method, group.label)
+    called = "" if group.label.lower() in (name.lower(), method) else f" ({group.label})"
+    return Side(name + called, side.runs, side.model)
 
 
 def _models(run: RunFiles) -> tuple[Model, ...]:
