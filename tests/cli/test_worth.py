@@ -74,3 +74,13 @@ def test_damaged_examples_are_named(refused: Callable[..., str], runs: None) -> 
         refused("worth", "r0")
         == f"Error: {path} is damaged: its hash is not the committed one. Restore the run from a copy."
     )
+
+
+def test_counting_is_a_reference_that_reads_the_data(fedkeep: Command, runs: None) -> None:
+    result = fedkeep("worth", "r0", "--references")
+    assert result.exit_code == 0, result.output
+    assert "Toy against counting each user's labels:" in result.stdout.splitlines()
+    assert fedkeep("report", "r0").exit_code == 0
+    page = Path("r0/report.md").read_text(encoding="utf-8")
+    assert "Toy against counting each user's labels | Gain " in page
+    assert "beat counting each user's labels" in page or "beats counting each user's labels" in page

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
+from fedkeep.cli.settings import DataOption
+from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.worth import worth_of
 from fedkeep.report.page import finite
 from fedkeep.report.worth import limits, plain, sentences, tenths
@@ -32,6 +34,13 @@ def worth(
         str | None,
         typer.Option("--metric", help="accuracy or loss; by default accuracy, for a regression loss."),
     ] = None,
+    references: Annotated[
+        bool,
+        typer.Option(
+            "--references", help="Compare with each user's most frequent training label too; reads the data."
+        ),
+    ] = False,
+    data: DataOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every user's gain.")] = False,
 ) -> None:
     """Say what personalisation was worth, and who gains and who loses, from the runs' test examples.
@@ -39,7 +48,7 @@ def worth(
     References are the shared part alone, where the runs kept it (run.evaluate_shared), and --against; without --against
     those of RUN... that are fedavg, local or fine_tuned.
     """
-    found = worth_of(runs, against or (), metric)
+    found = worth_of(runs, against or (), metric, references=references, data_folder=data_folder(data))
     if as_json:
         typer.echo(
             json.dumps(finite([plain(c) for c in found]), ensure_ascii=False, indent=1, allow_nan=False)

@@ -87,29 +87,34 @@ def subjects(groups: Sequence[Configuration]) -> list[Configuration]:
     return [g for g in groups if g.runs[0].method not in NO_SUBJECT and not g.pooled]
 
 
-def recognised(group: Configuration, groups: Sequence[Configuration]) -> list[Configuration]:
-    """Return the configurations that serve a group as references where none are named."""
-    return [
-        g for g in groups if g is not group and g.runs[0].method in REFERENCES and g.pooled == group.pooled
-    ]
+def recognised(group: Configuration, groups: Sequence[Configuration]) -> tuple[list[Side], list[str]]:
+    """Return what serves a configuration as references where none are named, and of those that can't why not."""
+    found: list[Side] = []
+    faults: list[str] = []
+    for other in groups:
+        if other is not group and other.runs[0].method in REFERENCES and not other.pooled:
+            try:
+                found.append(pairing.reference_side(other))
+            except ConfigError as error:
+                faults.append(str(error))
+    return found, faults
 
 
 def comparisons(
-    group: Configuration, references: Sequence[Configuration], metric: str | None = None
+    own: Side, references: Sequence[Side], metric: str | None = None
 ) -> tuple[list[Comparison], list[str]]:
-    """Return a configuration against the shared part alone, where its runs keep that, and against references.
+    """Return a personalised model against the shared part alone, where its runs keep that, and against references.
 
     Returns:
         The comparisons, and of those that can't be made why not.
 
     Raises:
-        ConfigError: a run keeps no results of examples, or none of models of the clients' own.
+        ConfigError: a run keeps no results of examples.
     """
-    own = pairing.own_side(group)
     shared = pairing.shared_side(own)
     found: list[Comparison] = []
     faults: list[str] = []
-    for other in [*([shared] if shared else []), *map(pairing.reference_side, references)]:
+    for other in [*([shared] if shared else []), *references]:
         try:
             found += compare(own, other, metric)
         except ConfigError as error:

@@ -14,6 +14,7 @@ from fedkeep.report.blocks import Block, Figure, Text
 from fedkeep.report.charts.gains import LEGEND, Gainer, gains_chart
 from fedkeep.report.charts.lines import Axes, Series, line_chart
 from fedkeep.report.groups import Configuration
+from fedkeep.report.pairing import own_side
 from fedkeep.report.tables import Table
 from fedkeep.report.worth import Comparison, comparisons, limits, plain, recognised, sentences, subjects
 
@@ -129,11 +130,13 @@ def blocks(groups: Sequence[Configuration], scene: str = "") -> Iterator[Block]:
         return
     found: list[Comparison] = []
     for group in subjects(groups):
+        references, faults = recognised(group, groups)
         try:
-            more, faults = comparisons(group, recognised(group, groups))
+            more, not_made = comparisons(own_side(group), references)
         except ConfigError as error:
-            more, faults = [], [str(error)]
+            more, not_made = [], [str(error)]
         found += more
+        faults += [fault for fault in not_made if fault not in faults]
         yield from (Text(text, warning=True) for text in faults)
     tail = f" · {scene}" if scene else ""
     for c in found:

@@ -103,13 +103,14 @@ def t_quantile(degrees: Floats | float, inside: float = 0.95) -> Floats:
         degrees: (...) degrees of freedom, whole or not, at least 1.
         inside: the probability.
     """
-    f = np.asarray(degrees, np.float64)
+    f, place = np.unique(np.asarray(degrees, np.float64), return_inverse=True)
     low, high = np.zeros_like(f), np.full_like(f, 1e4)
     for _ in range(64):
         middle = (low + high) / 2
         above = t_inside(middle, f) > inside
         low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return (low + high) / 2
+    found: Floats = ((low + high) / 2)[place].reshape(np.shape(degrees))
+    return found
 
 
 def t_inside(t: Floats | float, degrees: Floats | float) -> Floats:
