@@ -53,7 +53,7 @@ def test_the_gain_comes_first_and_then_who() -> None:
 
 
 def test_a_model_that_does_not_beat_its_reference_says_so() -> None:
-    same = comparison([3] * 6 + [0] * 6, [0] * 6 + [3] * 6)
+    same = comparison([3] * 7 + [0] * 5, [0] * 7 + [3] * 5)
     assert sentences(same)[1] == (
         "It does not beat the shared part alone for certain: the 95 % interval, for users like these and these trained "
         "models, holds 0."
