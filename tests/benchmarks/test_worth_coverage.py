@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from benchmarks.measure import RESULTS
 from benchmarks.worth_coverage import SCENES, Harm, covered, differences, drawn, missed, named, outside
+from tests.documents import ROOT
 
 
 def test_differences_have_the_mean_and_the_share_that_were_asked_for() -> None:
@@ -48,3 +52,28 @@ def test_claims_that_are_not_reached_are_named() -> None:
     assert missed([cell | {"these_helps": 0.06}], [row]) == ["no gain, 5 clients, 3 seeds: 'helps' too often"]
     assert missed([cell], [row | {"power": 0.7}]) == ["20% harm, 100 examples: power 0.70"]
     assert missed([cell], [row | {"power": 0.7, "discordant": 0.4}]) == []  # shown, and not claimed
+
+
+def test_the_page_says_what_was_measured() -> None:
+    found = json.loads((RESULTS / "worth-coverage.json").read_text(encoding="utf-8"))
+    cells, text = (
+        found["coverage"],
+        " ".join((ROOT / "docs" / "worth.md").read_text(encoding="utf-8").split()),
+    )
+    assert found["replicates"] == 1000
+    assert missed(cells, found["named"]) == []
+    each = [cell[f"{name}_covered"] for cell in cells for name in ("like_these", "these")]
+    inside = len(each) - len(outside(cells, *found["wanted"]))
+    assert (
+        f"They do in {inside} of {len(each)} cases, and in {100 * min(each):.1f} to {100 * max(each):.1f} % in all"
+        in text
+    )
+    below = [c for c in cells if min(c["like_these_covered"], c["these_covered"]) < 0.93]
+    assert {(c["scene"], c["seeds"], c["clients"] >= 300) for c in below} == {("skewed", 3, True)}
+    nothing = [cell for cell in cells if cell["scene"] == "none"]
+    assert f"at most {100 * max(max(c['like_these_helps'], c['these_helps']) for c in nothing):.1f} %" in text
+    power = {(r["examples"], r["discordant"]): set() for r in found["named"]}
+    for r in found["named"]:
+        power[r["examples"], r["discordant"]].add(f"{100 * r['power']:.0f}" if r["harmed"] else "")
+    assert (power[100, 0.3], power[400, 0.3]) == ({"86", "87"}, {"84"})
+    assert power[100, 0.4] | power[400, 0.4] <= {"65", "66"}

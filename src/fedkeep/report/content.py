@@ -25,7 +25,7 @@ def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> 
         Section(
             "worth",
             "What personalisation was worth",
-            _joined(worth_blocks.blocks(s.groups, label) for s, label in named),
+            _joined(worth_blocks.blocks(scene.groups) for scene in every),
         ),
         Section("published", "Beside the published numbers", tuple(measured.published(results))),
         Section(

@@ -25,7 +25,7 @@ class Comparison:
         ours, theirs: names for people.
         task: the task's name; None where the data have one.
         metric: ``accuracy`` or ``loss``.
-        unit: what a gain is counted in: ``points``, ``nats`` or ``squared error``.
+        unit: what a gain is counted in: ``points``, ``nats`` or ``in squared error``.
         found: what it was worth.
         pooled: gains in numbers that pool all clients' examples, by metric.
     """
@@ -75,7 +75,7 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
         kind = examples(ours.model, task).kind
         by = metric or ("loss" if kind == "regression" else "accuracy")
         paired = pairing.pair(ours, theirs, task, by)
-        unit = "points" if by == "accuracy" else "squared error" if kind == "regression" else "nats"
+        unit = "points" if by == "accuracy" else "in squared error" if kind == "regression" else "nats"
         yield Comparison(
             ours=ours.label, theirs=theirs.label, task=task, metric=by, unit=unit, found=worth(paired),
             pooled=tuple(pairing.pooled_gains(ours, theirs, task, paired.client)),

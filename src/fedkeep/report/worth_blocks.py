@@ -121,7 +121,7 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
     return Table(columns, tuple(rows), "", note, left=2)
 
 
-def blocks(groups: Sequence[Configuration], scene: str = "") -> Iterator[Block]:
+def blocks(groups: Sequence[Configuration]) -> Iterator[Block]:
     """Yield what the personalised models among configurations were worth: sentences, tables, figures.
 
     What can't be compared is said in a warning.
@@ -138,9 +138,8 @@ def blocks(groups: Sequence[Configuration], scene: str = "") -> Iterator[Block]:
         found += more
         faults += [fault for fault in not_made if fault not in faults]
         yield from (Text(text, warning=True) for text in faults)
-    tail = f" · {scene}" if scene else ""
     for c in found:
-        yield Text(f"{c.title}{tail}: {' '.join(sentences(c))}")
+        yield Text(f"{c.title}: {' '.join(sentences(c))}")
     if said := dict.fromkeys(line for c in found for line in limits(c.found)):
         yield Text(" ".join(said))
     if not found:
@@ -150,7 +149,7 @@ def blocks(groups: Sequence[Configuration], scene: str = "") -> Iterator[Block]:
     if any(c.pooled for c in found):
         yield pooled_table(found)
     for ours in dict.fromkeys(c.ours for c in found):
-        yield from _figures([c for c in found if c.ours == ours], f"{ours}{tail}")
+        yield from _figures([c for c in found if c.ours == ours], ours)
 
 
 def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
