@@ -14,7 +14,7 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.examples import Examples, Roster
 from fedkeep.report.groups import configurations
-from fedkeep.report.pairing import own_side, pair, pooled_gains, reference_side, shared_side
+from fedkeep.report.pairing import client_aucs, own_side, pair, pooled_gains, reference_side, shared_side
 from fedkeep.report.runs import read_run
 from tests.report.run_folders import write_examples, write_info
 
@@ -171,3 +171,35 @@ def test_a_seed_is_named_once(folder: Callable[..., Path]) -> None:
     side = own_side(group)
     with pytest.raises(ConfigError, match="FURL: two runs have the same seed"):
         pair(type(side)(side.label, (run, run), "own"), side, None, "accuracy")
+
+
+def test_a_users_auc_is_shown_where_both_classes_are_there(folder: Callable[..., Path]) -> None:
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.array([2, 5], np.int32), 12)
+    label = np.array([1, 0] * 6 + [1] * 4 + [0] * 8)  # the second client has four positives
+    tests = []
+    for _ in range(2):
+        columns = {
+            "client": torch.from_numpy(client),
+            "row": torch.arange(24),
+            "label": torch.from_numpy(label).byte(),
+        }
+        for model in ("own", "shared"):
+            score = torch.from_numpy(np.round(rng.normal(label * (model == "own"), 1.0), 1))
+            columns |= {f"{model}/score": score, f"{model}/loss": torch.ones(24).double()}
+        tests.append(columns)
+    paths = [folder(f"FURL-{s}", examples("own", tensors=t, valid={}), seed=s) for s, t in enumerate(tests)]
+    (group,) = groups(*paths)
+    own = own_side(group)
+    shared = shared_side(own)
+    assert shared is not None
+    paired = pair(own, shared, None, "accuracy")
+    found = client_aucs(own, shared, None, paired.client)
+    assert found is not None
+    assert np.isnan(found[:, 1]).all()
+    for place, model in enumerate(("own", "shared")):
+        scores = [t[f"{model}/score"].numpy()[:12] for t in tests]
+        each = [(s[label[:12] == 1][:, None] - s[label[:12] == 0][None, :]) for s in scores]
+        wanted = np.mean([((d > 0) + 0.5 * (d == 0)).mean() for d in each])
+        assert found[place, 0] == pytest.approx(wanted)
+    assert [metric for metric, _ in pooled_gains(own, shared, None, paired.client)] == ["accuracy", "auc"]

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.examples import Examples, Model, Results
+from fedkeep.metrics import auc
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.pooled import auc_pooled, mean_pooled, pooled_gain, rmse_pooled
 from fedkeep.report.groups import Configuration
@@ -17,6 +18,7 @@ from fedkeep.report.runs import RunFiles
 
 METRICS = ("accuracy", "loss")
 """What has a value for a single example."""
+LEAST_OF_A_CLASS = 5
 POOLED = ("auc", "rmse", "mae", "accuracy_user_mean")
 REFERENCES = {
     "local": "local training alone",
@@ -225,6 +227,32 @@ def pooled_gains(
     yield "accuracy", gain(mean_pooled, lambda r: (r.right.astype(np.float64),))
     if kind == "binary":
         yield "auc", gain(auc_pooled, lambda r: (r.score, r.label))
+
+
+def client_aucs(
+    ours: Side, theirs: Side, task: str | None, client: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any] | None:
+    """Return (2, K) each client's AUC under ours and theirs, the mean over seeds; None unless the task is binary.
+
+    NaN for a client with fewer than five examples of either class. AUCs of single clients are shown and not tested.
+
+    Args:
+        ours, theirs, task, client: as for ``pooled_gains``.
+    """
+    first = _results(ours.runs[0], ours, task)
+    if first.label is None:
+        return None
+    positive = np.bincount(client, first.label)
+    able = np.flatnonzero(
+        (positive >= LEAST_OF_A_CLASS) & (np.bincount(client) - positive >= LEAST_OF_A_CLASS)
+    )
+    found = np.full((2, len(positive)), np.nan)
+    for place, side in enumerate((ours, theirs)):
+        tests = [_results(run, side, task) for run in side.runs]
+        for k in able:
+            rows = client == k
+            found[place, k] = np.mean([auc(one.score[rows], first.label[rows]) for one in tests])
+    return found
 
 
 def _results(run: RunFiles, side: Side, task: str | None) -> Results:

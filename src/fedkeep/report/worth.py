@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Group, Interval, Worth, worth
 from fedkeep.metrics.worth.gains import FEW, WHOLE_METHOD
@@ -28,6 +30,7 @@ class Comparison:
         unit: what a gain is counted in: ``points``, ``nats`` or ``in squared error``.
         found: what it was worth.
         pooled: gains in numbers that pool all clients' examples, by metric.
+        aucs: (2, K) each client's AUC, ours and theirs, NaN where it says too little; None unless the task is binary.
     """
 
     ours: str
@@ -37,6 +40,7 @@ class Comparison:
     unit: str
     found: Worth
     pooled: tuple[tuple[str, Interval], ...]
+    aucs: np.ndarray[Any, Any] | None = None
 
     @property
     def title(self) -> str:
@@ -79,6 +83,7 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
         yield Comparison(
             ours=ours.label, theirs=theirs.label, task=task, metric=by, unit=unit, found=worth(paired),
             pooled=tuple(pairing.pooled_gains(ours, theirs, task, paired.client)),
+            aucs=pairing.client_aucs(ours, theirs, task, paired.client),
         )  # fmt: skip
 
 
@@ -211,6 +216,7 @@ def plain(c: Comparison) -> dict[str, Any]:
         "worse": w.count("worse"), "needed": w.needed, "worst": _plain(w.worst), "worst_off": _plain(w.worst_off),
         "by_examples": [_plain(g) for g in w.by_examples], "fairness": asdict(w.fairness),
         "pooled": {metric: _plain(i) for metric, i in c.pooled},
+        "aucs": None if c.aucs is None else {"ours": c.aucs[0].tolist(), "theirs": c.aucs[1].tolist()},
         "clients": [
             {"client": client, "examples": int(n), "gain": float(g), "low": low, "high": high, "verdict": v}
             for client, n, g, (low, high), v in zip(

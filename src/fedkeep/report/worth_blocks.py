@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from fedkeep.core.errors import ConfigError
 from fedkeep.metrics.worth import Group, Interval
 from fedkeep.metrics.worth.gains import FEW
@@ -61,6 +63,10 @@ def pooled_table(found: Sequence[Comparison]) -> Table:
             rows.append(
                 (c.ours, c.theirs, wording.metric_name(metric), wording.difference(i.mean, metric), ends)
             )
+        if c.aucs is not None and not np.isnan(c.aucs).all():
+            gain, able = float(np.nanmean(c.aucs[0] - c.aucs[1])), int((~np.isnan(c.aucs[0])).sum())
+            name = f"AUC of a user, mean of {wording.count(able, 'user')} with five examples of either class"
+            rows.append((c.ours, c.theirs, name, wording.difference(gain, "auc"), "not tested"))
     note = (
         "Every example counts once. Positive is better. Intervals leave out one user at a time (jackknife)."
     )
