@@ -31,20 +31,19 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
     rows = []
     for c in found:
         w, people = c.found, len(c.found.clients)
-        told = (w.count("better"), w.count("worse"), people - w.count("better") - w.count("worse"))
         rows.append(
             (
                 c.ours, c.theirs + (f", {wording.printable(c.task)}" if c.task else ""),
                 *([c.unit] if several else []), c.interval(w.like_these if people >= FEW else None, unit=False),
                 c.interval(w.these, unit=False),
                 *(f"{math.floor(100 * n / people)} %" for n in (w.at_least_better, w.at_least_worse)),
-                *(f"{n:,}" for n in told), c.interval(w.worst.gain if w.worst else None, unit=False),
-                f"{len(w.seeds)}",
+                *(f"{w.count(verdict):,}" for verdict in ("better", "worse")),
+                c.interval(w.worst.gain if w.worst else None, unit=False), f"{len(w.seeds)}",
             )
         )  # fmt: skip
     columns = (
         "model", "against", *(["unit"] if several else []), f"gain, users like these{tail}", f"gain, these users{tail}",
-        "at least gain", "at least lose", "better off", "worse off", "can't be told",
+        "at least gain", "at least lose", "better off", "worse off",
         f"gain of the tenth that gained least on validation{tail}", "seeds",
     )  # fmt: skip
     note = (
