@@ -25,6 +25,7 @@ from fedkeep.cli.prepare import prepare
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
+from fedkeep.cli.worth import worth
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
 
@@ -118,6 +119,7 @@ _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
+_add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(list_all, "fedkeep list", "list")

@@ -173,6 +173,7 @@ class RunConfig(_Strict):
     device: str = "cpu"
     evaluate_every: int | None = Field(None, ge=0)
     evaluate_shared: bool = False
+    evaluate_adapted: bool = False
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
     min_clients: int = Field(1, ge=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedkeep.core.examples import Examples
 from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, prefixed, under
 from fedkeep.core.records import Record
 from fedkeep.engines import (
+    Adaptation,
     Auto,
     AutoDevice,
     Centralised,
@@ -22,6 +24,7 @@ from fedkeep.engines import (
     Engine,
     Judged,
     Model,
+    Order,
     RoundReport,
     Sampler,
     Task,
@@ -30,12 +33,12 @@ from fedkeep.engines import (
     to_records,
 )
 from fedkeep.engines.faults import Faults
-from fedkeep.experiments.examples import Examples
+from fedkeep.experiments.examples import examples_of, roster_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method
 
-SHARED = "test/shared"
+SHARED, ADAPTED = "test/shared", "test/adapted"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
 
@@ -53,9 +56,11 @@ class Plan:
         tasks: what is judged.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too.
+        evaluate_adapted: adapt every client where ``valid`` is best so far, and evaluate that on ``test`` too.
         faults: what rounds do about clients that break down, send something malformed, or are lost.
         pooled: training is centralised, so nothing is sent.
         reference: the model that ``evaluate_shared`` judges: ``own`` where nothing is private.
+        trained: (clients,) numbers of training examples; None where the server does not know them.
         declared: zeros of what clients send along, under ``server/NAME``.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
@@ -70,8 +75,10 @@ class Plan:
     every: int
     faults: Faults
     evaluate_shared: bool = False
+    evaluate_adapted: bool = False
     pooled: bool = False
     reference: Model = "shared"
+    trained: np.ndarray | None = None
     declared: Params = field(default_factory=dict)
     progress: bool | None = None
 
@@ -168,9 +175,12 @@ class Drive:
             records.append(record("train", "lost_clients", report.lost, report.clients))
         return records
 
-    def _judge(self, split: str, models: Sequence[Model]) -> list[Judged]:
+    def _orders(self) -> Iterator[Order]:
         ids = (str(self.plan.roster[c]) for c in self.plan.judged)
-        return self.device.judge(orders_of(self.plan.method, self.server, ids), split, models)
+        return orders_of(self.plan.method, self.server, ids)
+
+    def _judge(self, split: str, models: Sequence[Model]) -> list[Judged]:
+        return self.device.judge(self._orders(), split, models)
 
     def _judged(self) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
@@ -186,18 +196,36 @@ class Drive:
         def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
             return to_records(judged, model, round, self.epoch, split, per_client)
 
-        valid = records(self._judge("valid", [model]), model, "valid")
+        found = self._judge("valid", [model])
+        valid = records(found, model, "valid")
         value = next((r.value for r in valid if r.metric == metric), float("nan"))
         known = best.get("value", float("nan"))
         improved = bool(np.isnan(known) or sign * value > sign * known)
-        test = self._judge("test", models)
+        adapted: list[Model] = ["adapted"] if improved and plan.evaluate_adapted else []
+        if adapted:
+            self.device.adapt(self._orders(), Adaptation(split=""))
+        test = self._judge("test", models + adapted)
         if improved:
             best |= {"metric": metric, "value": value, "round": round}
-            self.examples = Examples.of(round, test)
+            self.examples = self._kept(test, found, models + adapted)
         lines = valid + records(test, model, "test", per_client=improved)
+        if adapted:
+            lines += records(test, "adapted", ADAPTED)
         if plan.evaluate_shared:
             lines += records(test, models[-1], SHARED, per_client=round == plan.rounds)
         return lines
+
+    def _kept(
+        self, test: Sequence[Judged], valid: Sequence[Judged], models: Sequence[Model]
+    ) -> Examples | None:
+        """Return the results of examples; the references are judged on ``valid`` here, where the round is the best."""
+        plan = self.plan
+        if not any(one.count for one in valid):
+            valid = ()
+        elif len(models) > 1:
+            valid = self._judge("valid", models)
+        roster = None if plan.trained is None else roster_of(plan.judged, plan.roster, plan.trained)
+        return examples_of(self.server.round, test, valid, roster)
 
 
 def in_use(engine: Engine, reason: str) -> tuple[str, str]:

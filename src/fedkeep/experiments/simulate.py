@@ -51,6 +51,7 @@ def simulate(
     sampling: Literal["shuffled", "independent"] = "shuffled",
     evaluate_every: int | None = None,
     evaluate_shared: bool = False,
+    evaluate_adapted: bool = False,
     hold_out: float = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
     min_clients: int = 1,
@@ -83,6 +84,8 @@ def simulate(
         evaluate_every: rounds between evaluations on ``valid`` and ``test``; by default once an epoch. The last
             round is always evaluated. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
+        evaluate_adapted: at each evaluation that is the best on ``valid`` so far, adapt every client as the method says
+            (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
             ``"skip"`` that client's round.
@@ -106,7 +109,7 @@ def simulate(
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
-        evaluate_shared, hold_out, on_nonfinite, min_clients, private, name, config, config_text,
+        evaluate_shared, evaluate_adapted, hold_out, on_nonfinite, min_clients, private, name, config, config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
 
@@ -117,8 +120,8 @@ class _Simulation:
         self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
         cohort: int, seed: int, engine: str, workers: int | None, device: str,
         sampling: Literal["shuffled", "independent"], evaluate_every: int | None, evaluate_shared: bool,
-        hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int, private: PrivateStore | None,
-        name: str,
+        evaluate_adapted: bool, hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int,
+        private: PrivateStore | None, name: str,
         config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
         module = method.made_for(model)
@@ -146,7 +149,9 @@ class _Simulation:
             raise ConfigError(
                 f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
             )
-        self.every, self.evaluate_shared = every, evaluate_shared
+        if evaluate_adapted and not method.adapt.phases:
+            raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+        self.every, self.evaluate_shared, self.evaluate_adapted = every, evaluate_shared, evaluate_adapted
         self.identity = {
             "seed": seed,
             "rounds": self.rounds,
@@ -159,6 +164,7 @@ class _Simulation:
             "min_clients": min_clients,
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
+            **({"evaluate_adapted": True} if evaluate_adapted else {}),
             "model": {
                 "layers": repr(self.module),
                 "initial_sha256": digest(self.initial),
@@ -222,7 +228,8 @@ class _Simulation:
         plan = Plan(
             name=self.name, method=self.method, rounds=self.rounds, sampler=self.sampler, roster=self.data.ids,
             judged=self.clients.tolist(), tasks=tasks_of(self.data), every=self.every, faults=self.faults,
-            evaluate_shared=self.evaluate_shared, reference="shared" if personal else "own",
+            evaluate_shared=self.evaluate_shared, evaluate_adapted=self.evaluate_adapted,
+            trained=self.data.counts("train"), reference="shared" if personal else "own",
             pooled=self.identity["pooled"], declared=job.declared, progress=progress,
         )  # fmt: skip
         drive = Drive(
