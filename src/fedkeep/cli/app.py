@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
+from fedkeep.cli.device import device
 from fedkeep.cli.evaluate import evaluate
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
@@ -123,6 +124,8 @@ _add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(list_all, "fedkeep list", "list")
+
+app.add_typer(device)
 
 
 def main() -> None:
