@@ -317,11 +317,7 @@ class SqliteStore(Staging):
         self._ready = True
 
     def copy(self, path: Path) -> None:
-        """Write a copy of the file, as it was last committed, to another place.
-
-        Raises:
-            RunError: the disk is full or can't be written.
-        """
+        """Write a copy of what was committed to another place; RunError where that can't be written."""
         try:
             self._opened().query("VACUUM INTO ?", (str(path),))
             with closing(sqlite3.connect(path)) as copy:
