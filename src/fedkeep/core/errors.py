@@ -11,6 +11,7 @@
     ├── NonFiniteError   a loss, gradient or parameter became NaN or infinite
     ├── LostError        a client did not answer
     ├── RoundError       too few clients took part in a round
+    ├── BudgetError      a round would cost more privacy than is left
     └── WorkerError      a process that trains clients could not start, or died
 
 A message says what was wanted, what was got, and what to do.
@@ -64,6 +65,10 @@ class LostError(FedkeepError):
 
 class RoundError(FedkeepError):
     """Too few clients took part in a round, so that it does not count."""
+
+
+class BudgetError(FedkeepError):
+    """A round would cost more privacy than is left."""
 
 
 class WorkerError(FedkeepError):

@@ -378,8 +378,8 @@ def run_config(
     settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
     run = simulate(
         build_model(config, data, folder), build_method(config.method), data, **settings, seed=config.seed, out=out,
-        resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),
-        progress=progress,
+        privacy=None if config.privacy is None else config.privacy.build(), resume=resume, name=config.name,
+        config=config.model_dump(), config_text=text or config.to_toml(), progress=progress,
     )  # fmt: skip
     if protocol is not None:
         add_curve(run, protocol, progress)

@@ -14,6 +14,7 @@ from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.core.optim import Optimizer
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
+from fedkeep.privacy import Adaptive, DifferentialPrivacy
 
 LONGEST_FILE = 1 << 20  # bytes
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -155,7 +156,7 @@ class RunConfig(_Strict):
     rounds: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
     cohort: int = Field(10, ge=1)
-    sampling: Literal["shuffled", "independent"] = "shuffled"
+    sampling: Literal["shuffled", "independent", "poisson"] = "shuffled"
     engine: str = "auto"
     workers: int | None = Field(None, ge=1)
     device: str = "cpu"
@@ -172,6 +173,34 @@ class RunConfig(_Strict):
         return self
 
 
+class AdaptiveConfig(_Strict):
+    """A clipping bound that follows the clients' norms; ``fedkeep.privacy.Adaptive``."""
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    noise: float | None = None
+
+
+class PrivacyConfig(_Strict):
+    """Differential privacy of clients; ``fedkeep.privacy.DifferentialPrivacy`` says what each key means."""
+
+    noise: float
+    clip: float | dict[str, float] | None = None
+    adaptive: AdaptiveConfig | None = None
+    delta: float = 1e-5
+    budget: float | None = None
+    accountant: Literal["pld", "rdp"] = "pld"
+    heaviest: float | None = None
+    noise_seed: int | None = None
+    unit: str = "client"
+
+    def build(self) -> DifferentialPrivacy:
+        """Return what the table asks for; ConfigError: it makes no sense."""
+        fields = self.model_dump(exclude={"adaptive"})
+        adaptive = None if self.adaptive is None else Adaptive(**self.adaptive.model_dump())
+        return DifferentialPrivacy(**fields, adaptive=adaptive)
+
+
 class PersonalizationConfig(_Strict):
     """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many."""
 
@@ -183,7 +212,8 @@ class PersonalizationConfig(_Strict):
 class Config(_Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
-    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round.
+    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round, the table
+    ``privacy`` for differential privacy.
     """
 
     name: str = ""
@@ -193,6 +223,15 @@ class Config(_Strict):
     method: MethodConfig
     run: RunConfig
     personalization: PersonalizationConfig | None = None
+    privacy: PrivacyConfig | None = None
+
+    @model_validator(mode="after")
+    def _cohort_of_a_budget(self) -> Config:
+        if self.privacy is not None and "cohort" not in self.run.model_fields_set:
+            raise ValueError(
+                "privacy wants run.cohort, the expected number of clients in a round, which ε goes by"
+            )
+        return self
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

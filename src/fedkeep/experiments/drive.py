@@ -34,6 +34,7 @@ from fedkeep.experiments.examples import Examples
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method
+from fedkeep.privacy import Ledger
 
 SHARED = "test/shared"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
@@ -90,6 +91,7 @@ class Drive:
         directory: where each round is committed; None: nowhere.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
         finished: told the finished part of a round in (0, 1].
+        ledger: charged before each round; None: there is no differential privacy.
     """
 
     plan: Plan
@@ -101,6 +103,7 @@ class Drive:
     directory: RunDirectory | None = None
     state: Callable[[], Params] = dict
     finished: Callable[[float], None] = lambda part: None
+    ledger: Ledger | None = None
 
     def go(self) -> None:
         """Run the rounds that are left."""
@@ -132,6 +135,8 @@ class Drive:
     def _round(self) -> RoundReport:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
+        if self.ledger is not None:
+            self.ledger.charge(server.round, plan.rounds - server.round)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
         self.server, report = run_round(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
@@ -149,7 +154,7 @@ class Drive:
             )
         ]
         state = checkpoint(self.server) | self.state()
-        extra = {"best": self.best}
+        extra = {"best": self.best} | ({} if self.ledger is None else {"ledger": self.ledger.mark})
         self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
 
     def _measured(self, report: RoundReport) -> list[Record]:

@@ -52,6 +52,7 @@ from fedkeep.methods.pfedhn import pfedhn
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.private import PrivateMean, differentially_private
 from fedkeep.methods.scaffold import scaffold
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
@@ -78,6 +79,7 @@ __all__ = [
     "Method",
     "Optimize",
     "Phase",
+    "PrivateMean",
     "Reduced",
     "Reduction",
     "Roster",
@@ -92,6 +94,7 @@ __all__ = [
     "averaging",
     "batch_norm_names",
     "by_share",
+    "differentially_private",
     "ditto",
     "fedala",
     "fedavg",
