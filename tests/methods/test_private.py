@@ -144,6 +144,7 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
         (ROWS["ifca"][1], "'ifca' reduces uploads by MeanByGroup, which is no plain sum over clients"),
         (ROWS["pfedhn"][1], "'pfedhn' reduces uploads by PullBack, which is no plain sum over clients"),
         (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
+        (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),
         (methods.fedavg(), "'fedavg' weights clients by their numbers of examples, which have no bound."),
         (
             methods.fedavg(server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))),

@@ -53,6 +53,7 @@ from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
 from fedkeep.methods.private import PrivateMean, differentially_private
+from fedkeep.methods.robust import ClippedMean, Krum, TrimmedMean
 from fedkeep.methods.scaffold import scaffold
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
@@ -69,12 +70,14 @@ __all__ = [
     "METHODS",
     "Adapt",
     "Client",
+    "ClippedMean",
     "EarlyStopping",
     "Finish",
     "Finished",
     "Global",
     "Init",
     "Kept",
+    "Krum",
     "Median",
     "Method",
     "Optimize",
@@ -88,6 +91,7 @@ __all__ = [
     "Server",
     "Start",
     "Started",
+    "TrimmedMean",
     "WeightedMean",
     "apfl",
     "asp_mtl",

@@ -167,7 +167,7 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
         MethodError: a change of one client would reach others by another way than the sum of clipped changes.
     """
     mean = method.server.reduce
-    if not isinstance(mean, WeightedMean):
+    if not (isinstance(mean, WeightedMean) and mean.is_sum):
         raise MethodError(
             f"{method.name!r} reduces uploads by {type(mean).__name__}, which is no plain sum over clients, so what "
             f"one client changes is not bounded by clipping. Differential privacy wants a WeightedMean."

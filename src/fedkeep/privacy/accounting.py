@@ -7,8 +7,10 @@ removed.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,10 +42,13 @@ def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountan
     used = {release: count for release, count in releases.items() if count}
     if any(release.noise == 0 for release in used):
         return math.inf
+    if not used:
+        return 0.0
     found = dp.pld.PLDAccountant() if accountant == "pld" else dp.rdp.RdpAccountant()
-    for release, count in used.items():
-        found.compose(dp.PoissonSampledDpEvent(release.rate, dp.GaussianDpEvent(release.noise)), count)
-    return float(found.get_epsilon(delta)) if used else 0.0
+    with _quiet():
+        for release, count in used.items():
+            found.compose(dp.PoissonSampledDpEvent(release.rate, dp.GaussianDpEvent(release.noise)), count)
+        return float(found.get_epsilon(delta))
 
 
 def rounds_within(
@@ -62,6 +67,18 @@ def rounds_within(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return max(low, 0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the package's notes on Rényi orders that it leaves out; without them ε is larger, never smaller."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _package() -> Any:

@@ -26,6 +26,16 @@ from fedkeep.privacy.accounting import Accountant, Release, epsilon, rounds_with
 
 FILE = "budget.jsonl"
 FORMAT = 1
+ASSUMED = """\
+Protected is a client as a whole, all its examples and private values, added or removed.
+Protected it is against anybody who sees the federated parameters of every round; N is public.
+Each client was in each round by a coin of its own. Who was must stay secret, and so must the run's seed and folder.
+The server is trusted: it sees each upload before noise is added.
+Losses, metrics and numbers of clients in the records are not covered, nor is choosing settings by them.
+That a client's fault stopped a run is not covered, nor what a client's predictions say of its private part.
+Attacks on the lowest bits of the noise, which is added in double precision, are not covered.""".splitlines()
+FROM_A_SEED = "Noise is drawn from a seed: this is a simulation, and protects nobody."
+FROM_THE_SYSTEM = "Noise is drawn from the system's source, and nobody can draw it again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +164,10 @@ class Ledger:
         terms = self.terms
         charged = {terms.release: len(self.rounds)}
         return epsilon(charged, terms.delta if delta is None else delta, accountant or terms.accountant)
+
+    def assumptions(self) -> list[str]:
+        """Return what ε rests on, and what it does not cover, a line each."""
+        return [*ASSUMED, FROM_A_SEED if self.terms.repeatable else FROM_THE_SYSTEM]
 
     @property
     def repeated(self) -> int:
