@@ -12,6 +12,7 @@
     ├── LostError        a client did not answer
     ├── RoundError       too few clients took part in a round
     ├── BudgetError      a round would cost more privacy than is left
+    ├── SecureSumError   a secure sum cannot be made, or would reveal more than the sum
     └── WorkerError      a process that trains clients could not start, or died
 
 A message says what was wanted, what was got, and what to do.
@@ -69,6 +70,10 @@ class RoundError(FedkeepError):
 
 class BudgetError(FedkeepError):
     """A round would cost more privacy than is left."""
+
+
+class SecureSumError(FedkeepError):
+    """A secure sum cannot be made, or would reveal more than the sum."""
 
 
 class WorkerError(FedkeepError):

@@ -55,6 +55,7 @@ from fedkeep.methods.phase import EarlyStopping, Phase
 from fedkeep.methods.private import PrivateMean, differentially_private
 from fedkeep.methods.robust import ClippedMean, Krum, TrimmedMean
 from fedkeep.methods.scaffold import scaffold
+from fedkeep.methods.secure import SecureMean, SecureSums, securely
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -87,6 +88,8 @@ __all__ = [
     "Reduction",
     "Roster",
     "RunningMean",
+    "SecureMean",
+    "SecureSums",
     "Sent",
     "Server",
     "Start",
@@ -129,5 +132,6 @@ __all__ = [
     "pfl_da",
     "private_part",
     "scaffold",
+    "securely",
     "terms",
 ]
