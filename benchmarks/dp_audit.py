@@ -21,6 +21,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import dp_accounting
@@ -122,6 +124,7 @@ def noise() -> dict[str, Any]:
 
 def trial(seed: int, claimed: float, used: float) -> dict[str, float]:
     """Return the lower bound that an auditor finds where the noise multiplier is ``used``, and what it is made of."""
+    torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     took_part = rng.random(DIRECTIONS) < 0.5
     start = {"canaries": torch.zeros(DIRECTIONS, 1, dtype=torch.float64)}
@@ -168,8 +171,10 @@ def main() -> None:
     trials = parser.parse_args().trials
     torch.set_num_threads(1)
     settings, sizes, claimed = accounting(), noise(), noise_for(CLAIM)
-    whole = [trial(seed, claimed, claimed) for seed in range(trials)]
-    halved = [trial(1000 + seed, claimed, claimed / 2) for seed in range(trials)]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(trial, seed, claimed, claimed) for seed in range(trials)]
+        weak = [pool.submit(trial, 1000 + seed, claimed, claimed / 2) for seed in range(trials)]
+        whole, halved = ([run.result() for run in some] for some in (runs, weak))
     below, above = sum(t["bound"] < CLAIM for t in whole), sum(t["bound"] > CLAIM for t in halved)
     audit = {
         "directions": DIRECTIONS, "rate": RATE, "rounds": ROUNDS, "claimed_epsilon": CLAIM, "delta": DELTA,

@@ -16,7 +16,7 @@ from fedkeep.experiments.reproductions import reproductions
 from fedkeep.methods import METHODS
 from tests.cli.conftest import Command
 
-COMMANDS = ["demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"]
+COMMANDS = ["demo", "run", "check", "evaluate", "personalize", "budget", "report", "reproduce", "list"]
 
 
 def test_the_commands() -> None:

@@ -23,6 +23,7 @@ from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodCon
 from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.plugins import Offered, papers_hint
+from fedkeep.experiments.protections import protected
 from fedkeep.experiments.readers import offered_readers
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
@@ -332,7 +333,9 @@ def build_method(config: MethodConfig) -> Method:
         server = inspect.signature(make).parameters.get("server")
         known = None if server is None else server.default
         options["server"] = (known or make(**options).server).but(**said)
-    method = make(**options)
+    if config.reduce is not None and "reduce" in said:
+        raise ConfigError("method.reduce: every client counts once, so leave method.weighting out.")
+    method = protected(make(**options), config.reduce, config.secure)
     if config.adapt is None:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)

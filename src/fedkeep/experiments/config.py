@@ -8,41 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.core.optim import Optimizer
+from fedkeep.experiments.protections import PrivacyConfig, ReduceConfig, SecureConfig
+from fedkeep.experiments.strict import Open, Strict
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
-from fedkeep.privacy import Adaptive, DifferentialPrivacy
 
 LONGEST_FILE = 1 << 20  # bytes
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class _Open(BaseModel):
-    """A table whose further keys are the options of the thing that it names; they are checked when it is built."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The further keys."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-class OptimizerConfig(_Strict):
+class OptimizerConfig(Strict):
     """An optimiser: ``kind``, ``learning_rate``, ``rates`` by name pattern, and its constants."""
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Rate = 0.1
-    rates: dict[str, Rate] = {}
+    rates: dict[str, Rate] = Field(default_factory=dict)
     momentum: Rate = 0.0
     weight_decay: Rate = 0.0
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
@@ -61,13 +45,13 @@ class ServerOptimizerConfig(OptimizerConfig):
     learning_rate: Rate = 1.0
 
 
-class PartitionConfig(_Open):
+class PartitionConfig(Open):
     """A partition of images: ``kind`` is majority, dirichlet, shards or by_size, further keys are its options."""
 
     kind: str
 
 
-class DataConfig(_Open):
+class DataConfig(Open):
     """The data: ``reader`` names a reader or generator, further keys are its options.
 
     ``split`` divides each user's examples anew: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``.
@@ -81,7 +65,7 @@ class DataConfig(_Open):
     opt_out: dict[str, Any] | None = None
 
 
-class ModelConfig(_Open):
+class ModelConfig(Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
     ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
@@ -92,7 +76,7 @@ class ModelConfig(_Open):
     word_vectors: str | None = None
 
 
-class AugmentConfig(_Strict):
+class AugmentConfig(Strict):
     """Training images shifted by up to ``shift`` pixels and mirrored at random; ``fedkeep.methods.augment``."""
 
     shift: int = Field(4, ge=0)
@@ -100,17 +84,17 @@ class AugmentConfig(_Strict):
     column: str = "image"
 
 
-class LossConfig(_Strict):
+class LossConfig(Strict):
     """The loss: ``kind``, and penalties on the client's own parameters by name pattern."""
 
     kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    l2: dict[str, Rate] = {}
+    l2: dict[str, Rate] = Field(default_factory=dict)
     augment: AugmentConfig | None = None
 
 
-class EarlyStoppingConfig(_Strict):
+class EarlyStoppingConfig(Strict):
     """When adaptation stops by the client's own validation loss; ``fedkeep.methods.EarlyStopping``."""
 
     every: int = Field(5, ge=1)
@@ -118,7 +102,7 @@ class EarlyStoppingConfig(_Strict):
     min_improvement: Rate = 0.0
 
 
-class AdaptConfig(_Strict):
+class AdaptConfig(Strict):
     """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts)."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -140,17 +124,22 @@ class AdaptConfig(_Strict):
         )  # fmt: skip
 
 
-class MethodConfig(_Open):
-    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables."""
+class MethodConfig(Open):
+    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
+
+    So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums.
+    """
 
     kind: str
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     server_optimizer: ServerOptimizerConfig | None = None
     adapt: AdaptConfig | None = None
+    reduce: ReduceConfig | None = None
+    secure: SecureConfig | None = None
 
 
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device."""
 
     rounds: int | None = Field(None, ge=0)
@@ -173,35 +162,7 @@ class RunConfig(_Strict):
         return self
 
 
-class AdaptiveConfig(_Strict):
-    """A clipping bound that follows the clients' norms; ``fedkeep.privacy.Adaptive``."""
-
-    quantile: float = 0.5
-    rate: float = 0.2
-    noise: float | None = None
-
-
-class PrivacyConfig(_Strict):
-    """Differential privacy of clients; ``fedkeep.privacy.DifferentialPrivacy`` says what each key means."""
-
-    noise: float
-    clip: float | dict[str, float] | None = None
-    adaptive: AdaptiveConfig | None = None
-    delta: float = 1e-5
-    budget: float | None = None
-    accountant: Literal["pld", "rdp"] = "pld"
-    heaviest: float | None = None
-    noise_seed: int | None = None
-    unit: str = "client"
-
-    def build(self) -> DifferentialPrivacy:
-        """Return what the table asks for; ConfigError: it makes no sense."""
-        fields = self.model_dump(exclude={"adaptive"})
-        adaptive = None if self.adaptive is None else Adaptive(**self.adaptive.model_dump())
-        return DifferentialPrivacy(**fields, adaptive=adaptive)
-
-
-class PersonalizationConfig(_Strict):
+class PersonalizationConfig(Strict):
     """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many."""
 
     ratio: Rate = 0.01
@@ -209,7 +170,7 @@ class PersonalizationConfig(_Strict):
     every: int = Field(20, ge=1)
 
 
-class Config(_Strict):
+class Config(Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
     The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round, the table
