@@ -26,7 +26,7 @@ class OptimizerConfig(Strict):
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Rate = 0.1
-    rates: dict[str, Rate] = Field(default_factory=dict)
+    rates: dict[str, Rate] = {}  # noqa: RUF012 (pydantic copies it)
     momentum: Rate = 0.0
     weight_decay: Rate = 0.0
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
@@ -90,7 +90,7 @@ class LossConfig(Strict):
     kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    l2: dict[str, Rate] = Field(default_factory=dict)
+    l2: dict[str, Rate] = {}  # noqa: RUF012
     augment: AugmentConfig | None = None
 
 
