@@ -32,7 +32,9 @@ from fedkeep.methods.augment import Augmented
 
 T = TypeVar("T")
 
-LOCAL: dict[str, Any] = {"epochs": int, "batch_size": int, "clip_norm": float | None}
+LOCAL: dict[str, Any] = {
+    "epochs": int, "batch_size": int, "clip_norm": float | None, "clip_over": Literal["all", "halves"],
+}  # fmt: skip
 """Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
 SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}
 """Likewise of its server, beside ``server_optimizer``."""
