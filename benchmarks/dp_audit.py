@@ -6,12 +6,12 @@
 
 *Noise*: rounds that nobody is in; the standard deviation of what they release beside the declared one.
 
-*Audit*: an auditor owns many canaries, each a client with a direction of its own: a vector, no training. A fair coin
-decides which of them take part in the run; those are in a round by a coin of rate q. The auditor sees every released
-sum, and guesses of a canary that it took part, or did not, where the likelihood ratio over all rounds is beyond a
-threshold that was fixed beforehand. At ε and δ, P(right) ≤ e^ε P(wrong) + 2 δ, so the exact lower bound of the share of
-right guesses (Clopper and Pearson, 99.9 % with the bound of their number) gives a lower bound of ε, whatever the
-mechanism. With the noise that is claimed it must stay below the claim, with half of it exceed the claim.
+*Audit*: an auditor owns canaries, each a client with a direction of its own: a vector, no training. 10,000 of them take
+part in the run, 200,000 do not; those that do are in a round by a coin of rate q. The auditor sees every released sum,
+and guesses of a canary that it took part where the likelihood ratio over all rounds is beyond a threshold that was
+fixed beforehand. At ε and δ, P(guess | took part) ≤ e^ε P(guess | did not) + δ; bounds of both probabilities (Clopper
+and Pearson, together 99.9 %) give a lower bound of ε, whatever the mechanism. With the noise that is claimed it must
+stay below the claim, with half of it exceed the claim.
 
 Writes ``results/dp-audit.json``.
 """
@@ -40,10 +40,11 @@ from fedkeep.methods import Global, PrivateMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, Ledger, Release, Terms
 from fedkeep.privacy.accounting import Accountant
 
-DIRECTIONS, RATE, ROUNDS, CLAIM, DELTA = 120_000, 0.25, 4, 3.0, 1e-6
+TOOK_PART, DID_NOT, RATE, ROUNDS, CLAIM, DELTA = 10_000, 200_000, 0.25, 4, 3.0, 1e-6
+DIRECTIONS = TOOK_PART + DID_NOT
 CLIP = 0.5
 THRESHOLD = 1.2 * CLAIM
-"""Of the absolute log likelihood ratio, fixed before any trial."""
+"""Of the log likelihood ratio, fixed before any trial."""
 
 
 def accounting() -> dict[str, Any]:
@@ -125,14 +126,14 @@ def noise() -> dict[str, Any]:
 def trial(seed: int, claimed: float, used: float) -> dict[str, float]:
     """Return the lower bound that an auditor finds where the noise multiplier is ``used``, and what it is made of."""
     torch.set_num_threads(1)
-    rng = np.random.default_rng(seed)
-    took_part = rng.random(DIRECTIONS) < 0.5
+    took_part = np.zeros(DIRECTIONS, bool)
+    took_part[np.random.default_rng(seed).choice(DIRECTIONS, TOOK_PART, replace=False)] = True
     start = {"canaries": torch.zeros(DIRECTIONS, 1, dtype=torch.float64)}
-    expected = RATE * DIRECTIONS / 2
+    expected = RATE * TOOK_PART
     rule = PrivateMean(
         mean=WeightedMean(by="uniform"), privacy=DifferentialPrivacy(noise=used, clip=CLIP), cohort=expected
     )
-    sampler = Sampler(np.flatnonzero(took_part), round(RATE * int(took_part.sum())), "poisson", seed)
+    sampler = Sampler(np.flatnonzero(took_part), round(expected), "poisson", seed)
     far = {"canaries": torch.full((1, 1), 5 * CLIP, dtype=torch.float64)}
     nowhere = {"canaries": torch.zeros(1, 1, dtype=torch.float64)}
     upload = Split().upload(nowhere, far, 1.0, {"canaries": torch.zeros(1, dtype=torch.int64)})
@@ -147,21 +148,21 @@ def trial(seed: int, claimed: float, used: float) -> dict[str, float]:
         alone.append(float(seen[~took_part].std()))
         # what the auditor takes for the noise: half of what is claimed, the fault that it looks for
         evidence += np.log1p(RATE * np.expm1((2 * seen - 1) / (2 * (claimed / 2) ** 2)))
-    guessed = np.abs(evidence) > THRESHOLD
-    right = int(((evidence > 0) == took_part)[guessed].sum())
+    guessed = evidence > THRESHOLD
+    right, wrong = int(guessed[took_part].sum()), int(guessed[~took_part].sum())
     return {
-        "bound": lower_bound(right, int(guessed.sum())), "guesses": int(guessed.sum()), "right": right,
+        "bound": lower_bound(right, wrong), "right": right, "wrong": wrong,
         "deviation_over_used": float(np.mean(alone)) / used,
     }  # fmt: skip
 
 
-def lower_bound(right: int, guesses: int) -> float:
-    """Return the lower bound of ε: 0.09 % of doubt on the share of right guesses, 0.01 % on the number of guesses."""
+def lower_bound(right: int, wrong: int) -> float:
+    """Return the lower bound of ε, with 0.05 % of doubt on each of the two probabilities."""
     if not right:
         return 0.0
-    share = stats.beta.ppf(9e-4, right, guesses - right + 1)
-    number = stats.beta.ppf(1e-4, guesses, DIRECTIONS - guesses + 1)
-    return math.log(max((share - DELTA / number) / (1 - share), 1.0))
+    least = stats.beta.ppf(5e-4, right, TOOK_PART - right + 1)
+    most = stats.beta.ppf(1 - 5e-4, wrong + 1, DID_NOT - wrong)
+    return math.log(max((least - DELTA) / most, 1.0))
 
 
 def main() -> None:
@@ -177,7 +178,7 @@ def main() -> None:
         whole, halved = ([run.result() for run in some] for some in (runs, weak))
     below, above = sum(t["bound"] < CLAIM for t in whole), sum(t["bound"] > CLAIM for t in halved)
     audit = {
-        "directions": DIRECTIONS, "rate": RATE, "rounds": ROUNDS, "claimed_epsilon": CLAIM, "delta": DELTA,
+        "took_part": TOOK_PART, "did_not": DID_NOT, "rate": RATE, "rounds": ROUNDS, "claimed_epsilon": CLAIM, "delta": DELTA,
         "noise_multiplier": claimed, "epsilon_of_half_the_noise": package(RATE, claimed / 2, ROUNDS, DELTA, "pld"),
         "confidence": 0.999, "below_the_claim": below, "above_it_with_half_the_noise": above, "trials": trials,
         "whole": whole, "halved": halved,
