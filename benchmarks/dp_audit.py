@@ -178,7 +178,8 @@ def main() -> None:
         whole, halved = ([run.result() for run in some] for some in (runs, weak))
     below, above = sum(t["bound"] < CLAIM for t in whole), sum(t["bound"] > CLAIM for t in halved)
     audit = {
-        "took_part": TOOK_PART, "did_not": DID_NOT, "rate": RATE, "rounds": ROUNDS, "claimed_epsilon": CLAIM, "delta": DELTA,
+        "took_part": TOOK_PART, "did_not": DID_NOT, "rate": RATE, "rounds": ROUNDS, "claimed_epsilon": CLAIM,
+        "delta": DELTA,
         "noise_multiplier": claimed, "epsilon_of_half_the_noise": package(RATE, claimed / 2, ROUNDS, DELTA, "pld"),
         "confidence": 0.999, "below_the_claim": below, "above_it_with_half_the_noise": above, "trials": trials,
         "whole": whole, "halved": halved,
