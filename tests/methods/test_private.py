@@ -131,7 +131,10 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
         even, DifferentialPrivacy(noise=1.0, clip=0.1, adaptive=Adaptive(noise=3.0)), 6
     )
     third = Rounds(job(noisy_method.made_for(build()).double(), noisy_method, classes()))
+    before = dict(third.server.params), dict(third.server.state)
     assert third([]).clients == 0  # nobody came: noise alone
+    alone = {**third.server.params, **third.server.state}
+    assert all(not torch.equal(alone[n], v) for part in before for n, v in part.items() if n in plain)
     third(range(6))
     assert third.server.round == 2
     after = {**third.server.params, **third.server.state}
