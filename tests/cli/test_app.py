@@ -24,6 +24,7 @@ COMMANDS = [
     "evaluate",
     "personalize",
     "worth",
+    "budget",
     "report",
     "reproduce",
     "list",

@@ -87,7 +87,7 @@ def test_a_cohort_among_a_billion_clients_costs_no_more() -> None:
             (np.zeros(0, np.int64), 1, "shuffled", 0),
             "There is no client with training examples to draw a cohort from.",
         ),
-        ((5, 1, "random", 0), "sampling must be 'shuffled' or 'independent'; got 'random'."),
+        ((5, 1, "random", 0), "sampling must be 'shuffled', 'independent' or 'poisson'; got 'random'."),
     ],
 )
 def test_the_sampler_refuses(arguments: Any, message: str) -> None:

@@ -38,6 +38,7 @@ from fedkeep.experiments.examples import examples_of, roster_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method
+from fedkeep.privacy import Ledger
 
 SHARED, ADAPTED = "test/shared", "test/adapted"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
@@ -101,6 +102,7 @@ class Drive:
         finished: told the finished part of a round in (0, 1].
         pending: what the server had when an evaluation became due that the device makes with the next round's training
             (``Defers``); None: none is due.
+        ledger: charged before each round; None: there is no differential privacy.
     """
 
     plan: Plan
@@ -114,6 +116,7 @@ class Drive:
     train: Callable[..., tuple[Global, RoundReport]] = run_round
     finished: Callable[[float], None] = lambda part: None
     pending: Global | None = None
+    ledger: Ledger | None = None
 
     def go(self) -> None:
         """Run the rounds that are left."""
@@ -149,6 +152,8 @@ class Drive:
     def _round(self) -> RoundReport:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
+        if self.ledger is not None:
+            self.ledger.charge(server.round, plan.rounds - server.round)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
         self.server, report = self.train(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
@@ -167,6 +172,7 @@ class Drive:
         ]
         state = checkpoint(self.server) | self.state()
         extra = {"best": self.best} | ({"pending": round} if self.pending is not None else {})
+        extra |= {} if self.ledger is None else {"ledger": self.ledger.mark}
         self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
 
     def _measured(self, report: RoundReport) -> list[Record]:

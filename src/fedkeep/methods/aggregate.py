@@ -129,11 +129,15 @@ class RunningMean:
         Raises:
             UploadError: there was no upload, or the weights' sum is not positive.
         """
+        return self.sums().mean()
+
+    def sums(self) -> Sums:
+        """Return the sums over all uploads; nothing is added afterwards."""
         for number in sorted(self._blocks):
             block = self._blocks.pop(number)
             block.close()
             self._total = self._total.merge(block.sums)
-        return self._total.mean()
+        return self._total
 
 
 class MeansByGroup(RunningMean):
@@ -216,7 +220,7 @@ class Sums:
                 if name not in self._sums:
                     self._sums[name] = delta.clone()
             elif rows is None:
-                self._whole(name, start).add_(delta, alpha=upload.weight)
+                self.whole(name).add_(delta, alpha=upload.weight)
                 if name in self._held:
                     self._held[name] += upload.weight
             else:
@@ -237,7 +241,7 @@ class Sums:
                 self._hold(name, start)
                 self._held[name] += other.weight if held is None else held
             if name in other._sums:
-                self._whole(name, start).add_(other._sums[name])
+                self.whole(name).add_(other._sums[name])
             if name in other._rows:
                 few = other._rows[name]
                 self._sum_rows(name, start, few.rows(), few.values(), 1.0)
@@ -249,8 +253,10 @@ class Sums:
         if name not in self._held:
             self._held[name] = torch.full((len(start),), self.weight, dtype=exact(start), device=start.device)
 
-    def _whole(self, name: str, start: Tensor) -> Tensor:
+    def whole(self, name: str) -> Tensor:
+        """Return the sum of a floating-point tensor, all rows of a table; zeros where nobody sent it."""
         if name not in self._sums:
+            start = self.start[name]
             self._sums[name] = torch.zeros_like(start, dtype=exact(start))
             if name in self._rows:
                 few = self._rows.pop(name)
