@@ -20,7 +20,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
-from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
 from fedkeep.engines.tables.reads import resolved
@@ -195,6 +195,7 @@ class _Simulation:
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
+            self._decide(drive.device, directory, resume)
             drive.go()
             name, reason = in_use(self.engine, self.reason)
             if directory is not None:
@@ -210,6 +211,16 @@ class _Simulation:
             self.engine.close()
             if directory is not None:
                 directory.close()
+
+    def _decide(self, device: Device, directory: RunDirectory | None, resume: bool) -> None:
+        """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names."""
+        if not isinstance(self.engine, Auto) or not isinstance(device, LocalDevice):
+            return
+        info = directory.read_info() if directory is not None else {}
+        self.engine.decide(device.job, str(info["engine"]) if resume else "")
+        if directory is not None and not resume:
+            name, reason = in_use(self.engine, self.reason)
+            directory.write_info({**info, "engine": name, "engine_reason": reason})
 
     def _drive(
         self, store: PrivateStore, server: Global, history: list[Record], best: dict[str, Any],
