@@ -16,7 +16,7 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
@@ -132,7 +132,7 @@ class _Simulation:
         self.seed, self.device, self.name = seed, device, name or method.name
         self.config, self.config_text, self.given_store = config, config_text, private
         self.net = Net(self.module)
-        self.initial = self.net.initial()
+        self.initial = {n: v.detach() for n, v in tensors_of(self.module).items()}  # never changed
         self.default = Default(first_kept(method, self.net), method.client.keep.value, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
