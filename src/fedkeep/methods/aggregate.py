@@ -382,7 +382,7 @@ def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Return views of tensors of one shape, ``PIECE`` numbers each: what is made of them in passing stays small."""
     if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
         return [tensors]
-    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))
+    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
 
 
 def _divided(total: Tensor, share: Tensor | float, kind: torch.dtype) -> Tensor:
