@@ -146,8 +146,8 @@ def test_a_faulty_upload_is_refused_while_the_round_goes_on(
     method = methods.furl("user", local=Phase(optimizer=sgd(0.1)))
     make = Split.upload
 
-    def broken(self: Split, received: Params, trained: Params, weight: float, rows: Params) -> Upload:
-        upload = make(self, received, trained, weight, rows)
+    def broken(self: Split, received: Params, trained: Params, weight: float, *more: Any) -> Upload:
+        upload = make(self, received, trained, weight, *more)
         if weight == 5:
             upload.deltas.update({"user" if fault == "name" else "linear.bias": torch.full((3,), torch.nan)})
         return upload

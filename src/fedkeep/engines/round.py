@@ -222,13 +222,17 @@ def run_round(
     trained = time.perf_counter()
     faults.check_enough(server.round, received.clients, len(cohort), received.faults)
     total = sum(received.weights.values())
+    held_bytes = reduction.held_bytes
     if total > 0 or method.server.reduce.counts_empty:
-        server = updated(method, server, reduction.value())
+        reduced = reduction.value()
+        del reduction  # its sums are large: they go before the server has its next parameters beside the old
+        server = updated(method, server, reduced)
+        del reduced
         server = server.but(links=chain.update(server.links, received.reports, len(received.weights)))
     combined = time.perf_counter()
     device.accept(received.shares)
     return server.but(round=server.round + 1), report_of(
-        received, nbytes(sent.flat), began, seconds + combined - trained, reduction.held_bytes
+        received, nbytes(sent.flat), began, seconds + combined - trained, held_bytes
     )
 
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
-from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
@@ -141,7 +141,7 @@ class _Simulation:
         self.seed, self.device, self.name = seed, device, name or method.name
         self.config, self.config_text, self.given_store = config, config_text, private
         self.net = Net(self.module)
-        self.initial = self.net.initial()
+        self.initial = {n: v.detach() for n, v in tensors_of(self.module).items()}  # never changed
         self.default = Default(first_kept(method, self.net), method.client.keep.value, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
@@ -211,6 +211,7 @@ class _Simulation:
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
             drive.ledger = self._ledger(directory)
+            self._decide(drive.device, directory, resume)
             drive.go()
             name, reason = in_use(self.engine, self.reason)
             if directory is not None:
@@ -226,6 +227,16 @@ class _Simulation:
             self.engine.close()
             if directory is not None:
                 directory.close()
+
+    def _decide(self, device: Device, directory: RunDirectory | None, resume: bool) -> None:
+        """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names."""
+        if not isinstance(self.engine, Auto) or not isinstance(device, LocalDevice):
+            return
+        info = directory.read_info() if directory is not None else {}
+        self.engine.decide(device.job, str(info["engine"]) if resume else "")
+        if directory is not None and not resume:
+            name, reason = in_use(self.engine, self.reason)
+            directory.write_info({**info, "engine": name, "engine_reason": reason})
 
     def _drive(
         self, store: PrivateStore, server: Global, history: list[Record], best: dict[str, Any],

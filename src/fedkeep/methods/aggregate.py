@@ -15,6 +15,9 @@ from fedkeep.split import Upload
 BLOCK = 16
 """Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
 
+PIECE = 1 << 18
+"""Numbers of a large tensor that are summed or divided at a time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
@@ -220,7 +223,8 @@ class Sums:
                 if name not in self._sums:
                     self._sums[name] = delta.clone()
             elif rows is None:
-                self.whole(name).add_(delta, alpha=upload.weight)
+                for total, change in pieces(self.whole(name), delta):
+                    total.add_(change, alpha=upload.weight)
                 if name in self._held:
                     self._held[name] += upload.weight
             else:
@@ -289,7 +293,7 @@ class Sums:
         for name, start in self.start.items():
             total = self._rows[name].values() if name in rows else self._sums[name]
             if total.is_floating_point():
-                total = (total / self._share(name, total, rows.get(name))).to(start.dtype)
+                total = _divided(total, self._share(name, total, rows.get(name)), start.dtype)
             means[name] = total
         return Reduced(
             changes={n: v for n, v in means.items() if not n.startswith(SERVER)}, state=under(SERVER, means),
@@ -378,6 +382,22 @@ class RowSums:
 def spread(values: Tensor, rows: Tensor, table: Tensor) -> Tensor:
     """Return a table of zeros, but for some rows."""
     return torch.zeros_like(table).index_copy_(0, rows, values)
+
+
+def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return views of tensors of one shape, ``PIECE`` numbers each: what is made of them in passing stays small."""
+    if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
+        return [tensors]
+    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
+
+
+def _divided(total: Tensor, share: Tensor | float, kind: torch.dtype) -> Tensor:
+    if isinstance(share, Tensor):
+        return (total / share).to(kind)
+    found = torch.empty_like(total, dtype=kind)
+    for one, some in pieces(found, total):
+        one.copy_(some / share)
+    return found
 
 
 def exact(value: Tensor) -> torch.dtype:
