@@ -60,29 +60,37 @@ kteps_variants = Reproduction(
     run=variants.variants,
 )
 moe_table2 = Reproduction(
-    about="mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0", run=mixture.table2
+    about="mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0",
+    run=mixture.table2,
+    in_pieces=True,
 )
 moe_variants = Reproduction(
     about="mixture of experts: variants of the mixture on Table 2's scenes, paired differences",
     run=mixture.variants,
+    in_pieces=True,
 )
 moe_methods = Reproduction(
     about="mixture of experts' scenes, p = 0.8 to 1.0: all personalised methods beside the paper's four",
     run=methods.table,
+    in_pieces=True,
 )
 moe_figure2 = Reproduction(
     about="mixture of experts, Figure 2: CIFAR-100, 50 clients, accuracy against p, two client fractions",
     run=mixture.figure2,
+    in_pieces=True,
 )
 moe_figure3 = Reproduction(
     about="mixture of experts, Figure 3: CIFAR-10, accuracy against p, opt-out factors 0, 0.5, 0.9",
     run=mixture.figure3,
+    in_pieces=True,
 )
 moe_figure4 = Reproduction(
     about="mixture of experts, Figure 4: Fashion-MNIST, accuracy against p, opt-out factors 0, 0.9",
     run=mixture.figure4,
+    in_pieces=True,
 )
 moe_figure5 = Reproduction(
     about="mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
     run=mixture.figure5,
+    in_pieces=True,
 )

@@ -4,8 +4,9 @@ Source: Yao, Huang and Sun, Towards Faster and Better Federated Learning: A Feat
 published code (thu-media/FedFusion).
 One round: (1) a cohort downloads the extractor E, the fusion F and the classifier C; (2) each client keeps the received
 extractor, E_g, frozen, and trains its own, E_l, with F and C on the loss of C(F(E_l(x), E_g(x))); E_l starts as E_g, or
-with ``persistent_local`` where the client left it in its last round, unless ``reset_local`` starts that as E_g too; (3) it uploads the change of F and C, and of E:
-E_l − E_g; (4) the server averages, but moves F's γ by a tenth: γ ← 0.1 γ_mean + 0.9 γ.
+with ``persistent_local`` where the client left it in its last round, unless ``reset_local`` starts that as E_g too;
+(3) it uploads the change of F and C, and of E: E_l − E_g; (4) the server averages, but moves F's γ by a tenth:
+γ ← 0.1 γ_mean + 0.9 γ.
 """
 
 from __future__ import annotations

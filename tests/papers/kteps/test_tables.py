@@ -15,6 +15,7 @@ import pytest
 from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep.report.results import read_results
+from fedkeep.version import NUMERICS
 from fedkeep_papers.kteps import book, cells, published
 from fedkeep_papers.kteps.cells import Numbers, Task
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
@@ -22,12 +23,14 @@ from fedkeep_papers.kteps.figures import _shares
 from tests.papers.kteps.conftest import READY
 from tests.papers.kteps.runs import read_numbers, request, rows
 
+RUNS = f"numerics-{NUMERICS}"
+
 
 def test_table3_and_what_it_shares(finished: Path, data: Path, tmp_path: Path, computed: list[str]) -> None:
     names = {path.name.rsplit("-", 1)[0] for path in (finished / "kteps").iterdir()}
     assert names == {f"fdu-{m.removeprefix('kteps/')}-full-{seed}" for m in READY for seed in (0, 1)}
-    assert not (finished / "runs" / "kteps-full-running").exists() or not list(
-        (finished / "runs" / "kteps-full-running").iterdir()
+    assert not (finished / "runs" / RUNS / "kteps-full-running").exists() or not list(
+        (finished / "runs" / RUNS / "kteps-full-running").iterdir()
     )
     found = rows(finished, "kteps-table3")
     assert {m for m, _ in found} == set(published.AP_METHODS)
@@ -131,7 +134,7 @@ def test_a_cell_that_was_killed_goes_on_with_its_run(
         patch.setattr(cells, "personalization_curve", killed)
         with pytest.raises(KeyboardInterrupt):
             reproduce("kteps-table2", request(data, tmp_path))
-    (run,) = (tmp_path / "runs" / "kteps-full-running").iterdir()
+    (run,) = (tmp_path / "runs" / RUNS / "kteps-full-running").iterdir()
     assert (run / "run.json").exists()
     monkeypatch.setattr("fedkeep.experiments.drive.run_round", killed)  # nothing is trained any more
     reproduce("kteps-table2", request(data, tmp_path))
@@ -186,7 +189,7 @@ def test_figure5_and_table7_share_runs(
     )  # no such word
     text = path.read_text(encoding="utf-8")
     assert "Nearest words by cosine, components 2 to 150, client " in text
-    numbers = read_numbers(next((tmp_path / "runs" / "kteps-quick").glob("fdu-kteps-star-quick-0-*")))
+    numbers = read_numbers(next((tmp_path / "runs" / RUNS / "kteps-quick").glob("fdu-kteps-star-quick-0-*")))
     assert len(numbers.neighbours["nearest"]["man"]["client"]["cosine"]) == 10
     assert set(numbers.neighbours["common"]["man"]["aggregate"]["inner"]) == {"10", "50", "100", "500"}
 

@@ -27,7 +27,7 @@ from fedkeep_papers.furl.scenes import (
     specs_of,
 )
 from fedkeep_papers.kit import plots
-from fedkeep_papers.kit.cells import Slot
+from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, runs_of
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
 FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
@@ -63,8 +63,9 @@ class _Sheet:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.result = result_name("furl-table3", request.scale)
-        self.runs = request.out / "runs" / f"furl-table3-{request.scale}"
-        self.kept = request.out / "runs" / "furl-quick" if request.scale == "quick" else request.out / "furl"
+        runs = runs_of(request.out)
+        self.runs = runs / f"furl-table3-{request.scale}"
+        self.kept = runs / "furl-quick" if request.scale == "quick" else request.out / "furl"
         self.folder = request.out / self.result
         self.specs = {scene.name: specs_of(scene, request, self.runs) for scene in SCENES}
         first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
@@ -88,8 +89,8 @@ class _Sheet:
 
     def missing(self, scene: Scene) -> list[JobSpec]:
         """Return the wanted runs whose outcomes (or figure) are not there."""
-        known = self.outcomes(scene)
-        missing = [spec for key, spec in self.specs[scene.name].items() if key not in known]
+        own = self.specs[scene.name]
+        missing = [spec for key, spec in own.items() if self.slot(scene, key).read() is None]
         held = self.held_out(scene)
         if held is not None and (
             held.folder.exists() or not _figure(self.folder, scene, "cold-start").exists()
@@ -105,9 +106,11 @@ class _Sheet:
                 jobs.keep(spec, slot, self.sources[scene.name])
                 self.write()
 
+    def found(self, scene: Scene) -> dict[tuple[str, int], Finished[Kept] | None]:
+        return {key: self.slot(scene, key).find() for key in self.specs[scene.name]}
+
     def outcomes(self, scene: Scene) -> dict[tuple[str, int], Outcome]:
-        found = {key: self.slot(scene, key).read() for key in self.specs[scene.name]}
-        return {key: kept.outcome for key, kept in found.items() if kept is not None}
+        return {key: kept.result.outcome for key, kept in self.found(scene).items() if kept is not None}
 
     def draw(self, scene: Scene) -> None:
         _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder)
@@ -140,9 +143,17 @@ class _Sheet:
             figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
         _, markdown = write_results(
             self.request.out, self.result, rows, title="FURL, Table 3 and Figures 2-5",
-            preamble=_preamble(self.request.scale, faults), figures=figures,
+            preamble="\n\n".join([_preamble(self.request.scale, faults), self._stale()]), figures=figures,
         )  # fmt: skip
         return markdown
+
+    def _stale(self) -> str:
+        every = {
+            self.specs[scene.name][key].name: kept
+            for scene in SCENES
+            for key, kept in self.found(scene).items()
+        }
+        return note_on_stale(every)
 
     def _references(self, scene: Scene, data: FederatedData) -> list[Row]:
         """Return rows of what is known without training: the generator's best, or each user's most frequent label."""

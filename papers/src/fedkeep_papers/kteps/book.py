@@ -16,6 +16,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results
+from fedkeep_papers.kit.cells import note_on_stale, runs_of
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.cells import Cell, Numbers, Task, missing
 
@@ -154,8 +155,8 @@ class Book:
             tuple(request.seeds) if request.seeds is not None else (0, 1, 2) if self.scale == "full" else (0,)
         )
         quick = self.scale == "quick"
-        self.folder = request.out / "runs" / "kteps-quick" if quick else request.out / "kteps"
-        self.scratch = request.out / "runs" / f"kteps-{self.scale}-running"
+        self.folder = runs_of(request.out) / "kteps-quick" if quick else request.out / "kteps"
+        self.scratch = runs_of(request.out) / f"kteps-{self.scale}-running"
         self.result = name if self.scale == "full" else f"{name}-{self.scale}"
         self.fdu = SCENES[0]
         self.scenes = [s for s in SCENES if s is self.fdu or (self.data / s.folder).is_dir()]
@@ -211,9 +212,9 @@ class Book:
         """Return what the finished ones of some cells left, by seed; those that broke down are left out."""
         found = {}
         for seed, cell in cells.items():
-            numbers = self.task(cell).slot.read()
-            if numbers is not None and not numbers.fault:
-                found[seed] = numbers
+            finished = self.task(cell).slot.find()
+            if finished is not None and not finished.result.fault:
+                found[seed] = finished.result
         return found
 
     def make(
@@ -251,9 +252,11 @@ class Book:
                 )
             )  # fmt: skip
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
-        known = {task.cell.name: numbers.fault for task in tasks if (numbers := task.slot.read()) is not None}
-        faults = [f"- {name}: {fault}" for name, fault in known.items() if fault]
-        preamble = f"{about.strip()}\n\n{self._what_was_run()}\n{further}"
+        known = {task.cell.name: task.slot.find() for task in tasks}
+        faults = [
+            f"- {name}: {f.result.fault}" for name, f in known.items() if f is not None and f.result.fault
+        ]
+        preamble = f"{about.strip()}\n\n{self._what_was_run()}\n\n{note_on_stale(known)}\n{further}"
         if faults:
             preamble += "\n\nRuns that broke down:\n\n" + "\n".join(faults) + "\n"
         _, markdown = write_results(

@@ -6,10 +6,15 @@ training stops and are what the paper reports ("paper"), test images are disjoin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.data import ImageSet
+from fedkeep.experiments.build import read_source
 from fedkeep.experiments.config import Config
 
 MODELS = {"cifar10": "cifar_cnn", "cifar100": "cifar_cnn", "fashion_mnist": "fashion_cnn"}
@@ -142,3 +147,11 @@ class Adapting:
     def slug(self) -> str:
         """The settings' part of a file's name; empty for the paper's."""
         return "" if self == Adapting() else f"-a{self.epochs}x{self.every}x{self.patience}"
+
+
+@cache
+def source_of(dataset: str, data: Path | None) -> Mapping[str, str]:
+    """Return the sha256 of a data set's files, by their names."""
+    images = read_source(Federation().config(Scene(dataset)), data)
+    assert isinstance(images, ImageSet)
+    return images.source

@@ -60,12 +60,15 @@ def table2(request: Request) -> Path:
     name = result_name("moe-table2", request.scale)
     figures = []
     for scene in scenes:
-        pairs = [r for r in rows if r.scene == scene_name(scene, "valid") and r.published is not None]
+        here = [r for r in rows if r.scene == scene_name(scene, "valid") and r.published is not None]
+        pairs = [(r.method, r.value, r.published) for r in here if r.value is not None]
+        if not pairs:
+            continue
         path = request.out / name / f"p{scene.p:g}.png"
         plots.comparison_bars(
-            [(r.method, r.value, r.published) for r in pairs], path, metric=METRIC,
+            pairs, path, metric=METRIC,
             title=f"CIFAR-10, p = {scene.p:g}, {PROTOCOLS['valid']}",
-            std={r.method: r.std for r in pairs if r.std is not None},
+            std={r.method: r.std for r in here if r.std is not None},
         )  # fmt: skip
         figures.append(path)
     figures += partitions(own, request.out / name)
@@ -172,7 +175,8 @@ def _sweep(
         path = own.request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
         shown = published if split == "valid" else {}
         setting = "fraction p of majority classes"
-        figures.append(sweep_panels(panels, path, metric=METRIC, setting=setting, published=shown))
+        if any(points for curves in panels.values() for points in curves.values()):
+            figures.append(sweep_panels(panels, path, metric=METRIC, setting=setting, published=shown))
     figures += partitions(own, own.request.out / result)
     title = f"Federated mixture of experts, {name.removeprefix('moe-').replace('figure', 'Figure ')}"
     text = f"{preamble(own)}\n\n{extra}"
@@ -195,6 +199,8 @@ def figure5(request: Request) -> Path:
             if gaps:
                 cell = (f"{scene.train}", f"{scene.p:g}")
                 maps.setdefault(NAMES[scene.dataset], {})[cell] = mean_std(gaps)[0]
+        if not maps:
+            continue
         path = request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
         figures.append(
             difference_maps(
