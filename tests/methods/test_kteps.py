@@ -15,7 +15,7 @@ from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.seeds import generator
 from fedkeep.methods.branches import TwoBranches
-from fedkeep.methods.kteps import BranchLoss, PredictBranches, knowledge_transfer
+from fedkeep.methods.kteps import BranchLoss, PredictBranches, knowledge_transfer, note_on_plateau
 from fedkeep.methods.terms import cross_entropy
 from fedkeep.models import Linear, TextClassifier
 from fedkeep.privacy import GaussianNoise, Projection
@@ -85,6 +85,8 @@ def test_the_whole_loss_by_hand() -> None:
     taught = -(teacher * math.log(0.9) + (1 - teacher) * math.log(0.1))
     value = float(BranchLoss(branches, diversity=0.5, transfer=0.1)(net, params, batch, {}))
     assert value == pytest.approx(both + 0.1 * taught, abs=1e-14)  # one example has no HSIC
+    value = float(BranchLoss(branches, diversity=0.5, transfer=0.1, share=0.5)(net, params, batch, {}))
+    assert value == pytest.approx(both / 2 + 0.1 * taught, abs=1e-14)
     two = {n: torch.cat([v, torch.zeros_like(v)]) for n, v in batch.items()}
     value = float(BranchLoss(branches, diversity=0.5, transfer=0.0)(net, params, two, {}))
     diversity = (3 - math.exp(-2) - math.exp(-1) - math.exp(-0.5)) ** 2  # as in test_dependence
@@ -178,7 +180,7 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
             {"architecture": "D"},
             "architecture must be one of ['A', 'B', 'C'] or the names of the model's parts; got 'D'.",
         ),
-        ({"kernel": "double"}, "kernel must be 'mixture' or 'single'; got 'double'."),
+        ({"kernel": "double"}, "kernel must be 'mixture', 'single' or 'median'; got 'double'."),
         ({"predict": "ps"}, "predict must be 's', 'p' or 'sp'; got 'ps'."),
         ({"diversity": -1}, "diversity and transfer must be at least 0; got -1.0 and 0.01."),
         ({"transfer": math.nan}, "diversity and transfer must be at least 0; got 0.01 and nan."),
@@ -240,6 +242,9 @@ def test_options_change_what_they_name() -> None:
     base = trained(methods.kteps(0.5, 0.5, noise=0, local=LOCAL)).server["encoder.weight"]
     for options in (
         {"kernel": "single"},
+        {"kernel": "median"},
+        {"normalised": True},
+        {"share": 0.5},
         {"temperature": 1},
         {"student_temperature": 4},
         {"projections": False},
@@ -372,6 +377,52 @@ def test_the_shared_part_predicts_with_the_shared_branch() -> None:
     assert run.method.predict_shared == PredictBranches(branches, "s")
     run.method = run.method.but(predict=PredictBranches(branches, "s"))
     assert run.evaluate() == shared != own
+
+
+def test_clients_side_by_side_have_the_same_medians() -> None:
+    method = methods.kteps(0.5, noise=0, kernel="median", normalised=True, local=LOCAL)
+    close(trained(method, engine="vectorised").server, trained(method).server, atol=1e-12)
+
+
+def test_halved_losses_are_halved_rates_with_doubled_weights() -> None:
+    """β L + λ R at rate η is L + (λ / β) R at rate β η, up to rounding."""
+    half = methods.kteps(0.5, 0.25, share=0.5, noise=0, local=LOCAL)
+    slow = methods.kteps(1.0, 0.5, noise=0, local=LOCAL.but(optimizer=sgd(0.1, momentum=0.9)))
+    close(trained(half).server, trained(slow).server, atol=1e-12)
+
+
+def test_a_run_on_the_plateau_is_told() -> None:
+    """Two branches of two classes that know nothing: 2 ln 2 = 1.386; 95 % of it is 1.317."""
+    loss = methods.kteps().client.phases[0].loss
+    told = note_on_plateau(loss, 2, [0.5, *[1.36] * 9, 1.375])
+    assert told == (
+        "The training loss of the last 10 rounds was 1.36 to 1.38, about that of two branches that know nothing, 1.39. "
+        "Train for longer, set diversity = 0 to see whether HSIC holds it there, or take kernel = 'median', whose "
+        "gradient does not shrink features."
+    )
+    assert not note_on_plateau(loss, 2, [*[1.36] * 10, 1.31])
+    assert not note_on_plateau(loss, 2, [1.36] * 9)
+    assert not note_on_plateau(loss, 2, [*[1.36] * 10, math.nan])
+    assert not note_on_plateau(loss, None, [1.36] * 10)
+    assert not note_on_plateau(methods.kteps(share=0.5).client.phases[0].loss, 2, [0.65] * 10)  # of 0.693
+    assert note_on_plateau(methods.kteps(share=0.5).client.phases[0].loss, 2, [0.68] * 10)
+    assert not note_on_plateau(cross_entropy(), 2, [1.36] * 10)
+
+
+def test_a_simulation_warns_of_the_plateau() -> None:
+    class Ignorant(Parts):
+        """Its classifier knows nothing: logits are 0."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            nn.init.zeros_(self.classifier.weight)
+            nn.init.zeros_(self.classifier.bias)
+
+    method = methods.kteps(noise=0, local=LOCAL.but(optimizer=sgd(1e-9)))
+    with pytest.warns(
+        UserWarning, match=r"^The training loss of the last 10 rounds was .* know nothing, 2\.2\."
+    ):
+        trained(method, Ignorant(), rounds=10)
 
 
 def test_the_losss_terms_are_those_that_are_asked_for() -> None:

@@ -28,6 +28,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
 from fedkeep.methods.augment import Augmented
+from fedkeep.privacy import GaussianNoise
 
 T = TypeVar("T")
 
@@ -333,6 +334,8 @@ def build_method(config: MethodConfig) -> Method:
         known = None if server is None else server.default
         options["server"] = (known or make(**options).server).but(**said)
     method = make(**options)
+    if config.upload_noise:
+        method = method.but(upload=(*method.upload, GaussianNoise(config.upload_noise)))
     if config.adapt is None:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)

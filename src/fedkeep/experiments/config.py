@@ -140,13 +140,17 @@ class AdaptConfig(_Strict):
 
 
 class MethodConfig(_Open):
-    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables."""
+    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
+
+    ``upload_noise`` is the deviation of Gaussian noise that is added to every upload, whatever the method.
+    """
 
     kind: str
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     server_optimizer: ServerOptimizerConfig | None = None
     adapt: AdaptConfig | None = None
+    upload_noise: Rate = 0.0
 
 
 class RunConfig(_Strict):

@@ -139,7 +139,7 @@ class Slot(Generic[R]):
 
 
 def runs_of(results: Path) -> Path:
-    """Return the folder of the runs beside results; code of other numerics has another, and none goes on with its runs."""
+    """Return the folder of the runs beside results; code of other numerics goes on with none of them."""
     return results / "runs" / f"numerics-{NUMERICS}"
 
 
