@@ -32,6 +32,7 @@ class Request:
         progress: True or False to force or forbid progress; None: on a terminal.
         only: patterns (as of file names: ``*``, ``?``, ``[]``) of runs; those that match none are left for another
             call. Empty: all runs.
+        finished: run nothing, and write the results from the runs that are finished.
     """
 
     data: Path | None
@@ -41,9 +42,12 @@ class Request:
     workers: int = 1
     progress: bool | None = None
     only: Sequence[str] = ()
+    finished: bool = False
 
     def wants(self, run: str) -> bool:
-        """Tell whether a run of this name is to be computed."""
+        """Tell whether a run of this name is to be computed, unless it is finished."""
+        if self.finished:
+            return False
         return not self.only or any(fnmatchcase(run, pattern) for pattern in self.only)
 
     def check(self, runs: Sequence[str]) -> None:

@@ -71,6 +71,9 @@ class _Sheet:
         first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
         data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
         self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
+        self.read = [
+            f"{name}: {len(found):,} users, {_rows(found):,} examples" for name, found in data.items()
+        ]
         self.references = [row for scene in SCENES for row in self._references(scene, data[scene.name])]
 
     def slot(self, scene: Scene, key: tuple[str, int]) -> Slot[Kept]:
@@ -143,7 +146,7 @@ class _Sheet:
             figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
         _, markdown = write_results(
             self.request.out, self.result, rows, title="FURL, Table 3 and Figures 2-5",
-            preamble="\n\n".join([_preamble(self.request.scale, faults), self._stale()]), figures=figures,
+            preamble="\n\n".join([_preamble(self.request.scale, faults, self.read), self._stale()]), figures=figures,
         )  # fmt: skip
         return markdown
 
@@ -174,6 +177,10 @@ class _Sheet:
             over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale, commit=now)
             for name, values in known.items()
         ]
+
+
+def _rows(data: FederatedData) -> int:
+    return sum(len(data.rows(client)) for client in range(len(data)))
 
 
 def _figure(folder: Path, scene: Scene, kind: str) -> Path:
@@ -238,15 +245,15 @@ def _draw_cold_start(held: JobSpec, path: Path) -> None:
     plots.cold_start(analysis, path)
 
 
-def _preamble(scale: str, faults: Sequence[str]) -> str:
+def _preamble(scale: str, faults: Sequence[str], read: Sequence[str]) -> str:
     text = """
 Four configurations of one model, each by one configuration file: with and without a user vector, trained
 centrally or federated. Test values are taken at the epoch that is best on the validation examples.
 
 **The data differ from the paper's.** The paper's Sticker is proprietary: a generated, unbalanced binary text task with
-known best possible AUC stands in its place. The paper's Subreddit comes from archive dumps: `zulip_channels`
-(624 users, 163 channels of six chat communities) stands in its place. So the published numbers show what the paper
-found, not a target for the same data; compare differences between rows.
+known best possible AUC stands in its place. The paper's Subreddit comes from archive dumps: `zulip_channels` (messages
+of public chats, by channel) stands in its place. So the published numbers show what the paper found, not a target for
+the same data; compare differences between rows.
 
 "Paper's recipe" is plain FedAvg of SGD clients, 10 users a round, one local epoch. "Best recipe" is ours; the
 configuration files say how it differs; on the BiLSTM and the generated task it also adds a private bias, which the
@@ -262,4 +269,5 @@ The configurations run as they are in the package (`fedkeep list`), 40 epochs (3
 what the scale changes:
 """
     text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SCENES)
+    text += "\n\nWhat was read or generated, with the first seed:\n" + "".join(f"\n- {each}" for each in read)
     return text + ("\n\nRuns that broke down:\n" + "\n".join(faults) + "\n" if faults else "")

@@ -98,6 +98,9 @@ class Entry:
     words: tuple[str, ...] = ()
 
 
+OWN_WORDS = "KTEPS⋆, own words"
+"""Ours: the projection is of the rows of a client's own words, and the others stay as they are."""
+
 METHODS: Mapping[str, Entry] = {
     "Indiv": Entry("kteps/indiv", ag="own", tuned=False, ratios=()),
     "FS": Entry("kteps/fs"),
@@ -110,8 +113,9 @@ METHODS: Mapping[str, Entry] = {
     "FedProx": Entry("kteps/fedprox"),
     "FedMMD": Entry("kteps/fedmmd"),
     "KTEPS": Entry("kteps/kteps", ratios=published.RATIOS, inferences=published.INFERENCES),
-    "KTEPS⋆": Entry(
-        "kteps/kteps-star", ratios=published.RATIOS, inferences=published.INFERENCES, words=WORDS
+    "KTEPS⋆": Entry("kteps/kteps-star", ratios=published.RATIOS, inferences=published.INFERENCES),
+    OWN_WORDS: Entry(
+        "kteps/kteps-star-own-words", ratios=published.RATIOS, inferences=published.INFERENCES, words=WORDS
     ),
 }
 
@@ -295,11 +299,11 @@ def personalized(entry: Entry, what: str = "mean", ratio: float = RATIO, predict
     return lambda n: float(getattr(ap(n.curves[str(ratio)][predict]), what))
 
 
-def components(book: Book, scene: Scene, start: int, end: int) -> dict[int, Cell]:
-    """Return the cells of KTEPS⋆ with components start .. end; all of them is KTEPS, 2 .. 150 the usual one."""
+def components(book: Book, scene: Scene, start: int, end: int, method: str = "KTEPS⋆") -> dict[int, Cell]:
+    """Return the cells of a KTEPS⋆ with components start .. end; all of them is KTEPS, 2 .. 150 the usual one."""
     if (start, end) == (1, 200):
         return book.cells(scene, "KTEPS")
     if (start, end) == (2, 150):
-        return book.cells(scene, "KTEPS⋆")
-    words = WORDS if (start, end) == (1, 150) else ()  # Figure 5 sets it beside the usual one
-    return book.cells(scene, "KTEPS⋆", {"start": start, "end": end}, words)
+        return book.cells(scene, method)
+    words = METHODS[method].words if (start, end) == (1, 150) else ()  # Figure 5 sets it beside the usual one
+    return book.cells(scene, method, {"start": start, "end": end}, words)
