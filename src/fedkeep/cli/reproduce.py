@@ -13,6 +13,7 @@ from fedkeep.cli.settings import DataOption
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments import reproductions
 from fedkeep.experiments.build import data_folder
+from fedkeep.experiments.config import parse_overrides
 
 
 class Scale(StrEnum):
@@ -46,6 +47,15 @@ def reproduce(
             metavar="PATTERN",
             help="Only runs whose names match, e.g. 'subreddit-words-*-1'; the others are left for another call. May "
             "be given several times.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a setting of every run, e.g. data.reader=reviews for other data; not all tables allow it. May "
+            "be repeated.",
         ),
     ] = None,
     finished: Annotated[

@@ -332,6 +332,7 @@ def test_the_best_mixture_is_chosen_on_validation_images(
     }  # fmt: skip
     monkeypatch.setitem(moe_sheet.SIZES, "quick", replace(TINY, variants=(OTHERS[0], OTHERS[1])))
     monkeypatch.setattr(moe_sheet.Sheet, "run", lambda self: None)
+    monkeypatch.setattr(moe_sheet, "source_of", lambda *_: {})
     monkeypatch.setattr(
         moe_sheet.Sheet,
         "values",

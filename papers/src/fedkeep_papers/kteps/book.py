@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ class Scene:
         folder: its place in the folder of data; a scene whose folder is missing is left out.
         overrides: what it changes in the configurations, which are FDU's.
         scales: what a scale changes further.
+        changes: what a request changes, last of all.
     """
 
     name: str
     folder: str
     overrides: tuple[tuple[str, str], ...] = ()
     scales: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    changes: tuple[tuple[str, str], ...] = ()
 
 
 SCENES = (
@@ -162,8 +164,10 @@ class Book:
         self.folder = runs_of(request.out) / "kteps-quick" if quick else request.out / "kteps"
         self.scratch = runs_of(request.out) / f"kteps-{self.scale}-running"
         self.result = name if self.scale == "full" else f"{name}-{self.scale}"
-        self.fdu = SCENES[0]
-        self.scenes = [s for s in SCENES if s is self.fdu or (self.data / s.folder).is_dir()]
+        every = [_changed(scene, request.changes) for scene in SCENES]
+        self.fdu = every[0]
+        others = [] if "data.reader" in request.changes else every[1:]
+        self.scenes = [self.fdu, *(s for s in others if (self.data / s.folder).is_dir())]
         self._sources: dict[str, dict[str, str]] = {}
 
     def cells(
@@ -188,7 +192,7 @@ class Book:
             seed: Cell(
                 f"{scene.name.lower()}-{slug}{shown}-{self.scale}-{seed}",
                 entry.config,
-                (*scene.overrides, *scene.scales[self.scale], *own, ("seed", str(seed))),
+                (*scene.overrides, *scene.scales[self.scale], *own, *scene.changes, ("seed", str(seed))),
                 (RATIO,) if changes else entry.ratios,
                 () if changes else entry.inferences,
                 words if changes else entry.words,
@@ -274,7 +278,19 @@ class Book:
             f"{name}: {', '.join(f'`{key} = {value}`' for key, value in changes) or 'as in the paper'}"
             for name, changes in cut.items()
         )
-        return f"{CAVEATS}\n\nScale `{self.scale}` ({said})."
+        changes = ", ".join(f"`{key} = {value}`" for key, value in self.request.changes.items())
+        return f"{CAVEATS}\n\nScale `{self.scale}` ({said}).{f' Changed: {changes}.' if changes else ''}"
+
+
+def _changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
+    """Return a scene with a request's changes; other data have a name of their own, and no scale cuts them."""
+    reader = changes.get("data.reader")
+    if reader is None:
+        return replace(scene, changes=tuple(changes.items()))
+    scales = {
+        name: tuple(c for c in cuts if not c[0].startswith("data.")) for name, cuts in scene.scales.items()
+    }
+    return replace(scene, name=reader.strip('"'), scales=scales, changes=tuple(changes.items()))
 
 
 def _toml(value: Any) -> str:

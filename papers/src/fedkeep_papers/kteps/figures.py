@@ -38,12 +38,17 @@ def figure4(request: Request) -> Path:
         if entry.ag == "shared":
             lines.append(
                 Line(
-                    "FDU", method, "accuracy_ag", own, global_accuracy(entry), published.AG["FDU"].get(method)
+                    book.fdu.name,
+                    method,
+                    "accuracy_ag",
+                    own,
+                    global_accuracy(entry),
+                    published.AG.get(book.fdu.name, {}).get(method),
                 )
             )
         for step in ("before", "after") if entry.tuned else ():
             place = 0 if step == "before" else -1
-            lines.append(Line("FDU", f"{method}, {step} fine-tuning", "accuracy_ap", own, _at(place)))
+            lines.append(Line(book.fdu.name, f"{method}, {step} fine-tuning", "accuracy_ap", own, _at(place)))
 
     def draw(folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,13 @@ def figure5(request: Request) -> Path:
         f"components {start} to 150": components(book, book.fdu, start, 150, OWN_WORDS) for start in (1, 2)
     }
     lines = [
-        Line("FDU", f"{word}: client and {place}, {label}", f"common_of_{k}", own, _common(word, place, k))
+        Line(
+            book.fdu.name,
+            f"{word}: client and {place}, {label}",
+            f"common_of_{k}",
+            own,
+            _common(word, place, k),
+        )
         for label, own in settings.items()
         for word in WORDS
         for place in ("server", "aggregate")
@@ -135,8 +146,8 @@ def figure5(request: Request) -> Path:
         'One more round after the last. "client": the table of one client after local training, before it is '
         'compressed; "server": what the server restores of its upload; "aggregate": the table of the next round. '
         "Counted are words common to the k nearest by cosine, in the figure by inner product too, among the client's "
-        'own words, whose rows alone are compressed. The paper shows Yelp 2013 and "man"; here it is the domain with the most words. Its counts are '
-        "lost.",
+        'own words, whose rows alone are compressed. The paper shows Yelp 2013 and "man"; here it is the domain with '
+        "the most words. Its counts are lost.",
         words,
         draw,
     )

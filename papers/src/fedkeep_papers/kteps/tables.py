@@ -36,7 +36,7 @@ def table2(request: Request) -> Path:
         for method in (*published.AG_METHODS, OWN_WORDS):
             cells[scene.name, method] = book.cells(scene, method)
             value = global_accuracy(METHODS[method])
-            known = published.AG[scene.name].get(method)
+            known = published.AG.get(scene.name, {}).get(method)
             lines.append(Line(scene.name, method, "accuracy_ag", cells[scene.name, method], value, known))
 
     def of_client(method: str, numbers: Numbers) -> Mapping[str, float]:
@@ -59,7 +59,7 @@ def table3(request: Request) -> Path:
         for method in AP_ROWS:
             cells[scene.name, method] = own = book.cells(scene, method)
             entry = METHODS[method]
-            known = published.AP[scene.name].get(method)
+            known = published.AP.get(scene.name, {}).get(method)
             lines.append(Line(scene.name, method, "accuracy_ap", own, personalized(entry), known))
         for what in ("last", "max"):
             for method in AP_ROWS:
@@ -125,7 +125,7 @@ def table5(request: Request) -> Path:
     lines = [
         Line(
             scene.name, f"{method}, ratio {ratio:g}", "accuracy_ap", book.cells(scene, method),
-            personalized(METHODS[method], ratio=ratio), published.TUNING_RATES[scene.name].get((method, ratio)),
+            personalized(METHODS[method], ratio=ratio), published.TUNING_RATES.get(scene.name, {}).get((method, ratio)),
         )
         for scene in book.scenes
         for method in STARS
@@ -144,7 +144,7 @@ def table6(request: Request) -> Path:
     lines = [
         Line(
             scene.name, f"{method}, {how}", "accuracy_ap", book.cells(scene, method),
-            personalized(METHODS[method], predict=how), published.INFERENCE[scene.name].get((method, how)),
+            personalized(METHODS[method], predict=how), published.INFERENCE.get(scene.name, {}).get((method, how)),
         )
         for scene in book.scenes
         for method in STARS
