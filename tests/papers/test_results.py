@@ -38,7 +38,9 @@ def named(table: str) -> tuple[str, Scale]:
 
 
 KNOWN = sorted(p.stem for p in RESULTS.glob("*.json") if named(p.stem)[0] in reproductions())
-TABLES = [name for name in KNOWN if not name.endswith("-table1")]  # Tables 1 are of the data, and nothing is run
+TABLES = [
+    name for name in KNOWN if not name.endswith("-table1")
+]  # Tables 1 are of the data, and nothing is run
 
 
 @cache
@@ -104,7 +106,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(table3._Sheet, "_references", lambda *_: [])
         patch.setattr(book.Book, "source", lambda *_: source_of("kteps", "fdu_mtl"))
         for place in (sheet, cells, methods):
-            patch.setattr(place, "source_of", lambda dataset, _: source_of("moe", dataset))
+            patch.setattr(place, "source_of", lambda scene, _: source_of("moe", scene.dataset))
         patch.setattr(tables, "partitions", lambda *_: [])
         for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
             patch.setattr(place, name, drawn)

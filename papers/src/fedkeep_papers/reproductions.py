@@ -3,7 +3,7 @@
 from fedkeep.experiments.reproductions import Reproduction
 from fedkeep_papers.furl import sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
-from fedkeep_papers.kteps import figures, tables, variants
+from fedkeep_papers.kteps import figures, readings, tables, variants
 from fedkeep_papers.kteps import table1 as kteps_data
 from fedkeep_papers.moe import methods
 from fedkeep_papers.moe import tables as mixture
@@ -76,6 +76,12 @@ kteps_figure5 = Reproduction(
     run=figures.figure5,
     changes=KTEPS,
 )
+kteps_readings = Reproduction(
+    about="readings of what KTEPS's text leaves open, KTEPS and FedAvg, on held-out reviews and on test reviews",
+    run=readings.readings,
+    in_pieces=True,
+    changes=KTEPS,
+)
 kteps_variants = Reproduction(
     about="variants of KTEPS that send the same bytes: one is chosen on held-out reviews, then tested",
     run=variants.variants,
@@ -85,34 +91,41 @@ moe_table2 = Reproduction(
     about="mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0",
     run=mixture.table2,
     in_pieces=True,
+    changes=("data",),
 )
 moe_variants = Reproduction(
     about="mixture of experts: variants of the mixture on Table 2's scenes, paired differences",
     run=mixture.variants,
     in_pieces=True,
+    changes=("data",),
 )
 moe_methods = Reproduction(
     about="mixture of experts' scenes, p = 0.8 to 1.0: all personalised methods beside the paper's four",
     run=methods.table,
     in_pieces=True,
+    changes=("data",),
 )
 moe_figure2 = Reproduction(
     about="mixture of experts, Figure 2: CIFAR-100, 50 clients, accuracy against p, two client fractions",
     run=mixture.figure2,
     in_pieces=True,
+    changes=("data",),
 )
 moe_figure3 = Reproduction(
     about="mixture of experts, Figure 3: CIFAR-10, accuracy against p, opt-out factors 0, 0.5, 0.9",
     run=mixture.figure3,
     in_pieces=True,
+    changes=("data",),
 )
 moe_figure4 = Reproduction(
     about="mixture of experts, Figure 4: Fashion-MNIST, accuracy against p, opt-out factors 0, 0.9",
     run=mixture.figure4,
     in_pieces=True,
+    changes=("data",),
 )
 moe_figure5 = Reproduction(
     about="mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
     run=mixture.figure5,
     in_pieces=True,
+    changes=("data",),
 )

@@ -13,7 +13,6 @@ from fedkeep.cli.settings import DataOption
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments import reproductions
 from fedkeep.experiments.build import data_folder
-from fedkeep.experiments.config import parse_overrides
 
 
 class Scale(StrEnum):
@@ -54,8 +53,8 @@ def reproduce(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Replace a setting of every run, e.g. data.reader=reviews for other data; not all tables allow it. May "
-            "be repeated.",
+            help="Replace a setting of every run, e.g. data.reader=reviews for other data; not all tables allow it. "
+            "May be repeated.",
         ),
     ] = None,
     finished: Annotated[

@@ -37,9 +37,7 @@ def test_a_folder_of_reviews_takes_fdus_place(
     (file,) = (tmp_path / "kteps").glob("reviews-kteps-full-0-*")
     numbers = read_numbers(file)
     assert set(numbers.test) == {"north", "south", "west"}
-    assert kteps.value == pytest.approx(
-        np.mean(list(numbers.curves["0.01"]["own"].values())), abs=1e-6
-    )
+    assert kteps.value == pytest.approx(np.mean(list(numbers.curves["0.01"]["own"].values())), abs=1e-6)
     assert set(numbers.source) == {
         f"{s}.{p}.csv" for s in ("north", "south", "west") for p in ("train", "test")
     } | {"word_vectors_200d.npz"}

@@ -140,7 +140,7 @@ def test_a_cell_is_computed_once_and_goes_on_where_it_stopped(
     run_cells(cells, *folders)
     assert len(computed) == 8
     results = [
-        c.slot(tmp_path / "results", v, source_of("fashion_mnist", images)).read()
+        c.slot(tmp_path / "results", v, source_of(SCENE, images)).read()
         for c, variants in cells
         for v in variants
     ]
@@ -236,8 +236,7 @@ def test_cells_side_by_side_are_the_same(images: Path, tmp_path: Path) -> None:
     for cell, variants in cells:
         for variant in variants:
             one, two = (
-                cell.slot(tmp_path / f"results{w}", variant, source_of("fashion_mnist", images)).read()
-                for w in (1, 2)
+                cell.slot(tmp_path / f"results{w}", variant, source_of(SCENE, images)).read() for w in (1, 2)
             )
             assert one is not None
             assert two is not None

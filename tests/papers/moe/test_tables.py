@@ -228,7 +228,7 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         1 : 1 + len(names)
     ] == names
     cell = moe_methods.MethodCell("FedPer", moe.Scene("cifar10", 0.8), 2, 1)
-    source = moe_scene.source_of("cifar10", images)
+    source = moe_scene.source_of(moe_scene.Scene(), images)
     file = json.loads(cell.file(out / "moe").read_text(encoding="utf-8"))
     best = max(file["curve"], key=lambda point: (point[1], -point[0]))
     assert [file["round"], file["valid"], file["test"]] == best

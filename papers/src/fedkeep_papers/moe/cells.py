@@ -72,7 +72,7 @@ class Work:
     def run(self, variants: Iterable[Variant]) -> None:
         """Compute the variants that are not there yet."""
         for variant in variants:
-            slot = self.cell.slot(self.results, variant, source_of(self.cell.scene.dataset, self.data_folder))
+            slot = self.cell.slot(self.results, variant, source_of(self.cell.scene, self.data_folder))
             if slot.read() is None:
                 slot.write(self.compute(variant), name=variant.name)
 
@@ -257,7 +257,7 @@ def run_cells(
     """
 
     def slot_of(cell: Cell, variant: Variant) -> Slot[Result]:
-        return cell.slot(results, variant, source_of(cell.scene.dataset, data))
+        return cell.slot(results, variant, source_of(cell.scene, data))
 
     alone: dict[Path, tuple[Cell, list[Variant]]] = {}
     for cell, variants in cells:

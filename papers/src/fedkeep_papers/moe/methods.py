@@ -43,7 +43,7 @@ from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit.cells import Slot, note_on_stale
 from fedkeep_papers.moe.published import TABLE2
-from fedkeep_papers.moe.scene import Federation, Scene, source_of
+from fedkeep_papers.moe.scene import Federation, Scene, changed, source_of
 from fedkeep_papers.moe.sheet import (
     METRIC,
     PROTOCOLS,
@@ -148,7 +148,7 @@ class MethodCell:
 
     def settings(self) -> dict[str, Any]:
         """Return what the result depends on, as plain data."""
-        return {**asdict(self), "about": METHODS[self.name].about}
+        return {**asdict(self), "scene": self.scene.settings(), "about": METHODS[self.name].about}
 
     def slot(self, folder: Path, source: Mapping[str, str]) -> Slot[Found]:
         """Return where the result is kept, given the sha256 of the images' files."""
@@ -197,7 +197,7 @@ class MethodTask:
             valid, test = ({run.round: found.evaluate(split)[METRIC]} for split in ("valid", "test"))
         best = max(valid, key=lambda number: (valid[number], -number))
         curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
-        self.cell.slot(self.results, source_of(self.cell.scene.dataset, self.data)).write(
+        self.cell.slot(self.results, source_of(self.cell.scene, self.data)).write(
             Found(
                 self.cell.name, valid[best], test[best], best, valid[run.round], test[run.round], curve,
                 commit() or "",
@@ -224,7 +224,7 @@ def _curve(history: Sequence[Record], split: str) -> dict[int, float]:
 
 def table(request: Request) -> Path:
     """All methods on the scenes of Table 2, both protocols."""
-    scenes = [Scene(p=p) for p in TABLE2]
+    scenes = [changed(Scene(p=p), request.changes) for p in TABLE2]
     ways = [Way(v) for v in PAPER]
     own = sheet(request, scenes, ways)
     rounds = ROUNDS[request.scale]
@@ -247,7 +247,7 @@ def table(request: Request) -> Path:
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:
-            published = TABLE2[scene.p] if split == "valid" else {}
+            published = TABLE2[scene.p] if split == "valid" and not request.changes else {}
             rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
             for name in METHODS:
                 found = {seed: slots[name, scene, seed].find() for seed in own.seeds}

@@ -40,7 +40,7 @@ class Cell:
 
     def settings(self, variant: Variant) -> dict[str, Any]:
         """Return all that a variant's result depends on, as plain data."""
-        scene = asdict(self.scene)
+        scene = self.scene.settings()
         if not variant.needs_federation:
             del scene["q"]
         return {

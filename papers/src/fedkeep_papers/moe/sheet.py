@@ -19,7 +19,7 @@ from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of
 from fedkeep_papers.moe.cells import run_cells
 from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import NAMES, Adapting, Federation, Scene, source_of
+from fedkeep_papers.moe.scene import Adapting, Federation, Scene, source_of
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
     AUTHORS,
@@ -139,7 +139,7 @@ class Sheet:
 
     def source(self, scene: Scene) -> Mapping[str, str]:
         """Return the sha256 of the files of a scene's images."""
-        return source_of(scene.dataset, self.request.data)
+        return source_of(scene, self.request.data)
 
     def run(self) -> None:
         """Compute what is missing and wanted.
@@ -222,9 +222,7 @@ def row(
 def scene_name(scene: Scene, split: str) -> str:
     """Return a scene's name in tables."""
     opted = f", q = {scene.q:g}" if scene.q else ""
-    return (
-        f"{NAMES[scene.dataset]}, {scene.clients} × {scene.train}, p = {scene.p:g}{opted}, {PROTOCOLS[split]}"
-    )
+    return f"{scene.title}, {scene.clients} × {scene.train}, p = {scene.p:g}{opted}, {PROTOCOLS[split]}"
 
 
 def differences(own: Sheet, scene: Scene, one: Way, other: Way, split: str) -> list[float]:
@@ -292,7 +290,7 @@ def partitions(own: Sheet, folder: Path) -> list[Path]:
         made.append(
             plots.partition_plot(
                 class_counts(data, "train").tolist(), path, clients=list(data.ids), classes=data.meta["label_names"],
-                title=f"{NAMES[cell.dataset]}, training images, p = {cell.p:g}, seed {cell.seed}", opted_out=out,
+                title=f"{cell.title}, training images, p = {cell.p:g}, seed {cell.seed}", opted_out=out,
             )
         )  # fmt: skip
     return made

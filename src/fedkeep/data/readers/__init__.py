@@ -7,6 +7,7 @@ from fedkeep.data.readers.cifar import cifar10, cifar100
 from fedkeep.data.readers.huggingface import huggingface
 from fedkeep.data.readers.idx import fashion_mnist
 from fedkeep.data.readers.movielens import movielens
+from fedkeep.data.readers.npz import npz_images
 from fedkeep.data.readers.reviews import review_files
 from fedkeep.data.readers.tables import read_table
 
@@ -16,6 +17,7 @@ __all__ = [
     "fashion_mnist",
     "huggingface",
     "movielens",
+    "npz_images",
     "read_table",
     "review_files",
 ]
