@@ -60,8 +60,8 @@ def readings(request: Request) -> Path:
         lines,
         "KTEPS: readings of what its text leaves open",
         f"Each trains for all rounds, one seed, without {HELD_OUT} training reviews of each domain, on which Ap is "
-        "measured. A reading is to be chosen by these; the test numbers of all are below. KTEPS has noise of 0.001 in any "
-        "case.",
+        "measured. A reading is to be chosen by these; the test numbers of all are below. KTEPS has noise of 0.001 "
+        "anyway.",
     )
 
 
