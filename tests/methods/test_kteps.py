@@ -15,7 +15,7 @@ from fedkeep.core.errors import ConfigError, MethodError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.seeds import generator
 from fedkeep.methods.branches import TwoBranches
-from fedkeep.methods.kteps import BranchLoss, PredictBranches, knowledge_transfer, note_on_plateau
+from fedkeep.methods.kteps import BranchLoss, PredictBranches, knowledge_transfer
 from fedkeep.methods.terms import cross_entropy
 from fedkeep.models import Linear, TextClassifier
 from fedkeep.privacy import GaussianNoise, Projection
@@ -389,40 +389,6 @@ def test_halved_losses_are_halved_rates_with_doubled_weights() -> None:
     half = methods.kteps(0.5, 0.25, share=0.5, noise=0, local=LOCAL)
     slow = methods.kteps(1.0, 0.5, noise=0, local=LOCAL.but(optimizer=sgd(0.1, momentum=0.9)))
     close(trained(half).server, trained(slow).server, atol=1e-12)
-
-
-def test_a_run_on_the_plateau_is_told() -> None:
-    """Two branches of two classes that know nothing: 2 ln 2 = 1.386; 95 % of it is 1.317."""
-    loss = methods.kteps().client.phases[0].loss
-    told = note_on_plateau(loss, 2, [0.5, *[1.36] * 9, 1.375])
-    assert told == (
-        "The training loss of the last 10 rounds was 1.36 to 1.38, about that of two branches that know nothing, 1.39. "
-        "Train for longer, set diversity = 0 to see whether HSIC holds it there, or take kernel = 'median', whose "
-        "gradient does not shrink features."
-    )
-    assert not note_on_plateau(loss, 2, [*[1.36] * 10, 1.31])
-    assert not note_on_plateau(loss, 2, [1.36] * 9)
-    assert not note_on_plateau(loss, 2, [*[1.36] * 10, math.nan])
-    assert not note_on_plateau(loss, None, [1.36] * 10)
-    assert not note_on_plateau(methods.kteps(share=0.5).client.phases[0].loss, 2, [0.65] * 10)  # of 0.693
-    assert note_on_plateau(methods.kteps(share=0.5).client.phases[0].loss, 2, [0.68] * 10)
-    assert not note_on_plateau(cross_entropy(), 2, [1.36] * 10)
-
-
-def test_a_simulation_warns_of_the_plateau() -> None:
-    class Ignorant(Parts):
-        """Its classifier knows nothing: logits are 0."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            nn.init.zeros_(self.classifier.weight)
-            nn.init.zeros_(self.classifier.bias)
-
-    method = methods.kteps(noise=0, local=LOCAL.but(optimizer=sgd(1e-9)))
-    with pytest.warns(
-        UserWarning, match=r"^The training loss of the last 10 rounds was .* know nothing, 2\.2\."
-    ):
-        trained(method, Ignorant(), rounds=10)
 
 
 def test_the_losss_terms_are_those_that_are_asked_for() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedkeep.core.examples import Examples
 from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, prefixed, under
 from fedkeep.core.records import Record
 from fedkeep.engines import (
+    Adaptation,
     Auto,
     AutoDevice,
     Centralised,
+    Defers,
     Device,
     Engine,
     Judged,
     Model,
+    Order,
     RoundReport,
     Sampler,
     Task,
@@ -30,12 +34,12 @@ from fedkeep.engines import (
     to_records,
 )
 from fedkeep.engines.faults import Faults
-from fedkeep.experiments.examples import Examples
+from fedkeep.experiments.examples import examples_of, roster_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method
 
-SHARED = "test/shared"
+SHARED, ADAPTED = "test/shared", "test/adapted"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
 
@@ -53,9 +57,11 @@ class Plan:
         tasks: what is judged.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too.
+        evaluate_adapted: adapt every client where ``valid`` is best so far, and evaluate that on ``test`` too.
         faults: what rounds do about clients that break down, send something malformed, or are lost.
         pooled: training is centralised, so nothing is sent.
         reference: the model that ``evaluate_shared`` judges: ``own`` where nothing is private.
+        trained: (clients,) numbers of training examples; None where the server does not know them.
         declared: zeros of what clients send along, under ``server/NAME``.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
@@ -70,8 +76,10 @@ class Plan:
     every: int
     faults: Faults
     evaluate_shared: bool = False
+    evaluate_adapted: bool = False
     pooled: bool = False
     reference: Model = "shared"
+    trained: np.ndarray | None = None
     declared: Params = field(default_factory=dict)
     progress: bool | None = None
 
@@ -89,7 +97,10 @@ class Drive:
         examples: every test example's result at that round, where the device's policy lets it leave.
         directory: where each round is committed; None: nowhere.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
+        train: runs a round, as ``run_round`` does.
         finished: told the finished part of a round in (0, 1].
+        pending: what the server had when an evaluation became due that the device makes with the next round's training
+            (``Defers``); None: none is due.
     """
 
     plan: Plan
@@ -100,26 +111,29 @@ class Drive:
     examples: Examples | None = None
     directory: RunDirectory | None = None
     state: Callable[[], Params] = dict
+    train: Callable[..., tuple[Global, RoundReport]] = run_round
     finished: Callable[[float], None] = lambda part: None
+    pending: Global | None = None
 
     def go(self) -> None:
         """Run the rounds that are left."""
         plan, shown = self.plan, dict[str, float]()
         with make_progress(plan.progress, plan.name, plan.rounds, self.server.round) as bar:
             self.finished = lambda part: bar.update(self.server.round + part, shown)
+            if self.pending is not None:
+                self._announce(self.pending)
             while self.server.round < plan.rounds:
                 report = self._round()
-                records = self._measured(report)
-                shown |= {"loss": report.loss}
-                done = self.server.round
+                judged = [] if self.pending is None else self.judged(self.pending)
+                records = judged + self._measured(report)
+                self.pending, done = None, self.server.round
                 if plan.every and (done % plan.every == 0 or done == plan.rounds):
-                    judged = self._judged()
-                    records += judged
-                    shown |= {
-                        f"{r.split} {r.metric}": r.value
-                        for r in judged
-                        if r.client is None and r.metric in HEADLINE.values()
-                    }
+                    if self._announce(self.server) and done < plan.rounds:
+                        self.pending = self.server
+                    else:
+                        judged = self.judged(self.server)
+                        records += judged
+                shown |= {"loss": report.loss} | headlines(judged)
                 self.history += records
                 self._commit(records, report)
                 bar.update(done, shown)
@@ -127,13 +141,16 @@ class Drive:
     @property
     def epoch(self) -> float:
         """Passes over the training data that the finished rounds make."""
-        return self.server.round / self.plan.sampler.rounds_per_epoch
+        return self._epoch(self.server.round)
+
+    def _epoch(self, round: int) -> float:
+        return round / self.plan.sampler.rounds_per_epoch
 
     def _round(self) -> RoundReport:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
-        self.server, report = run_round(plan.method, self.device, server, cohort, plan.declared, plan.faults)
+        self.server, report = self.train(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
 
     def _commit(self, records: list[Record], report: RoundReport) -> None:
@@ -149,7 +166,7 @@ class Drive:
             )
         ]
         state = checkpoint(self.server) | self.state()
-        extra = {"best": self.best}
+        extra = {"best": self.best} | ({"pending": round} if self.pending is not None else {})
         self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
 
     def _measured(self, report: RoundReport) -> list[Record]:
@@ -166,38 +183,86 @@ class Drive:
             records.append(record("train", "refused_clients", len(report.refused), report.clients))
         if report.lost:
             records.append(record("train", "lost_clients", report.lost, report.clients))
+        if report.late:
+            records.append(record("train", "late_clients", report.late, report.clients))
         return records
 
-    def _judge(self, split: str, models: Sequence[Model]) -> list[Judged]:
+    def _orders(self, server: Global) -> Iterator[Order]:
         ids = (str(self.plan.roster[c]) for c in self.plan.judged)
-        return self.device.judge(orders_of(self.plan.method, self.server, ids), split, models)
+        return orders_of(self.plan.method, server, ids)
 
-    def _judged(self) -> list[Record]:
+    def _judge(self, server: Global, split: str, models: Sequence[Model]) -> list[Judged]:
+        return self.device.judge(self._orders(server), split, models)
+
+    def _announce(self, server: Global) -> bool:
+        """Tell a device that judges later what it will be asked; False: it judges at once."""
+        if not (isinstance(self.device, Defers) and self.device.defers):
+            return False
+        models = self._models()
+        self.device.announce(list(self._orders(server)), {"valid": models[:1], "test": models})
+        return True
+
+    def _models(self) -> list[Model]:
+        """Return the models that are judged on ``test``; the first is judged on ``valid`` too."""
+        plan = self.plan
+        model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
+        return [model, plan.reference] if plan.evaluate_shared and plan.reference != model else [model]
+
+    def judged_now(self) -> list[Record]:
+        """Judge what the server has, without a round."""
+        self._announce(self.server)
+        return self.judged(self.server)
+
+    def judged(self, server: Global) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
-        plan, best, round = self.plan, self.best, self.server.round
+        plan, best, round = self.plan, self.best, server.round
         task = plan.tasks[0]
         metric = task.metric(HEADLINE[task.kind])
         sign = -1.0 if task.kind == "regression" else 1.0
-        model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
-        models: list[Model] = [model]
-        if plan.evaluate_shared and plan.reference != model:
-            models.append(plan.reference)
+        models = self._models()
+        model = models[0]
 
         def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
-            return to_records(judged, model, round, self.epoch, split, per_client)
+            return to_records(judged, model, round, self._epoch(round), split, per_client)
 
-        valid = records(self._judge("valid", [model]), model, "valid")
+        found = self._judge(server, "valid", [model])
+        valid = records(found, model, "valid")
         value = next((r.value for r in valid if r.metric == metric), float("nan"))
         known = best.get("value", float("nan"))
         improved = bool(np.isnan(known) or sign * value > sign * known)
-        test = self._judge("test", models)
+        adapted: list[Model] = ["adapted"] if improved and plan.evaluate_adapted else []
+        if adapted:
+            self.device.adapt(self._orders(server), Adaptation(split=""))
+        test = self._judge(server, "test", models + adapted)
         if improved:
             best |= {"metric": metric, "value": value, "round": round}
-            self.examples = Examples.of(round, test)
+            self.examples = self._kept(server, test, found, models + adapted)
         lines = valid + records(test, model, "test", per_client=improved)
+        if adapted:
+            lines += records(test, "adapted", ADAPTED)
         if plan.evaluate_shared:
             lines += records(test, models[-1], SHARED, per_client=round == plan.rounds)
         return lines
+
+    def _kept(
+        self, server: Global, test: Sequence[Judged], valid: Sequence[Judged], models: Sequence[Model]
+    ) -> Examples | None:
+        """Return the results of examples; the references are judged on ``valid`` here, where the round is the best."""
+        plan = self.plan
+        if not all(one.examples for one in test):
+            return None
+        if not any(one.count for one in valid):
+            valid = ()
+        elif len(models) > 1:
+            valid = self._judge(server, "valid", models)
+        roster = None if plan.trained is None else roster_of(plan.judged, plan.roster, plan.trained)
+        return examples_of(server.round, test, valid, roster)
+
+
+def headlines(records: Sequence[Record]) -> dict[str, float]:
+    """Return what a bar of progress shows of an evaluation."""
+    known = HEADLINE.values()
+    return {f"{r.split} {r.metric}": r.value for r in records if r.client is None and r.metric in known}
 
 
 def in_use(engine: Engine, reason: str) -> tuple[str, str]:

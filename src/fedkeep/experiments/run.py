@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeep.core.examples import Examples
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of
 from fedkeep.engines.adapt import Fits, one_by_one
-from fedkeep.experiments.examples import Examples
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.store import PrivateStore
 

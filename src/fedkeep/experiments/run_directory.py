@@ -34,12 +34,12 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
+from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_whole
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
-from fedkeep.experiments.examples import Examples, read_examples
 from fedkeep.store import Default, PrivateStore, SqliteStore
 
 GROWING = ("records", "timings")
@@ -81,8 +81,8 @@ class RunDirectory:
             remove_leftovers(folder)
 
     @classmethod
-    def create(cls, folder: Path, info: Mapping[str, Any]) -> RunDirectory:
-        """Make a new run's folder.
+    def create(cls, folder: Path, info: Mapping[str, Any], *, run_id: str = "") -> RunDirectory:
+        """Make a new run's folder, of a new id if none is given.
 
         Raises:
             RunError: the folder exists and is not empty, or can't be written.
@@ -98,7 +98,7 @@ class RunDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
-        content = {**info, "format": FORMAT, "run": new_run_id()}
+        content = {**info, "format": FORMAT, "run": run_id or new_run_id()}
         run = cls(folder, content)
         with run._closed_on_error():
             run.write_info(content)
@@ -319,7 +319,7 @@ class RunDirectory:
         name = "" if examples is None else f"examples-{examples.round}.safetensors"
         if examples is None or name == self.last.examples:
             return name, self.last.examples_sha256 if name else ""
-        content = save(examples.tensors)
+        content = save(examples.to_tensors())
         write_whole(self.folder / name, content)
         return name, hashlib.sha256(content).hexdigest()
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep.core.describe import check_kind, describe, digest
+from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.params import to
@@ -28,6 +28,7 @@ from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
+from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
@@ -53,6 +54,7 @@ def simulate(
     sampling: Literal["shuffled", "independent"] = "shuffled",
     evaluate_every: int | None = None,
     evaluate_shared: bool = False,
+    evaluate_adapted: bool = False,
     hold_out: float = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
     min_clients: int = 1,
@@ -85,6 +87,8 @@ def simulate(
         evaluate_every: rounds between evaluations on ``valid`` and ``test``; by default once an epoch. The last
             round is always evaluated. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
+        evaluate_adapted: at each evaluation that is the best on ``valid`` so far, adapt every client as the method says
+            (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
             ``"skip"`` that client's round.
@@ -108,7 +112,7 @@ def simulate(
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
-        evaluate_shared, hold_out, on_nonfinite, min_clients, private, name, config, config_text,
+        evaluate_shared, evaluate_adapted, hold_out, on_nonfinite, min_clients, private, name, config, config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
 
@@ -119,8 +123,8 @@ class _Simulation:
         self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
         cohort: int, seed: int, engine: str, workers: int | None, device: str,
         sampling: Literal["shuffled", "independent"], evaluate_every: int | None, evaluate_shared: bool,
-        hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int, private: PrivateStore | None,
-        name: str,
+        evaluate_adapted: bool, hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int,
+        private: PrivateStore | None, name: str,
         config: Mapping[str, Any] | None, config_text: str | None,
     ) -> None:  # fmt: skip
         module = method.made_for(model)
@@ -148,7 +152,9 @@ class _Simulation:
             raise ConfigError(
                 f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
             )
-        self.every, self.evaluate_shared = every, evaluate_shared
+        if evaluate_adapted and not method.adapt.phases:
+            raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+        self.every, self.evaluate_shared, self.evaluate_adapted = every, evaluate_shared, evaluate_adapted
         self.identity = {
             "seed": seed,
             "rounds": self.rounds,
@@ -161,11 +167,8 @@ class _Simulation:
             "min_clients": min_clients,
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
-            "model": {
-                "layers": repr(self.module),
-                "initial_sha256": digest(self.initial),
-                "frozen_sha256": method.split.halves(self.module).frozen_digest(self.initial),
-            },
+            **({"evaluate_adapted": True} if evaluate_adapted else {}),
+            "model": model_identity(self.module, method, self.initial),
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
@@ -229,7 +232,8 @@ class _Simulation:
         plan = Plan(
             name=self.name, method=self.method, rounds=self.rounds, sampler=self.sampler, roster=self.data.ids,
             judged=self.clients.tolist(), tasks=tasks_of(self.data), every=self.every, faults=self.faults,
-            evaluate_shared=self.evaluate_shared, reference="shared" if personal else "own",
+            evaluate_shared=self.evaluate_shared, evaluate_adapted=self.evaluate_adapted,
+            trained=self.data.counts("train"), reference="shared" if personal else "own",
             pooled=self.identity["pooled"], declared=job.declared, progress=progress,
         )  # fmt: skip
         drive = Drive(
@@ -268,7 +272,7 @@ class _Simulation:
             "status": "running",
             **self._length(),
             "seed": self.seed,
-            "initial": self._initial(),
+            "initial": initial_hashes(self.initial, self.net.trainable()),
             "method": self.method.name,
             "identity": self.identity,
             "split_table": self.method.split.table(self.module),
@@ -281,7 +285,11 @@ class _Simulation:
                 "counts": {s: int(self.data.counts(s).sum()) for s in ("train", "valid", "test")},
                 "fingerprint": self.identity["data"],
                 "source": meta.get("source"),
-                **{key: meta[key] for key in ("partition", "opt_out", "follows_seed") if key in meta},
+                **{
+                    key: meta[key]
+                    for key in ("partition", "opt_out", "follows_seed", "encoding")
+                    if key in meta
+                },
             },
             "engine": name,
             "engine_reason": reason,
@@ -296,15 +304,6 @@ class _Simulation:
             "best": meta.get("best"),
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
-        }
-
-    def _initial(self) -> dict[str, Any]:
-        """Return a hash of each initial value by name, for reports: of what is frozen, and of what is trained."""
-        trained = self.net.trainable()
-        hashes = {n: digest({n: v})[:16] for n, v in self.initial.items()}
-        return {
-            "trained": {n: h for n, h in hashes.items() if n in trained},
-            "frozen": {n: h for n, h in hashes.items() if n not in trained},
         }
 
 

@@ -22,7 +22,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params
 from fedkeep.store.base import ClientIndices, Default
-from fedkeep.store.database import Database, logs_of, new_file
+from fedkeep.store.database import TABLES, Database, logs_of, new_file
 from fedkeep.store.rows import CRC, RowFormat, digest_of, entries_of, hash_of_ids
 from fedkeep.store.staging import Staging
 
@@ -117,7 +117,9 @@ class SqliteStore(Staging):
             return True
         if new:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, new_file(json.dumps(self._about()), self.digest, self._format.bytes))
+            about = ("INSERT INTO about VALUES (?)", (json.dumps(self._about()),))
+            nothing = ("INSERT INTO rounds VALUES (0, ?)", (self.digest,))
+            write_whole(self.path, new_file(TABLES, self._format.bytes, (about, nothing)))
         self._file = Database(self.path)
         if new:
             self._file.begin_to_write()
@@ -313,6 +315,15 @@ class SqliteStore(Staging):
                     f"Cannot write {self.path}: {error}. A run must be writable to go on with it."
                 ) from error
         self._ready = True
+
+    def copy(self, path: Path) -> None:
+        """Write a copy of what was committed to another place; RunError where that can't be written."""
+        try:
+            self._opened().query("VACUUM INTO ?", (str(path),))
+            with closing(sqlite3.connect(path)) as copy:
+                copy.execute("PRAGMA journal_mode = WAL")  # as every store begins
+        except sqlite3.Error as error:
+            raise RunError(f"Cannot write {path}: {error}. Free some space or check the rights.") from error
 
     def rest(self) -> None:
         """Write no more: from now on there is one file, which is only read."""

@@ -196,6 +196,7 @@ def source_of(scene: Scene, data: Path | None) -> Mapping[str, str]:
 
 @cache
 def _source(dataset: str, changes: tuple[tuple[str, str], ...], data: Path | None) -> Mapping[str, str]:
-    images = read_source(Federation().config(Scene(dataset, changes=changes)), data)
+    config = Federation().config(Scene(dataset, changes=changes))
+    images = read_source(config.data, config.seed, data)
     assert isinstance(images, ImageSet)
     return images.source
