@@ -144,7 +144,7 @@ def finish(
         return ClientResult(client, fault=fault)
     weight = method.server.reduce.weight(examples_of(job, rows, draws))
     upload, links = encode(job, sent, kept, local, done, weight, draws.client, draws.round)
-    keep = widen(method.split.personal(local.trained), kept, local.tables)
+    keep = widen(method.split.personal(local.trained), started, local.tables)
     state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
     return ClientResult(client, upload, {**keep, **state}, local.loss, note=local.dropped)
 

@@ -36,6 +36,7 @@ from fedkeep.experiments.sources import (
 )
 from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
 from fedkeep.methods.augment import Augmented
+from fedkeep.privacy import GaussianNoise
 
 __all__ = [
     "MODELS", "build_data", "build_loss", "build_method", "build_model", "build_rules", "build_source", "data_folder",
@@ -224,7 +225,10 @@ def build_method(config: MethodConfig) -> Method:
         options["server"] = (known or make(**options).server).but(**said)
     if config.reduce is not None and "reduce" in said:
         raise ConfigError("method.reduce: every client counts once, so leave method.weighting out.")
-    method = protected(make(**options), config.reduce, config.secure)
+    method = make(**options)
+    if config.upload_noise:
+        method = method.but(upload=(*method.upload, GaussianNoise(config.upload_noise)))
+    method = protected(method, config.reduce, config.secure)
     if config.adapt is None:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)

@@ -140,7 +140,8 @@ class AdaptConfig(Strict):
 class MethodConfig(Open):
     """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
 
-    So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums.
+    So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
+    deviation of Gaussian noise that is added to every upload, whatever the method.
     """
 
     kind: str
@@ -150,6 +151,7 @@ class MethodConfig(Open):
     adapt: AdaptConfig | None = None
     reduce: ReduceConfig | None = None
     secure: SecureConfig | None = None
+    upload_noise: Rate = 0.0
 
 
 class RunConfig(Strict):

@@ -6,6 +6,7 @@ import datetime
 import math
 import operator
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method, differentially_private
+from fedkeep.methods.kteps import note_on_plateau
 from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
 from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.store import Default, MemoryStore, PrivateStore
@@ -217,6 +219,11 @@ class _Simulation:
             if directory is not None:
                 about = {"engine": name, "engine_reason": reason, "status": "finished"}
                 directory.write_info({**directory.read_info(), **about})
+            losses = [r.value for r in history if r.split == "train" and r.metric == "loss"]
+            if note := note_on_plateau(
+                self.method.client.phases[0].loss, self.data.meta.get("classes"), losses
+            ):
+                warnings.warn(note, stacklevel=3)
             server = drive.server
             return Run(
                 self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
