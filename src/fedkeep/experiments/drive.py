@@ -98,7 +98,7 @@ class Drive:
         examples: every test example's result at that round, where the device's policy lets it leave.
         directory: where each round is committed; None: nowhere.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
-        train: runs a round, as ``run_round`` does.
+        train: runs a round in place of ``run_round``.
         finished: told the finished part of a round in (0, 1].
         pending: what the server had when an evaluation became due that the device makes with the next round's training
             (``Defers``); None: none is due.
@@ -113,7 +113,7 @@ class Drive:
     examples: Examples | None = None
     directory: RunDirectory | None = None
     state: Callable[[], Params] = dict
-    train: Callable[..., tuple[Global, RoundReport]] = run_round
+    train: Callable[..., tuple[Global, RoundReport]] | None = None
     finished: Callable[[float], None] = lambda part: None
     pending: Global | None = None
     ledger: Ledger | None = None
@@ -155,7 +155,8 @@ class Drive:
         if self.ledger is not None:
             self.ledger.charge(server.round, plan.rounds - server.round)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
-        self.server, report = self.train(plan.method, self.device, server, cohort, plan.declared, plan.faults)
+        run = self.train or run_round
+        self.server, report = run(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
 
     def _commit(self, records: list[Record], report: RoundReport) -> None:
