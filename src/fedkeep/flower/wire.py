@@ -1,8 +1,8 @@
 """The wire form: a packet as Flower's records, and back. Nothing is pickled, and nothing is taken for granted.
 
-The header travels as JSON text in one ``ConfigRecord``; tensors travel as raw bytes in ``ArrayRecord``s, one for each
-group of names (all before the last of at most three slashes). Flower names what it sends by its hash, so tensors that
-several messages share (the global model) are sent once.
+The header travels as JSON text in one ``ConfigRecord``, with the order of the tensors and a checksum of all; tensors
+travel as raw bytes in ``ArrayRecord``s, one for each group of names (their first three parts at most). Flower names what
+it sends by its hash, so tensors that several messages share (the global model) are sent once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedkeep.core.errors import UploadError, first_line
-from fedkeep.core.params import Params
 from fedkeep.remote import Packet
 
 HEADER, TENSORS = "header", "tensors"
@@ -43,22 +43,30 @@ def to_records(packets: Iterable[Packet]) -> list[RecordDict]:
     """
     if sys.byteorder != "little":
         raise RuntimeError("Tensors travel in little-endian order, and this machine has the other.")
-    made: dict[int, tuple[Tensor, Array]] = {}
+    made: dict[int, tuple[Tensor, Array, int]] = {}
     return [_record(packet, made) for packet in packets]
 
 
-def _record(packet: Packet, made: dict[int, tuple[Tensor, Array]]) -> RecordDict:
+def _record(packet: Packet, made: dict[int, tuple[Tensor, Array, int]]) -> RecordDict:
     try:
         header = json.dumps(dict(packet.header), allow_nan=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise UploadError(f"A message's header cannot be written: {first_line(error)}.") from error
-    groups: dict[str, ArrayRecord] = {}
+    groups, sums = dict[str, ArrayRecord](), dict[str, int]()
     for name, tensor in packet.tensors.items():
         if id(tensor) not in made:
-            made[id(tensor)] = tensor, _array(name, tensor)
+            array = _array(name, tensor)
+            made[id(tensor)] = tensor, array, zlib.crc32(array.data)
         group, own = _place(name)
-        groups.setdefault(group, ArrayRecord())[own] = made[id(tensor)][1]
-    return RecordDict({HEADER: ConfigRecord({"json": header}), **groups})
+        _, array, sums[name] = made[id(tensor)]
+        groups.setdefault(group, ArrayRecord())[own] = array
+    told = {"json": header, "names": list(sums), "crc": _checksum(header, sums)}
+    return RecordDict({HEADER: ConfigRecord(told), **groups})
+
+
+def _checksum(header: str, sums: Mapping[str, int]) -> int:
+    """Return a CRC-32 of a header, and of the tensors' names and own checksums in their order."""
+    return zlib.crc32(json.dumps([header, list(sums.items())]).encode())
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -86,8 +94,8 @@ def from_records(records: RecordDict) -> Packet:
     Raises:
         UploadError: they are not what ``to_records`` makes.
     """
-    header = _header(records)
-    tensors: Params = {}
+    text, names, checksum = _header(records)
+    found: dict[str, Array] = {}
     for group, record in records.items():
         if group == HEADER:
             continue
@@ -97,15 +105,24 @@ def from_records(records: RecordDict) -> Packet:
             name = "/".join([*group.split("/")[1:], own])
             if _place(name) != (group, own):
                 raise UploadError(f"A message holds the tensor {name[:80]!r} in the wrong record, {group[:80]!r}.")
-            tensors[name] = _tensor(name, array)
-    return Packet(header, tensors)
+            found[name] = array
+    if sorted(found) != sorted(names) or _checksum(text, {n: zlib.crc32(found[n].data) for n in names}) != checksum:
+        raise UploadError("A message was damaged on its way: its checksum is not that of its content.")
+    return Packet(_parsed(text), {name: _tensor(name, found[name]) for name in names})
 
 
-def _header(records: RecordDict) -> dict[str, Any]:
+def _header(records: RecordDict) -> tuple[str, list[str], int]:
     record = records.get(HEADER)
-    text = record.get("json") if isinstance(record, ConfigRecord) and len(record) == 1 else None
-    if not isinstance(text, str):
+    if not isinstance(record, ConfigRecord) or set(record) != {"json", "names", "crc"}:
         raise UploadError("A message has no header; it was not made by fedkeep.")
+    text, names, checksum = record["json"], record["names"], record["crc"]
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not isinstance(text, str) or not listed or type(checksum) is not int:
+        raise UploadError("A message has no header; it was not made by fedkeep.")
+    return text, [str(name) for name in names], checksum
+
+
+def _parsed(text: str) -> dict[str, Any]:
     try:
         header = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

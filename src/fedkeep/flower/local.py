@@ -1,0 +1,160 @@
+"""A whole federation on this machine: keys, a link, nodes, one training to its end, and everything stopped again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.experiments.toml import to_toml
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.link import PATIENCE, Link, free_port
+from fedkeep.flower.project import new_project
+from fedkeep.flower.signed import sign_project
+from fedkeep.flower.status import Status, read_status
+from fedkeep.flower.supernode import SuperNode
+
+LOOK = 0.5  # seconds between two looks at how far the run is
+SILENT = 20.0  # seconds between two questions to Flower whether the server app still runs
+JOINED = "SuperNode ID:"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """What a federation on this machine consists of.
+
+    Attributes:
+        folder: keeps all of it: keys, project, nodes, logs, and the server's run.
+        config_text: the experiment.
+        data: the table ``[data]`` of every node.
+        clients: by node, the clients that live there.
+        port: of the link; 0 takes a free one.
+    """
+
+    folder: Path
+    config_text: str
+    data: Mapping[str, Any]
+    clients: Mapping[str, Sequence[str]]
+    port: int = 0
+
+    @property
+    def run(self) -> Path:
+        """The folder of the server's run."""
+        return self.folder / "run"
+
+    @property
+    def status(self) -> Path:
+        """The file in which the server app says how it is."""
+        return self.folder / "status.json"
+
+    def prepare(self) -> None:
+        """Write keys, project and the nodes' configurations; what is there of an earlier try is kept, but for the project.
+
+        Raises:
+            ConfigError: the folder holds another experiment.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = self.folder / "project" / "config.toml"
+        if kept.exists() and kept.read_text(encoding="utf-8") != self.config_text:
+            raise ConfigError(f"{self.folder} holds another experiment. Name another folder with --out.")
+        make_keys(self.folder / "keys", hosts=["localhost", "127.0.0.1"], nodes=list(self.clients))
+        shutil.rmtree(self.folder / "project", ignore_errors=True)
+        new_project(self.folder / "project", self.config_text, "local", out=self.run)
+        sign_project(self.folder / "project", self.folder / "keys" / "signer.key")
+
+    def node(self, name: str, link: str) -> SuperNode:
+        """Return a node, its configuration written."""
+        home, keys = self.folder / "nodes" / name, self.folder / "keys"
+        home.mkdir(parents=True, exist_ok=True)
+        table = {
+            "device": {"folder": str((home / "state").resolve()), "clients": list(self.clients[name])},
+            "link": {
+                "address": link, "certificate": str((keys / "ca.pem").resolve()), "port": free_port(),
+                "key": str((keys / f"{name}.key").resolve()), "trusted": [str((keys / "signer.pub").resolve())],
+            },
+            "data": dict(self.data),
+        }  # fmt: skip
+        (home / "node.toml").write_text(to_toml(table), encoding="utf-8")
+        return SuperNode.read(home / "node.toml", home / "flower")
+
+
+@contextmanager
+def federation(local: Local, say: Say = lambda text: None) -> Iterator[tuple[Link, dict[str, SuperNode]]]:
+    """Start a link and all nodes; whatever happens, all of them are stopped at the end.
+
+    Raises:
+        ConfigError, RunError: something did not start; says what and why.
+    """
+    local.prepare()
+    link = Link(local.folder, local.folder / "keys", port=local.port)
+    with link.processes:
+        link.start()
+        say(f"The link is at {link.address}, with TLS.")
+        nodes = {}
+        for name in local.clients:
+            link.register(name)
+            nodes[name] = local.node(name, link.address)
+            start_node(link, name, nodes[name])
+        for name in nodes:
+            link.processes.await_text(name, JOINED, PATIENCE)
+        say(f"{len(nodes)} nodes have joined by their keys: {', '.join(nodes)}.")
+        yield link, nodes
+
+
+def start_node(link: Link, name: str, node: SuperNode) -> None:
+    """Start a node beside its link."""
+    (link.processes.logs / f"{name}.log").unlink(missing_ok=True)
+    link.processes.start(name, node.command(), **node.environment())
+
+
+def train(local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int] | None = None) -> None:
+    """Run the project to its end, and tell each round.
+
+    Raises:
+        RunError: the server app ended with an error, or a process died; says why.
+    """
+    local.status.unlink(missing_ok=True)
+    run = link.submit(local.folder / "project", {"status": str(local.status), **(settings or {})})
+    try:
+        _follow(local, link, run, say)
+    except BaseException:  # Ctrl-C too
+        link.stop_run(run)
+        raise
+
+
+def _follow(local: Local, link: Link, run: str, say: Say) -> None:
+    told, asked = "", time.monotonic()
+    while True:
+        status = read_status(local.status)
+        if status.text != told:
+            told = status.text
+            say(told)
+        if status.state == "finished":
+            return
+        if status.state == "failed":
+            raise RunError(status.text)
+        link.processes.check()
+        if time.monotonic() > asked + SILENT:
+            state = link.state_of(run)
+            if state.startswith("finished") and read_status(local.status).state == "running":
+                raise RunError(f"The server app ended without a word ({state}). Its log is in {link.processes.logs}.")
+            asked = time.monotonic()
+        time.sleep(LOOK)
+
+
+def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:
+    """Return which clients live on which node, in turn: ``node-1``, ``node-2``, …
+
+    Raises:
+        ConfigError: there are fewer clients than nodes.
+    """
+    if not 1 <= nodes <= len(clients):
+        raise ConfigError(f"There are {len(clients)} clients; wanted 1 to as many nodes, got --local {nodes}.")
+    return {f"node-{k + 1}": list(clients[k::nodes]) for k in range(nodes)}

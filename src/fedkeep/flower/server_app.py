@@ -1,0 +1,38 @@
+"""THE ServerApp, for every method: fedkeep's server over Flower's grid; it resumes by itself where it was stopped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedkeep.core.errors import FedkeepError
+from fedkeep.experiments.config import parse_config
+from fedkeep.flower.project import bundled
+from fedkeep.flower.status import Status, write_status
+from fedkeep.flower.transport import LIMIT, GridTransport
+from fedkeep.remote.server import serve_run
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train what the project's configuration says."""
+    settings = context.run_config
+    path = Path(str(settings["status"])) if settings["status"] else None
+
+    def tell(text: str) -> None:
+        write_status(path, Status("running", text, os.getpid()))
+
+    try:
+        text = bundled(str(settings["config"])).read_text(encoding="utf-8")
+        transport = GridTransport(grid, limit=int(settings["limit"]) or LIMIT)
+        tell("The server app has started.")
+        serve_run(parse_config(text, "config.toml"), transport, Path(str(settings["out"])))
+    except FedkeepError as error:
+        write_status(path, Status("failed", str(error), os.getpid()))
+        raise
+    write_status(path, Status("finished", "The training is finished.", os.getpid()))
