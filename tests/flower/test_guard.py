@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import time
 
 import pytest
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
@@ -13,15 +14,17 @@ from fedkeep.flower.signed import SIGNATURE, sign_project
 EVIL = """
 import pathlib
 pathlib.Path({ran!r}).write_text(__name__)
+app = None
 """
-# A server of the attacker: it asks every node, and writes down what came back.
+# A server of the attacker's: it asks a node, and writes down what came back.
 ASKS = """
-import json
+import json, sys
 from flwr.serverapp import ServerApp
 app = ServerApp()
 
 @app.main()
 def main(grid, context):
+    sys.path[:] = [place for place in sys.path if "flower/apps" not in place]  # fedkeep's own, here at the server
     from fedkeep.flower.transport import GridTransport
     from fedkeep.remote import Packet
     transport = GridTransport(grid)
@@ -32,8 +35,9 @@ def main(grid, context):
         transport.wait(1)
     packet = replies[0].packet
     with open({said!r}, "w") as file:
-        json.dump({{"header": dict(packet.header) if packet else None, "reason": replies[0].reason}}, file)
+        json.dump({{"kind": packet.header["kind"] if packet else "", "reason": replies[0].reason}}, file)
 """
+MODULES = ("evil.py", "torch.py", "safetensors.py", "fedkeep/__init__.py")
 
 
 def test_every_command_that_may_run_a_bundle_is_ours(tmp_path):
@@ -57,32 +61,31 @@ def test_a_flower_that_loads_apps_in_another_way_is_refused(monkeypatch):
 
 @pytest.mark.slow
 def test_a_bundle_with_a_module_named_fedkeep_runs_nothing_on_the_device(tmp_path):
-    """Signed by a key that the device trusts, and still: the installed code answers, and none of the bundle's is run."""
+    """Signed by a key that the device trusts, and still the installed code answers; unsigned, nothing answers."""
     local = Local(folder=tmp_path / "local", config_text="seed = 0\n", data={}, clients={"node-1": ["a"]})
+    project, said, ran = local.folder / "project", tmp_path / "said.json", tmp_path / "ran"
     with federation(local) as (link, _):
-        project, said, ran = tmp_path / "local" / "project", tmp_path / "said.json", tmp_path / "ran"
         (project / "asks.py").write_text(ASKS.format(said=str(said)))
-        for module in ("evil.py", "torch.py", "numpy.py", "json_tricks.py"):
-            (project / module).write_text(EVIL.format(ran=str(ran)) + "app = None\n")
-        settings = project / "pyproject.toml"
-        settings.write_text(
-            settings.read_text()
-            .replace("fedkeep.flower.server_app:app", "asks:app")
-            .replace("fedkeep.flower.client_app:app", "evil:app")
-        )
-        answers = {}
-        for how in ("signed", "unsigned"):
-            (project / "torch.py").unlink(missing_ok=True)  # the server app imports torch; the device must not meet ours
-            (project / "numpy.py").unlink(missing_ok=True)
-            (project / "fedkeep").mkdir(exist_ok=True)
-            if how == "signed":
-                sign_project(project, tmp_path / "local" / "keys" / "signer.key")
-            else:
-                (project / SIGNATURE).unlink()
-            run = link.submit(project, {})
-            while not link.state_of(run).startswith("finished"):
-                pass
-            answers[how] = json.loads(said.read_text())
+        for module in MODULES:
+            (project / module).parent.mkdir(exist_ok=True)
+            (project / module).write_text(EVIL.format(ran=str(ran)))
+        settings = (project / "pyproject.toml").read_text()
+        settings = settings.replace("fedkeep.flower.server_app", "asks").replace("fedkeep.flower.client_app", "evil")
+        (project / "pyproject.toml").write_text(settings)
+        sign_project(project, local.folder / "keys" / "signer.key")
+        signed = asked(link, project, said)
+        (project / SIGNATURE).unlink()
+        unsigned = asked(link, project, said)
     assert not ran.exists()
-    assert answers["signed"]["header"]["kind"] == "refused"
-    assert "refuses a project that nobody has signed" in answers["unsigned"]["reason"]
+    assert signed == {"kind": "refused", "reason": ""}
+    assert "refuses a project that nobody has signed" in unsigned["reason"]
+
+
+def asked(link, project, said):
+    """Return what a node answers to a server app of a project."""
+    said.unlink(missing_ok=True)
+    run = link.submit(project, {})
+    end = time.monotonic() + 150
+    while not link.state_of(run).startswith("finished"):
+        assert time.monotonic() < end, link.processes.last("node-1")
+    return json.loads(said.read_text())

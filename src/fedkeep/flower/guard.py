@@ -45,7 +45,7 @@ def install(folder: Path) -> None:
 
 def main() -> None:
     """Serve one message by the installed ClientApp."""
-    from flwr.supernode.cli import flwr_clientapp as command
+    from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp as runtime
 
     from fedkeep.flower.client_app import app
@@ -54,7 +54,7 @@ def main() -> None:
     _replace(runtime, "install_from_fab", lambda content, **_: check_signed(content, trusted))
     _replace(runtime, "get_project_dir", lambda *_: Path(os.devnull))
     _replace(runtime, "get_load_client_app_fn", lambda **_: lambda *_: app)
-    command.flwr_clientapp()
+    flwr_clientapp()
 
 
 def refuse(command: str) -> None:
