@@ -5,6 +5,6 @@ from fedkeep_papers.furl import zulip
 from fedkeep_papers.kteps import fdu_mtl as fdu
 from fedkeep_papers.kteps import tang as ss
 
-zulip_channels = Reader(zulip.zulip_channels, "folder", "zulip_channels")
-fdu_mtl = Reader(fdu.fdu_mtl, "folder", "fdu_mtl")
-tang = Reader(ss.tang, "folder", "tang")
+zulip_channels = Reader(zulip.raw_zulip_channels, "folder", "zulip_channels")
+fdu_mtl = Reader(fdu.raw_fdu_mtl, "folder", "fdu_mtl")
+tang = Reader(ss.raw_tang, "folder", "tang")

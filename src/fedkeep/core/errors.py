@@ -10,6 +10,7 @@
     ├── UploadError      an upload was refused: names, shapes or values are wrong
     ├── NonFiniteError   a loss, gradient or parameter became NaN or infinite
     ├── LostError        a client did not answer
+    │   └── LateError    a client is there, and its round was closed before it answered
     ├── RoundError       too few clients took part in a round
     └── WorkerError      a process that trains clients could not start, or died
 
@@ -60,6 +61,10 @@ class NonFiniteError(FedkeepError):
 
 class LostError(FedkeepError):
     """A client did not answer."""
+
+
+class LateError(LostError):
+    """A client is there, and had not answered when its round was closed."""
 
 
 class RoundError(FedkeepError):

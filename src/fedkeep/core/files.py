@@ -25,15 +25,15 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O
 LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a crash at any instant leaves the old file or the new one.
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that a crash at any instant leaves the old file or the new one; ``mode`` as for ``os.open``.
 
     Raises:
         RunError: the disk is full or the folder can't be written; the old file is as it was.
     """
     part = beside(path)
     with whole_or_error(path):
-        handle = os.open(part, NEW_FILE, 0o666)
+        handle = os.open(part, NEW_FILE, mode)
         try:
             with open(handle, "wb") as file:
                 file.write(content)

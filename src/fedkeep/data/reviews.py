@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.columns import Column
-from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation import Labels, Plain, Raw, Texts
 from fedkeep.data.text import SPECIAL, TokenVocabulary
 
 
@@ -22,18 +21,20 @@ class Reviews:
     Attributes:
         client: ids of the clients.
         split: "train", "valid" or "test"; empty where the reviews are not split yet.
-        label: classes, from 0.
+        label: classes, as words.
         text: tokenised texts, words between spaces.
+        row: the number of each in the files, for messages.
     """
 
     client: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
-    label: list[int] = field(default_factory=list)
+    label: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    row: list[int] = field(default_factory=list)
 
-    def add(self, client: str, split: str, label: int, text: str) -> None:
+    def add(self, client: str, split: str, label: str, text: str) -> None:
         """Append a review."""
-        for column, value in zip(self._columns(), (client, split, label, text), strict=True):
+        for column, value in zip(self._columns(), (client, split, label, text, len(self.row)), strict=True):
             column.append(value)
 
     def keep(self, rows: list[int]) -> Reviews:
@@ -49,35 +50,39 @@ class Reviews:
         return found
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.client, self.split, self.label, self.text
+        return self.client, self.split, self.label, self.text, self.row
 
 
-def federated(
+def raw_reviews(
     reviews: Reviews,
     meta: dict[str, Any],
     *,
+    label_names: Sequence[str] | None,
     max_length: int,
     vocabulary: TokenVocabulary | int,
     valid: int = 0,
     drop_duplicates: bool = False,
     limit: int | None = None,
     seed: int = 0,
-) -> FederatedData:
-    """Return reviews as federated data with the columns ``text`` (word ids) and ``label``.
+    where: Callable[[int], str] = "Review {}".format,
+) -> Raw:
+    """Return reviews as a source of the columns ``text`` (word ids) and ``label``.
 
     In this order: training reviews that occur in a test set are dropped, clients are cut down to ``limit``, training
     reviews become validation reviews, and the vocabulary is counted on what is left to train on.
 
     Args:
         reviews: what was read.
-        meta: of the result; it must hold ``classes``.
+        meta: of the result.
+        label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
         max_length: words of a review to keep.
         vocabulary: a vocabulary, or how many words to keep: the most frequent of all clients' training reviews, as
-            the sum of the clients' own counts (KTEPS §5.2); padding (0) and unknown (1) come on top.
+            the sum of the clients' own counts (KTEPS §5.1); padding (0) and unknown (1) come on top.
         valid: training reviews of each client to validate on instead, drawn at random.
-        drop_duplicates: drop training reviews that stand word for word in a test set, of any client.
+        drop_duplicates: drop training reviews that stand word for word in a test set, of any client that is read.
         limit: keep at most this many training and this many test reviews of each client, drawn at random.
         seed: of the draws.
+        where: names a review by its number in the files.
 
     Raises:
         DataError: ``valid`` leaves a client nothing to train on, or numbers below what makes sense.
@@ -91,25 +96,30 @@ def federated(
             "Wanted reviews that are split into train and test, to take validation reviews from train; these are not "
             "split. Call data.split_per_user() instead."
         )
+    if isinstance(vocabulary, int) and vocabulary < 1:
+        raise DataError(f"A vocabulary needs at least 1 word; got {vocabulary}.")
+    labels = set(reviews.label)
     if drop_duplicates:
         reviews, meta = _without_duplicates(reviews, meta)
     if limit is not None:
         reviews = _limited(reviews, limit, seed)
     if valid:
         reviews = _with_valid(reviews, valid, seed)
-    if isinstance(vocabulary, int):
-        vocabulary = _counted(reviews, vocabulary)
-    columns: dict[str, Column] = {
-        "text": vocabulary.encode_all(reviews.text, max_length),
-        "label": np.asarray(reviews.label, dtype=np.int64),
-        # The whole length, which the cut text no longer tells; the underscore keeps it out of batches.
-        "_words": np.asarray([len(vocabulary.words(text)) for text in reviews.text], dtype=np.int64),
-    }
-    return FederatedData.from_columns(
-        reviews.client,
-        columns,
-        reviews.split or None,
-        {**meta, "task": "multiclass", "vocabulary": vocabulary.to_dict(), "max_length": max_length},
+    given = None if isinstance(vocabulary, int) else vocabulary
+    size = vocabulary + SPECIAL if isinstance(vocabulary, int) else len(vocabulary)
+    names, row = None if label_names is None else tuple(map(str, label_names)), reviews.row
+    lengths = [len(TokenVocabulary.words(text)) for text in reviews.text]
+    return Raw(
+        client=reviews.client,
+        split=reviews.split or None,
+        columns={
+            "text": Texts(values=reviews.text, tokens="token", size=size, max_length=max_length, given=given),
+            "label": Labels(values=reviews.label, names=names, task="multiclass", elsewhere=labels),
+            # The whole length, which the cut text no longer tells; the underscore keeps it out of batches.
+            "_words": Plain(values=np.asarray(lengths, dtype=np.int64)),
+        },
+        meta=meta,
+        where=lambda kept: where(row[kept]),
     )
 
 
@@ -143,15 +153,4 @@ def _with_valid(reviews: Reviews, valid: int, seed: int) -> Reviews:
             )
         for row in numpy_generator(seed, "valid", client).permutation(rows)[:valid]:
             split[row] = "valid"
-    return Reviews(reviews.client, split, reviews.label, reviews.text)
-
-
-def _counted(reviews: Reviews, words: int) -> TokenVocabulary:
-    """Return the most frequent words of the training reviews: each client counts its own, and the counts are added."""
-    if words < 1:
-        raise DataError(f"A vocabulary needs at least 1 word; got {words}.")
-    total: Counter[str] = Counter()
-    training = reviews.rows("train") if reviews.split else {"": list(range(len(reviews.text)))}
-    for rows in training.values():
-        total.update(TokenVocabulary.count(reviews.text[row] for row in rows))
-    return TokenVocabulary.from_counts(total, words + SPECIAL)
+    return replace(reviews, split=split)

@@ -5,7 +5,7 @@ from fedkeep.engines.auto import Auto, AutoDevice, Choice, Measured, choose
 from fedkeep.engines.base import ClientResult, Engine, Job, Work, first_global, first_kept
 from fedkeep.engines.batches import Stream
 from fedkeep.engines.centralised import Centralised
-from fedkeep.engines.device import Answer, Device, LocalDevice, Order, orders_of
+from fedkeep.engines.device import Answer, Defers, Device, LocalDevice, Order, orders_of
 from fedkeep.engines.judge import tasks_of
 from fedkeep.engines.judgement import MODELS, Judgement, Model, Task
 from fedkeep.engines.local import LocalResult, Watch
@@ -27,6 +27,7 @@ __all__ = [
     "Centralised",
     "Choice",
     "ClientResult",
+    "Defers",
     "Device",
     "Engine",
     "Fitting",

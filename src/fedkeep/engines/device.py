@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
@@ -98,6 +98,15 @@ class Device(Protocol):
 
     def apply(self) -> None:
         """Make what was prepared valid: the round is committed."""
+        ...
+
+
+@runtime_checkable
+class Defers(Protocol):
+    """A device that can judge on the way: with the next round's training, where one message carries both."""
+
+    def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
+        """Take note of what ``judge`` will ask after the next round, of clients as they are now: models by split."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, LostError, MethodError, NonFiniteError, UploadError
+from fedkeep.core.errors import ConfigError, LateError, LostError, MethodError, NonFiniteError, UploadError
 from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.base import UPLOAD, paired
@@ -33,6 +33,7 @@ class RoundReport:
         aggregate_seconds, seconds: time of decoding, reducing and updating, and of the whole round.
         refused: messages about clients that sat out, whatever their fault.
         lost: how many of these did not answer.
+        late: how many of those that did not answer are there, and had not answered when the round was closed.
         held_bytes: of uploads that the reduction kept until all were there; 0 where it keeps sums alone.
     """
 
@@ -45,6 +46,7 @@ class RoundReport:
     seconds: float
     refused: tuple[str, ...] = ()
     lost: int = 0
+    late: int = 0
     held_bytes: int = 0
 
 
@@ -208,6 +210,7 @@ def run_round(
         seconds=time.perf_counter() - began,
         refused=tuple(str(fault) for fault in received.faults),
         lost=sum(isinstance(fault, LostError) for fault in received.faults),
+        late=sum(isinstance(fault, LateError) for fault in received.faults),
         held_bytes=reduction.held_bytes,
     )
 

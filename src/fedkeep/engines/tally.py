@@ -225,7 +225,7 @@ def tallied(
 
     def sums(columns: Sequence[np.ndarray]) -> np.ndarray:
         found = [np.bincount(place, weights=column, minlength=people) for column in columns]
-        return np.stack(found, 1) if found else np.zeros((people, 0))
+        return np.stack(found, 1).astype(np.float64) if found else np.zeros((people, 0))  # of nobody: integers
 
     nothing = np.zeros((people, len(models)))
     right = nothing if regression else sums([j.right() for j in judgements])
@@ -289,5 +289,5 @@ def summed(rows: np.ndarray) -> np.ndarray:
     """Return the sum over the first axis, which stays: integers as they are, floats rounded once (``math.fsum``)."""
     if rows.dtype.kind == "i":
         return np.asarray(rows.sum(0, keepdims=True))
-    total = [math.fsum(column) for column in rows.reshape(len(rows), -1).T]
+    total = [math.fsum(column) for column in rows.reshape(len(rows), math.prod(rows.shape[1:])).T]
     return np.array(total).reshape(1, *rows.shape[1:])

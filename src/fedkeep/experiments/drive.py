@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from fedkeep.engines import (
     Auto,
     AutoDevice,
     Centralised,
+    Defers,
     Device,
     Engine,
     Judged,
     Model,
+    Order,
     RoundReport,
     Sampler,
     Task,
@@ -89,7 +91,10 @@ class Drive:
         examples: every test example's result at that round, where the device's policy lets it leave.
         directory: where each round is committed; None: nowhere.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
+        train: runs a round, as ``run_round`` does.
         finished: told the finished part of a round in (0, 1].
+        pending: what the server had when an evaluation became due that the device makes with the next round's training
+            (``Defers``); None: none is due.
     """
 
     plan: Plan
@@ -100,26 +105,29 @@ class Drive:
     examples: Examples | None = None
     directory: RunDirectory | None = None
     state: Callable[[], Params] = dict
+    train: Callable[..., tuple[Global, RoundReport]] = run_round
     finished: Callable[[float], None] = lambda part: None
+    pending: Global | None = None
 
     def go(self) -> None:
         """Run the rounds that are left."""
         plan, shown = self.plan, dict[str, float]()
         with make_progress(plan.progress, plan.name, plan.rounds, self.server.round) as bar:
             self.finished = lambda part: bar.update(self.server.round + part, shown)
+            if self.pending is not None:
+                self._announce(self.pending)
             while self.server.round < plan.rounds:
                 report = self._round()
-                records = self._measured(report)
-                shown |= {"loss": report.loss}
-                done = self.server.round
+                judged = [] if self.pending is None else self._judged(self.pending)
+                records = judged + self._measured(report)
+                self.pending, done = None, self.server.round
                 if plan.every and (done % plan.every == 0 or done == plan.rounds):
-                    judged = self._judged()
-                    records += judged
-                    shown |= {
-                        f"{r.split} {r.metric}": r.value
-                        for r in judged
-                        if r.client is None and r.metric in HEADLINE.values()
-                    }
+                    if self._announce(self.server) and done < plan.rounds:
+                        self.pending = self.server
+                    else:
+                        judged = self._judged(self.server)
+                        records += judged
+                shown |= {"loss": report.loss} | headlines(judged)
                 self.history += records
                 self._commit(records, report)
                 bar.update(done, shown)
@@ -127,13 +135,18 @@ class Drive:
     @property
     def epoch(self) -> float:
         """Passes over the training data that the finished rounds make."""
-        return self.server.round / self.plan.sampler.rounds_per_epoch
+        return self._epoch(self.server.round)
+
+    def _epoch(self, round: int) -> float:
+        return round / self.plan.sampler.rounds_per_epoch
 
     def _round(self) -> RoundReport:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
-        self.server, report = run_round(plan.method, self.device, server, cohort, plan.declared, plan.faults)
+        self.server, report = self.train(
+            plan.method, self.device, server, cohort, plan.declared, plan.faults
+        )
         return report
 
     def _commit(self, records: list[Record], report: RoundReport) -> None:
@@ -149,7 +162,7 @@ class Drive:
             )
         ]
         state = checkpoint(self.server) | self.state()
-        extra = {"best": self.best}
+        extra = {"best": self.best} | ({"pending": round} if self.pending is not None else {})
         self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
 
     def _measured(self, report: RoundReport) -> list[Record]:
@@ -166,31 +179,45 @@ class Drive:
             records.append(record("train", "refused_clients", len(report.refused), report.clients))
         if report.lost:
             records.append(record("train", "lost_clients", report.lost, report.clients))
+        if report.late:
+            records.append(record("train", "late_clients", report.late, report.clients))
         return records
 
-    def _judge(self, split: str, models: Sequence[Model]) -> list[Judged]:
+    def _orders(self, server: Global) -> Iterator[Order]:
         ids = (str(self.plan.roster[c]) for c in self.plan.judged)
-        return self.device.judge(orders_of(self.plan.method, self.server, ids), split, models)
+        return orders_of(self.plan.method, server, ids)
 
-    def _judged(self) -> list[Record]:
+    def _announce(self, server: Global) -> bool:
+        """Tell a device that judges later what it will be asked; False: it judges at once."""
+        if not isinstance(self.device, Defers):
+            return False
+        models = self._models()
+        self.device.announce(list(self._orders(server)), {"valid": models[:1], "test": models})
+        return True
+
+    def _models(self) -> list[Model]:
+        """Return the models that are judged on ``test``; the first is judged on ``valid`` too."""
+        plan = self.plan
+        model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
+        return [model, plan.reference] if plan.evaluate_shared and plan.reference != model else [model]
+
+    def _judged(self, server: Global) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
-        plan, best, round = self.plan, self.best, self.server.round
+        plan, best, round = self.plan, self.best, server.round
         task = plan.tasks[0]
         metric = task.metric(HEADLINE[task.kind])
         sign = -1.0 if task.kind == "regression" else 1.0
-        model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
-        models: list[Model] = [model]
-        if plan.evaluate_shared and plan.reference != model:
-            models.append(plan.reference)
+        models = self._models()
+        model = models[0]
 
         def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
-            return to_records(judged, model, round, self.epoch, split, per_client)
+            return to_records(judged, model, round, self._epoch(round), split, per_client)
 
-        valid = records(self._judge("valid", [model]), model, "valid")
+        valid = records(self.device.judge(self._orders(server), "valid", [model]), model, "valid")
         value = next((r.value for r in valid if r.metric == metric), float("nan"))
         known = best.get("value", float("nan"))
         improved = bool(np.isnan(known) or sign * value > sign * known)
-        test = self._judge("test", models)
+        test = self.device.judge(self._orders(server), "test", models)
         if improved:
             best |= {"metric": metric, "value": value, "round": round}
             self.examples = Examples.of(round, test)
@@ -198,6 +225,12 @@ class Drive:
         if plan.evaluate_shared:
             lines += records(test, models[-1], SHARED, per_client=round == plan.rounds)
         return lines
+
+
+def headlines(records: Sequence[Record]) -> dict[str, float]:
+    """Return what a bar of progress shows of an evaluation."""
+    known = HEADLINE.values()
+    return {f"{r.split} {r.metric}": r.value for r in records if r.client is None and r.metric in known}
 
 
 def in_use(engine: Engine, reason: str) -> tuple[str, str]:

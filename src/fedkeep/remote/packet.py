@@ -1,17 +1,24 @@
-"""The one form in which anything travels between server and devices: a header of plain values, and named tensors."""
+"""The one form in which anything travels between server and devices: a header of plain values, and named tensors.
+
+As bytes it is a safetensors file, and a checksum of it: a changed value has the right shape, and nobody else would see.
+"""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from fedkeep.core.errors import UploadError, first_line
 from fedkeep.core.params import Params
+
+CHECKSUM = 4
 
 
 @dataclass(frozen=True)
@@ -20,17 +27,17 @@ class Packet:
 
     Attributes:
         header: what JSON can hold; ``header["kind"]`` says what the message is.
-        tensors: by name.
+        tensors: by name. Their order counts, as sums over names and draws go by it: a transport keeps it.
     """
 
     header: Mapping[str, Any]
     tensors: Params = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Return the packet as one safetensors file, for transports that carry bytes."""
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.tensors.items()}
+        """Return the packet as a safetensors file and its CRC-32, 4 bytes, for transports that carry bytes."""
         header = json.dumps(self.header, allow_nan=False, sort_keys=True)
-        return save(tensors, {"header": header})
+        content = save(_apart(self.tensors), {"header": header, "names": json.dumps(list(self.tensors))})
+        return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Packet:
@@ -39,12 +46,30 @@ class Packet:
         Raises:
             UploadError: the bytes are damaged, or were never a packet.
         """
+        content, checksum = content[:-CHECKSUM], content[-CHECKSUM:]
+        if zlib.crc32(content).to_bytes(CHECKSUM, "little") != checksum:
+            raise UploadError("A message cannot be read: its checksum is not that of its content.")
         try:
             size = int.from_bytes(content[:8], "little")
-            header = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["header"])
-            tensors = load(content)
+            about = json.loads(content[8 : 8 + size])["__metadata__"]
+            header, names, found = json.loads(about["header"]), json.loads(about["names"]), load(content)
+            tensors = {name: found.pop(name) for name in names}
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UploadError(f"A message cannot be read: {first_line(error)}.") from error
+        if found:
+            raise UploadError(f"A message cannot be read: its list of names lacks {sorted(found)[:3]}.")
         if not isinstance(header, dict):
             raise UploadError(f"A message's header should be a table; it is {type(header).__name__}.")
         return cls(header, tensors)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> Params:
+    """Return the tensors as a file takes them: dense, on the CPU, and none in the memory of another."""
+    taken: set[int] = set()
+    out: Params = {}
+    for name, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        out[name] = value.clone() if place in taken else value
+        taken.add(place)
+    return out

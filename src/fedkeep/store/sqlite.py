@@ -39,6 +39,17 @@ from fedkeep.store.staging import Staging
 
 FORMAT = 3
 FILE = "store.db"
+TABLES = """
+CREATE TABLE about (content TEXT NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, digest TEXT NOT NULL);
+CREATE TABLE kept (
+    version INTEGER PRIMARY KEY,
+    client INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    row BLOB NOT NULL
+);
+"""
 MOST_ROUNDS = MOST_VERSIONS = CRC
 _SCANNED = 4096
 
@@ -117,7 +128,9 @@ class SqliteStore(Staging):
             return True
         if new:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, new_file(json.dumps(self._about()), self.digest, self._format.bytes))
+            about = ("INSERT INTO about VALUES (?)", (json.dumps(self._about()),))
+            nothing = ("INSERT INTO rounds VALUES (0, ?)", (self.digest,))
+            write_whole(self.path, new_file(TABLES, self._format.bytes, (about, nothing)))
         self._file = Database(self.path)
         if new:
             self._file.begin_to_write()

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import numpy_generator
-from fedkeep.data.federated import FederatedData
 from fedkeep.data.hashing import HashedWords
+from fedkeep.data.preparation import Labels, Plain, Raw, Texts, encoded_alone
 from fedkeep.data.readers.files import json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary
@@ -27,17 +28,18 @@ FIELDS: dict[str, type] = {
     "split": str,
     "text": str,
 }
+Numbers = NDArray[np.int64]
 HEADER = ["label", "community", "channel", "messages"]
 
 
-def zulip_channels(
+def raw_zulip_channels(
     folder: str | Path,
     max_length: int = 160,
     vocabulary: CharVocabulary | HashedWords | int = 128,
     limit_users: int | None = None,
     seed: int = 0,
     tokens: Literal["characters", "words"] = "characters",
-) -> FederatedData:
+) -> Raw:
     """Read the Zulip messages: columns ``text`` (token ids), ``label`` (163 channels) and ``time`` (seconds).
 
     Args:
@@ -71,31 +73,35 @@ def zulip_channels(
         name: np.asarray([rows[name][i] for i in keep])
         for name in ("user", "label", "time", "split", "community")
     }
-    if isinstance(vocabulary, int) and tokens == "words":
-        vocabulary = HashedWords(vocabulary)
-    elif isinstance(vocabulary, int):
-        training = (text for text, split in zip(texts, column["split"], strict=True) if split == "train")
-        vocabulary = CharVocabulary.from_texts(training, vocabulary)
-    data = FederatedData.from_columns(
-        column["user"],
-        {"text": vocabulary.encode_all(texts, max_length), "label": column["label"], "time": column["time"]},
-        column["split"],
-        {
+    if isinstance(vocabulary, int):
+        given, size, kind = None, vocabulary, HashedWords.kind if tokens == "words" else CharVocabulary.kind
+    else:
+        given, size, kind = vocabulary, len(vocabulary), vocabulary.kind
+    _, first = np.unique(column["user"], return_index=True)
+    used = _most_used(column["user"], column["label"], column["split"] == "train", len(names))
+    return Raw(
+        client=column["user"],
+        split=column["split"].tolist(),
+        columns={
+            "text": Texts(values=texts, tokens=kind, size=size, max_length=max_length, given=given),
+            "label": Labels(
+                values=[names[label] for label in column["label"]], names=tuple(names), task="multiclass"
+            ),
+            "time": Plain(values=column["time"]),
+        },
+        meta={
             "name": "zulip_channels",
-            "task": "multiclass",
-            "classes": len(names),
-            "label_names": names,
-            "vocabulary": vocabulary.to_dict(),
-            "max_length": max_length,
             "source": {messages.name: sha256(messages), channels.name: sha256(channels)},
+            "traits": {
+                "community": column["community"][first].tolist(),
+                "most_used_label": [names[label] for label in used],
+            },
         },
     )
-    _, first = np.unique(column["user"], return_index=True)
-    data.meta["traits"] = {
-        "community": column["community"][first].tolist(),
-        "most_used_label": [names[label] for label in _most_used(data, len(names))],
-    }
-    return data
+
+
+zulip_channels = encoded_alone(raw_zulip_channels)
+"""Read the messages as :func:`raw_zulip_channels` does, and encode them."""
 
 
 def _channel_names(path: Path) -> list[str]:
@@ -142,7 +148,7 @@ def _messages(path: Path, labels: int, channels: Path, keep: int | None) -> dict
     return rows
 
 
-def _keep_users(user: np.ndarray[Any, np.dtype[np.int64]], limit: int | None, seed: int) -> list[int]:
+def _keep_users(user: Numbers, limit: int | None, seed: int) -> list[int]:
     users = np.unique(user)
     if limit is None or limit >= len(users):
         return list(range(len(user)))
@@ -150,12 +156,9 @@ def _keep_users(user: np.ndarray[Any, np.dtype[np.int64]], limit: int | None, se
     return [int(i) for i in np.flatnonzero(np.isin(user, kept))]
 
 
-def _most_used(data: FederatedData, labels: int) -> list[int]:
-    label = np.asarray(data.columns["label"])
-    return [
-        int(np.bincount(label[rows.start : rows.stop], minlength=labels).argmax()) for rows in _train(data)
-    ]
-
-
-def _train(data: FederatedData) -> list[range]:
-    return [data.rows(client, "train") for client in range(len(data))]
+def _most_used(user: Numbers, label: Numbers, train: NDArray[np.bool_], labels: int) -> list[int]:
+    """Return each user's most frequent label among the training messages, users in rising order."""
+    users, number = np.unique(user, return_inverse=True)
+    counts = np.zeros((len(users), labels), np.int64)
+    np.add.at(counts, (number[train], label[train]), 1)
+    return [int(most) for most in counts.argmax(axis=1)]

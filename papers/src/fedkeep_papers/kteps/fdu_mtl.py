@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedkeep.core.errors import DataError, did_you_mean
-from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.files import existing, json_lines, lines, sha256, unreadable
-from fedkeep.data.reviews import Reviews, federated
+from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
 DOMAINS = (
@@ -21,6 +21,7 @@ DOMAINS = (
     "magazines", "music", "software", "sports_outdoors", "toys_games", "video", "imdb", "MR",
 )  # fmt: skip
 SPLITS = ("train", "test")
+LABELS = ("negative", "positive")
 ONE_FILE = "fdu_mtl.jsonl.gz"
 FIELDS: dict[str, type] = {"domain": str, "split": str, "label": int, "text": str}
 
@@ -28,7 +29,7 @@ Line = tuple[str, str, int, str]
 """Domain, split, label and text."""
 
 
-def fdu_mtl(
+def raw_fdu_mtl(
     folder: str | Path,
     max_length: int = 200,
     vocabulary: TokenVocabulary | int = 50_000,
@@ -37,7 +38,7 @@ def fdu_mtl(
     drop_duplicates: bool = False,
     limit: int | None = None,
     seed: int = 0,
-) -> FederatedData:
+) -> Raw:
     """Read FDU-MTL: a client per domain, columns ``text`` (word ids) and ``label`` (1 positive, 0 negative).
 
     Args:
@@ -64,7 +65,7 @@ def fdu_mtl(
     reviews = Reviews()
     for domain, split, label, text in found:
         if domain in wanted:
-            reviews.add(domain, split, label, text)
+            reviews.add(domain, split, LABELS[label], text)
     for split in SPLITS:
         have = {domain for domain, rows in reviews.rows(split).items() if rows}
         for domain in wanted:
@@ -73,16 +74,15 @@ def fdu_mtl(
                     f"{one} has no {split} reviews of the domain {domain!r}. Fetch it again, or name the domains to "
                     f"read."
                 )
-    meta = {
-        "name": "fdu_mtl",
-        "classes": 2,
-        "label_names": ["negative", "positive"],
-        "source": {file.name: sha256(file) for file in files},
-    }
-    return federated(
-        reviews, meta, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
+    meta = {"name": "fdu_mtl", "source": {file.name: sha256(file) for file in files}}
+    return raw_reviews(
+        reviews, meta, label_names=LABELS, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
         limit=limit, seed=seed,
     )  # fmt: skip
+
+
+fdu_mtl = encoded_alone(raw_fdu_mtl)
+"""Read FDU-MTL as :func:`raw_fdu_mtl` does, and encode it."""
 
 
 def _domains(given: Sequence[str] | None) -> tuple[str, ...]:

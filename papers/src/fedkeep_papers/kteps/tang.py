@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Literal
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.files import lines, sha256
-from fedkeep.data.reviews import Reviews, federated
+from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
 LEVELS = {"imdb": 10, "yelp-2013": 5, "yelp-2014": 5}
 CLASSES = 5
+LABELS = tuple(str(label + 1) for label in range(CLASSES))
 SEPARATOR = "<sssss>"
 FIELDS = ("user", "product", "rating", "text")
 
 
-def tang(
+def raw_tang(
     folder: str | Path,
     max_length: int = 400,
     vocabulary: TokenVocabulary | int = 50_000,
@@ -34,7 +35,7 @@ def tang(
     drop_duplicates: bool = False,
     limit: int | None = None,
     seed: int = 0,
-) -> FederatedData:
+) -> Raw:
     """Read Tang's reviews: a client per corpus, columns ``text`` (word ids) and ``label`` (0 worst to 4 best).
 
     Args:
@@ -64,17 +65,16 @@ def tang(
     for (name, split), file in files.items():
         for rating, text in _reviews(file, corpora[name]):
             words = text if separators == "keep" else text.replace(SEPARATOR, " ")
-            reviews.add(name, split, (rating - 1) * CLASSES // corpora[name], words)
-    meta = {
-        "name": "tang",
-        "classes": CLASSES,
-        "label_names": [str(label + 1) for label in range(CLASSES)],
-        "source": {file.name: sha256(file) for file in files.values()},
-    }
-    return federated(
-        reviews, meta, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
+            reviews.add(name, split, LABELS[(rating - 1) * CLASSES // corpora[name]], words)
+    meta = {"name": "tang", "source": {file.name: sha256(file) for file in files.values()}}
+    return raw_reviews(
+        reviews, meta, label_names=LABELS, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
         limit=limit, seed=seed,
     )  # fmt: skip
+
+
+tang = encoded_alone(raw_tang)
+"""Read Tang's reviews as :func:`raw_tang` does, and encode them."""
 
 
 def _find(folder: Path, name: str, split: str) -> Path:

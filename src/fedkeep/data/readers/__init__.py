@@ -1,14 +1,15 @@
 """Readers of data files: federated data sets, or sets of images that a partition divides among clients.
 
+Those called ``raw_…`` give a `Source` instead, whose texts and labels are not numbered yet; see `fedkeep.data.preparation`.
 Each names the file and the line of whatever is wrong.
 """
 
 from fedkeep.data.readers.cifar import cifar10, cifar100
-from fedkeep.data.readers.huggingface import huggingface
+from fedkeep.data.readers.huggingface import huggingface, raw_huggingface
 from fedkeep.data.readers.idx import fashion_mnist
-from fedkeep.data.readers.movielens import movielens
-from fedkeep.data.readers.reviews import review_files
-from fedkeep.data.readers.tables import read_table
+from fedkeep.data.readers.movielens import movielens, raw_movielens
+from fedkeep.data.readers.reviews import raw_review_files, review_files
+from fedkeep.data.readers.tables import raw_table, read_table
 
 __all__ = [
     "cifar10",
@@ -16,6 +17,10 @@ __all__ = [
     "fashion_mnist",
     "huggingface",
     "movielens",
+    "raw_huggingface",
+    "raw_movielens",
+    "raw_review_files",
+    "raw_table",
     "read_table",
     "review_files",
 ]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.federated import FederatedData
-from fedkeep.data.readers.tables import Table, check_names, from_table
+from fedkeep.data.preparation import Raw, encoded_alone
+from fedkeep.data.readers.tables import Table, check_names, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
 
-def huggingface(
+def raw_huggingface(
     source: Any,
     *,
     user: str,
@@ -24,8 +24,8 @@ def huggingface(
     tokens: str = "char",
     vocabulary: CharVocabulary | WordVocabulary | int | None = None,
     max_length: int = 256,
-) -> FederatedData:
-    """Read a Hugging Face data set into federated data.
+) -> Raw:
+    """Read a Hugging Face data set.
 
     Args:
         source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
@@ -69,7 +69,7 @@ def huggingface(
         part, number = places[row]
         return f"{name}{'' if part is None else f', {part}'}, row {number}"
 
-    return from_table(
+    return raw_from(
         Table(columns, where),
         user=user,
         text=text,
@@ -84,6 +84,10 @@ def huggingface(
         max_length=max_length,
         meta={"name": name, "source": {"huggingface": name, "fingerprints": _fingerprints(parts)}},
     )
+
+
+huggingface = encoded_alone(raw_huggingface)
+"""Read a data set as :func:`raw_huggingface` does, and encode it."""
 
 
 def _fingerprints(parts: dict[str | None, Any]) -> dict[str, str]:

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation import About, Keys, Plain, Raw, encoded_alone
 from fedkeep.data.readers.files import existing, lines, sha256
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::"}
 FIELDS = ("user", "movie", "rating", "time")
 
 
-def movielens(path: str | Path) -> FederatedData:
+def raw_movielens(path: str | Path) -> Raw:
     """Read ratings: columns ``item`` (int64), ``label`` (the rating, float32, 0.5 to 5) and ``time`` (seconds).
 
     Movies are numbered 0, 1, … in the order of their own numbers; ``meta["items"]`` counts them and
@@ -49,23 +49,21 @@ def movielens(path: str | Path) -> FederatedData:
             raise DataError(f"{file}, line {number}: wanted a rating of 0.5 to 5; got {cells[2]}.")
         rows.append((user, movie, rating, time))
     users, movies, ratings, times = zip(*rows, strict=True)
-    item_ids, item = np.unique(np.asarray(movies, dtype=np.int64), return_inverse=True)
-    return FederatedData.from_columns(
-        np.asarray(users, dtype=np.int64),
-        {
-            "item": item.astype(np.int64),
-            "label": np.asarray(ratings, dtype=np.float32),
-            "time": np.asarray(times, dtype=np.int64),
+    return Raw(
+        client=np.asarray(users, dtype=np.int64),
+        split=None,
+        columns={
+            "item": Keys(values=np.asarray(movies, dtype=np.int64)),
+            "label": Plain(values=np.asarray(ratings, dtype=np.float32)),
+            "time": Plain(values=np.asarray(times, dtype=np.int64)),
         },
-        meta={
-            "name": "movielens",
-            "task": "regression",
-            "classes": 1,
-            "items": len(item_ids),
-            "item_ids": item_ids.tolist(),
-            "source": {file.name: sha256(file)},
-        },
+        about=About(task="regression", classes=1),
+        meta={"name": "movielens", "source": {file.name: sha256(file)}},
     )
+
+
+movielens = encoded_alone(raw_movielens)
+"""Read ratings as :func:`raw_movielens` does, and number the movies."""
 
 
 def _find(path: Path) -> Path:

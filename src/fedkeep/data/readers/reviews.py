@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import DataError
-from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.files import sha256
-from fedkeep.data.readers.tables import ALIASES, FORMATS, Table, labels_of, load_table, splits_of, texts_of
-from fedkeep.data.reviews import Reviews, federated
+from fedkeep.data.readers.tables import ALIASES, FORMATS, Table, load_table, splits_of, texts_of, words_of
+from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
 
-def review_files(
+def raw_review_files(
     folder: str | Path,
     max_length: int = 200,
     vocabulary: TokenVocabulary | int = 50_000,
@@ -26,7 +26,7 @@ def review_files(
     drop_duplicates: bool = False,
     limit: int | None = None,
     seed: int = 0,
-) -> FederatedData:
+) -> Raw:
     """Read one file a client (``NAME.csv``), or one a client and split (``NAME.train.csv``, ``NAME.test.csv``).
 
     A file is a table with a text and a label on each row: CSV, TSV, JSON lines (each also ``.gz``) or Parquet. Its
@@ -39,7 +39,7 @@ def review_files(
         vocabulary: a vocabulary, or how many words to keep, the most frequent in training texts.
         text, label, split: names of columns.
         label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
-        valid, drop_duplicates, limit, seed: as for ``fedkeep.data.reviews.federated``.
+        valid, drop_duplicates, limit, seed: as for ``fedkeep.data.reviews.raw_reviews``.
 
     Returns:
         Data with the columns ``text`` (word ids) and ``label``; a client's id is its file's NAME.
@@ -51,14 +51,18 @@ def review_files(
     named = [_one(file, text, label, split) for file in files]
     table = _joined([part for _, part in named])
     clients = [client for client, part in named for _ in part.columns[text]]
-    labels, meta = labels_of(table, label, None, label_names)
     parts = splits_of(table, split) if split in table.columns else []
-    reviews = Reviews(clients, parts, labels.tolist(), texts_of(table, text))
-    meta |= {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
-    return federated(
-        reviews, meta, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
-        limit=limit, seed=seed,
+    words, texts = words_of(table, label), texts_of(table, text)
+    reviews = Reviews(clients, parts, words, texts, list(range(len(words))))
+    meta = {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
+    return raw_reviews(
+        reviews, meta, label_names=label_names, max_length=max_length, vocabulary=vocabulary, valid=valid,
+        drop_duplicates=drop_duplicates, limit=limit, seed=seed, where=table.where,
     )  # fmt: skip
+
+
+review_files = encoded_alone(raw_review_files)
+"""Read reviews as :func:`raw_review_files` does, and encode them."""
 
 
 def _files(folder: Path) -> list[Path]:

@@ -13,10 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
-from fedkeep.data.checks import check_close
-from fedkeep.data.columns import Column
-from fedkeep.data.federated import FederatedData
 from fedkeep.data.ids import as_id
+from fedkeep.data.preparation import (
+    About,
+    Features,
+    Labels,
+    Plain,
+    Raw,
+    RawColumn,
+    Texts,
+    Times,
+    encoded_alone,
+)
 from fedkeep.data.readers.files import damaged_parquet, existing, json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
@@ -28,10 +36,12 @@ ALIASES = {name: name for name in SPLITS} | {
     "eval": "valid",
 }
 LONGEST_LABEL = 200
+SIZES = {"char": 256, "word": 20_000}
+"""Of the vocabulary, by default."""
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
-def read_table(
+def raw_table(
     path: str | Path,
     *,
     user: str = "user",
@@ -45,8 +55,8 @@ def read_table(
     tokens: str = "char",
     vocabulary: CharVocabulary | WordVocabulary | int | None = None,
     max_length: int = 256,
-) -> FederatedData:
-    """Read a table with one example a row into federated data.
+) -> Raw:
+    """Read a table with one example a row.
 
     Args:
         path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file.
@@ -74,7 +84,7 @@ def read_table(
     file = existing(Path(path))
     wanted = [user, label, *(features if features is not None else [text])]
     table = load_table(file, wanted, [split, time])
-    return from_table(
+    return raw_from(
         table,
         user=user,
         text=text,
@@ -89,6 +99,10 @@ def read_table(
         max_length=max_length,
         meta={"name": file.name.split(".")[0], "source": {file.name: sha256(file)}},
     )
+
+
+read_table = encoded_alone(raw_table)
+"""Read a table as :func:`raw_table` does, and encode it."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,7 @@ class Table:
         return np.asarray(values, dtype=np.float64)
 
 
-def from_table(
+def raw_from(
     table: Table,
     *,
     user: str,
@@ -128,30 +142,25 @@ def from_table(
     vocabulary: CharVocabulary | WordVocabulary | int | None,
     max_length: int,
     meta: dict[str, Any],
-) -> FederatedData:
-    """Turn a table into federated data; the arguments are those of :func:`read_table`."""
+) -> Raw:
+    """Return a table's columns; the arguments are those of :func:`raw_table`."""
     parts = splits_of(table, split) if split in table.columns else None
-    labels, about = labels_of(table, label, task, label_names)
-    meta = meta | about
-    columns: dict[str, Column] = {"label": labels}
+    columns: dict[str, RawColumn] = {"label": _labels(table, label, task, label_names)}
     if features is None:
-        texts = texts_of(table, text)
-        training = [t for t, part in zip(texts, parts, strict=True) if part == "train"] if parts else texts
-        vocabulary = _vocabulary(training, tokens, vocabulary)
-        columns["text"] = vocabulary.encode_all(texts, max_length)
-        meta |= {"vocabulary": vocabulary.to_dict(), "max_length": max_length}
+        columns["text"] = _texts(texts_of(table, text), tokens, vocabulary, max_length)
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
         x = np.stack([table.numbers(name) for name in features], axis=1)
-        columns["x"] = _single(table, x, list(features))
-        meta["features"] = list(features)
+        columns["x"] = Features(names=tuple(features), values=_single(table, x, list(features)))
     if time in table.columns:
         seconds = table.numbers(time)
         _finite(table, seconds[:, None], [time])
-        whole = bool((seconds == np.floor(seconds)).all() and np.abs(seconds).max() < 2**63)
-        columns["time"] = seconds.astype(np.int64) if whole else seconds
-    return FederatedData.from_columns(_users(table, user), columns, parts, meta)
+        columns["time"] = Times(values=seconds)
+    about = About(task=task) if task == "regression" else About()
+    return Raw(
+        client=_users(table, user), split=parts, columns=columns, about=about, meta=meta, where=table.where
+    )
 
 
 def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
@@ -271,30 +280,16 @@ def splits_of(table: Table, name: str) -> list[str]:
     return parts
 
 
-def labels_of(
-    table: Table, name: str, task: str | None, label_names: Sequence[str] | None
-) -> tuple[NDArray[Any], dict[str, Any]]:
-    """Return a column as labels, and what ``meta`` says of them; the arguments are those of :func:`read_table`."""
+def _labels(table: Table, name: str, task: str | None, label_names: Sequence[str] | None) -> RawColumn:
     if task == "regression":
-        return _single(table, table.numbers(name)[:, None], [name])[:, 0], {"task": task}
-    words = [_word(table, row, name, value) for row, value in enumerate(table.columns[name])]
-    if label_names is None and all(word.isascii() and word.removeprefix("-").isdigit() for word in words):
-        numbers = _integers(table, words)
-        names = [str(number) for number in range(int(numbers.max()) + 1)]
-    else:
-        names = [str(word) for word in label_names] if label_names is not None else sorted(set(words))
-        position = {word: number for number, word in enumerate(names)}
-        if len(position) < len(names):
-            twice = next(word for word, times in Counter(names).items() if times > 1)
-            raise DataError(f"label_names names {shown(twice)} more than once; each label has one number.")
-        for row, word in enumerate(words):
-            if word not in position:
-                raise DataError(
-                    f"{table.where(row)}: label {shown(word)} is not one of label_names, {names}."
-                    f"{did_you_mean(word[:40], names)}"
-                )
-        numbers = np.asarray([position[word] for word in words], dtype=np.int64)
-    return numbers, {"task": task, "classes": max(2, len(names)), "label_names": names}
+        return Plain(values=_single(table, table.numbers(name)[:, None], [name])[:, 0])
+    names = None if label_names is None else tuple(map(str, label_names))
+    return Labels(values=words_of(table, name), names=names, task=task)
+
+
+def words_of(table: Table, name: str) -> list[str]:
+    """Return a column as labels of classes, or raise DataError at the first value that is none."""
+    return [_word(table, row, name, value) for row, value in enumerate(table.columns[name])]
 
 
 def _word(table: Table, row: int, name: str, value: Any) -> str:
@@ -314,26 +309,14 @@ def _word(table: Table, row: int, name: str, value: Any) -> str:
     return word
 
 
-def _integers(table: Table, words: Sequence[str]) -> NDArray[np.int64]:
-    for row, word in enumerate(words):
-        if len(word) > 18 or word.startswith("-"):
-            raise DataError(
-                f"{table.where(row)}: wanted a label of 0 or more, of at most 18 digits; got {shown(word)}."
-            )
-    numbers = np.asarray(words).astype(np.int64)
-    check_close(numbers, table.where, "label_names, the labels in the order of their numbers")
-    return numbers
-
-
-def _vocabulary(
-    texts: list[str], tokens: str, vocabulary: CharVocabulary | WordVocabulary | int | None
-) -> CharVocabulary | WordVocabulary:
+def _texts(
+    texts: list[str], tokens: str, vocabulary: CharVocabulary | WordVocabulary | int | None, max_length: int
+) -> Texts:
     if isinstance(vocabulary, CharVocabulary | WordVocabulary):
-        return vocabulary
-    if tokens == "char":
-        return CharVocabulary.from_texts(texts, 256 if vocabulary is None else vocabulary)
-    check_choice("Wanted tokens", tokens, ("char", "word"), DataError)
-    return WordVocabulary.from_texts(texts, 20_000 if vocabulary is None else vocabulary)
+        return Texts(values=texts, tokens=vocabulary.kind, size=len(vocabulary), max_length=max_length, given=vocabulary)
+    check_choice("Wanted tokens", tokens, SIZES, DataError)
+    size = SIZES[tokens] if vocabulary is None else vocabulary
+    return Texts(values=texts, tokens=tokens, size=size, max_length=max_length)
 
 
 def _single(table: Table, values: NDArray[np.float64], names: list[str]) -> NDArray[np.float32]:

@@ -1,0 +1,21 @@
+"""Preparation, round 0: devices sum up their data, the server makes one encoding, devices encode by it.
+
+It stands inside the room of data, as readers make their data by the same path, with one device that has all clients.
+
+    Source ──summary(rules)──▶ Summary ──merged/agreeing──▶ Summary of all ──Encoding.of──▶ Encoding
+       └──────────────────────encoded(encoding)──▶ FederatedData ◀──────────────────────────────┘
+"""
+
+from fedkeep.data.preparation.columns import Code, ColumnSummary, RawColumn
+from fedkeep.data.preparation.encoding import Encoding
+from fedkeep.data.preparation.labels import Labels
+from fedkeep.data.preparation.numbers import Features, Keys, Plain, Times
+from fedkeep.data.preparation.rules import Rules
+from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
+from fedkeep.data.preparation.summary import About, Summary, agreeing, merged
+from fedkeep.data.preparation.texts import Texts
+
+__all__ = [
+    "About", "Code", "ColumnSummary", "Encoding", "Features", "Keys", "Labels", "Plain", "Raw", "RawColumn",
+    "Ready", "Rules", "Source", "Summary", "Texts", "Times", "agreeing", "encoded_alone", "merged", "prepared",
+]  # fmt: skip

@@ -1,0 +1,125 @@
+"""The contract of a column on its way from a client's file into a model: raw values, their summary, their code.
+
+A raw column stays on its device. Its summary leaves it: what is declared there, and nothing else. The code is made from
+all summaries, and is the same for every device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.data.columns import Column, Rows
+from fedkeep.data.preparation.rules import Rules
+
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""How pydantic reads a summary or a code from JSON."""
+
+Where = Callable[[int], str]
+"""Names a row, for messages: its file and line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The rows that shape an encoding: those to train on, or all where nothing says which these are.
+
+    Attributes:
+        rows: int64 (rows,).
+        client: the number of each row's client, int64 (rows,).
+    """
+
+    rows: Rows
+    client: NDArray[np.int64]
+
+
+class RawColumn(Protocol):
+    """Values as they were read: nothing is numbered or cut yet.
+
+    Attributes:
+        kind: that of its summary and its code.
+    """
+
+    kind: ClassVar[str]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def summary(self, rules: Rules, counted: Counted) -> ColumnSummary:
+        """Return what may leave the device."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSummary(ABC):
+    """What a device tells of a column. ``pooled`` names the fields that are summed over devices; others must agree."""
+
+    pooled: ClassVar[frozenset[str]] = frozenset()
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What summaries must agree in."""
+        return {name: value for name, value in asdict(self).items() if name not in self.pooled}
+
+    def merged(self, other: Self) -> Self:
+        """Return the summary of both devices' rows; their forms are the same."""
+        return self
+
+    @abstractmethod
+    def code(self, clients_a_word: int) -> Code:
+        """Return the code that follows from the summary of all.
+
+        Raises:
+            DataError: none does, e.g. labels are no numbers of classes.
+        """
+
+    @abstractmethod
+    def reveals(self) -> str:
+        """Return in plain words what the server learns from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code(ABC):
+    """How a column becomes numbers."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    @abstractmethod
+    def encoded(self, raw: Any, where: Where) -> Column:
+        """Return a raw column in numbers.
+
+        Raises:
+            DataError: a value has no number; ``where`` names its row.
+        """
+
+    @abstractmethod
+    def fault(self, summary: ColumnSummary) -> str | None:
+        """Return why a device's column does not fit; None where it does."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the encoded column."""
+
+    def meta(self, column: str) -> Mapping[str, Any]:
+        """Return what ``FederatedData.meta`` says of it."""
+        return {}
+
+
+def difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
+    """Return the first field in which two forms differ: "max_length 5, not 7"."""
+    for name in [*wanted, *got]:
+        if wanted.get(name) != got.get(name):
+            return f"{name} {_short(got.get(name))}, not {_short(wanted.get(name))}"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} …"

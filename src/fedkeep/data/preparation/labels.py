@@ -1,0 +1,184 @@
+"""Labels of classes: which there are, and their numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean, shown
+from fedkeep.data.checks import check_close
+from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.rules import Rules
+
+
+class LabelError(DataError):
+    """A label that is no number of a class.
+
+    Attributes:
+        label: the label.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, label: str, why: str) -> None:
+        super().__init__(f"Labels: {why}")
+        self.label, self.why = label, why
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """A raw column of labels, as words.
+
+    Attributes:
+        values: the labels.
+        names: the labels in the order of their numbers, where they are known beforehand.
+        task: "multiclass" or "binary"; None: by the number of classes.
+        elsewhere: labels that get a number too, though they may stand in rows alone that were left out.
+    """
+
+    kind: ClassVar[str] = "label"
+    values: Sequence[str]
+    names: tuple[str, ...] | None = None
+    task: str | None = None
+    elsewhere: Collection[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
+        """Tell which labels there are, in any split, where nobody knows them beforehand."""
+        names = self.names if rules.label_names is None else rules.label_names
+        words = () if names is not None else tuple(sorted({*self.values, *self.elsewhere}))
+        return LabelSummary(task=self.task, names=names, words=words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSummary(ColumnSummary):
+    """What leaves a device of a column of labels.
+
+    Attributes:
+        task, names: as for `Labels`.
+        words: the different labels, sorted; empty where ``names`` are known.
+    """
+
+    pooled: ClassVar[frozenset[str]] = frozenset({"words"})
+
+    kind: Literal["label"] = "label"
+    task: str | None = None
+    names: tuple[str, ...] | None = None
+    words: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.words and not self.names:
+            raise DataError("Wanted at least one label; got none. Sum the device's data up again.")
+
+    def merged(self, other: Self) -> Self:
+        """Return the labels of either."""
+        return replace(self, words=tuple(sorted({*self.words, *other.words})))
+
+    def code(self, clients_a_word: int) -> LabelCode:
+        """Return the numbers of the labels.
+
+        Whole numbers stay as they are; other labels are numbered in sorted order.
+        """
+        if self.names is not None:
+            return LabelCode(task=self.task, names=self.names, integers=False)
+        if not all(word.isascii() and word.removeprefix("-").isdigit() for word in self.words):
+            return LabelCode(task=self.task, names=tuple(sorted(set(self.words))), integers=False)
+        for word in self.words:
+            if len(word) > 18 or word.startswith("-"):
+                raise LabelError(
+                    word, f"wanted a label of 0 or more, of at most 18 digits; got {shown(word)}."
+                )
+        numbers = np.asarray(self.words).astype(np.int64)
+        largest = self.words[int(numbers.argmax())]
+        try:
+            check_close(numbers, lambda _: "", "label_names, the labels in the order of their numbers")
+        except DataError as error:
+            raise LabelError(largest, str(error).removeprefix(": ")) from None
+        names = tuple(map(str, range(int(numbers.max()) + 1)))
+        return LabelCode(task=self.task, names=names, integers=True)
+
+    def reveals(self) -> str:
+        """Return in plain words what the server learns from it."""
+        if self.names is not None:
+            return f"labels: nothing; the {len(self.names):,} classes are known beforehand"
+        few = ", ".join(map(repr, self.words[:8])) + (", …" if len(self.words) > 8 else "")
+        return f"which labels there are, not how many of each: {few}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelCode(Code):
+    """The numbers of labels.
+
+    Attributes:
+        task: "multiclass" or "binary"; None: by the number of classes.
+        names: the labels in the order of their numbers.
+        integers: labels are whole numbers that stay as they are ("07" is 7).
+    """
+
+    kind: Literal["label"] = "label"
+    task: str | None
+    names: tuple[str, ...]
+    integers: bool
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise DataError("Wanted at least one label; got none.")
+        if not self.integers and len(set(self.names)) < len(self.names):
+            twice = next(name for name, times in Counter(self.names).items() if times > 1)
+            raise DataError(f"label_names names {shown(twice)} more than once; each label has one number.")
+
+    def encoded(self, raw: Labels, where: Where) -> NDArray[np.int64]:
+        """Return the labels' numbers, int64 (rows,).
+
+        Raises:
+            DataError: a label has none.
+        """
+        number = {word: self._number(word) for word in set(raw.values)}
+        for row, word in enumerate(raw.values):
+            if number[word] is None:
+                near = did_you_mean(word[:40], self.names)
+                raise DataError(
+                    f"{where(row)}: label {shown(word)} is not one of label_names, {list(self.names)}.{near}"
+                )
+        return np.asarray([number[word] for word in raw.values], dtype=np.int64)
+
+    def _number(self, word: str) -> int | None:
+        if not self.integers:
+            return self._position.get(word)
+        plain = word.isascii() and word.isdigit() and len(word) <= 18 and int(word) < len(self.names)
+        return int(word) if plain else None
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def fault(self, summary: ColumnSummary) -> str | None:
+        """Return why a device's column does not fit; None where it does."""
+        assert isinstance(summary, LabelSummary)
+        if self.task != summary.task:
+            return difference({"task": self.task}, {"task": summary.task})
+        if summary.names is not None and summary.names != self.names:
+            return difference({"label_names": self.names}, {"label_names": summary.names})
+        unknown = [word for word in summary.words if self._number(word) is None]
+        if unknown:
+            near = did_you_mean(unknown[0][:40], self.names)
+            return f"the label {shown(unknown[0])} is not one of {shown(list(self.names), 200)}.{near}"
+        return None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """int64."""
+        return np.dtype(np.int64)
+
+    def meta(self, column: str) -> Mapping[str, Any]:
+        """Return the task, the number of classes and their names."""
+        classes = max(2, len(self.names))
+        task = self.task or ("binary" if classes <= 2 else "multiclass")
+        return {"task": task, "classes": classes, "label_names": list(self.names)}

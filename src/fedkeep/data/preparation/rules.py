@@ -1,0 +1,42 @@
+"""What the server of a federation asks for when it lets devices sum up their data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedkeep.core.errors import ConfigError, check_choice
+
+TOKENS = ("char", "word", "token", "hashed_words")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How data are summed up and numbered. None leaves a matter to each device's own reader.
+
+    Attributes:
+        clients_a_word: a character or word counts only where at least so many clients have it (1: every one).
+        standardise: subtract from each numeric feature its mean, and divide by its standard deviation.
+        tokens: what texts are cut into: "char", "word" (between white space), "token" (between spaces), or
+            "hashed_words", for which no word has to be counted.
+        vocabulary: the most ids that a vocabulary may have, padding and unknown included.
+        max_length: characters or words of a text to keep.
+        label_names: the labels in the order of their numbers; then no client has to tell its labels.
+
+    Raises:
+        ConfigError: a number is too small, or there are no such tokens.
+    """
+
+    clients_a_word: int = 1
+    standardise: bool = False
+    tokens: str | None = None
+    vocabulary: int | None = None
+    max_length: int | None = None
+    label_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None:
+            check_choice("preparation.tokens: wanted", self.tokens, TOKENS)
+        for name, least in (("clients_a_word", 1), ("vocabulary", 2), ("max_length", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"preparation.{name}: wanted at least {least}; got {value}.")

@@ -1,0 +1,177 @@
+"""Where clients' data come from: a source sums its data up, and gives them in the encoding that all share."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, ParamSpec, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import group_rows
+from fedkeep.data.preparation.columns import Counted, RawColumn, Where
+from fedkeep.data.preparation.encoding import Encoding
+from fedkeep.data.preparation.labels import LabelError, Labels
+from fedkeep.data.preparation.numbers import plain_summary
+from fedkeep.data.preparation.rules import Rules
+from fedkeep.data.preparation.summary import About, Summary
+
+P = ParamSpec("P")
+
+
+class Source(Protocol):
+    """The data of some clients, on the device where they are."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The clients' ids."""
+        ...
+
+    def summary(self, rules: Rules = Rules()) -> Summary:
+        """Return what may leave the device.
+
+        Raises:
+            DataError: a fault in the data; file and line are named.
+        """
+        ...
+
+    def encoded(self, encoding: Encoding) -> FederatedData:
+        """Return the data in numbers.
+
+        Raises:
+            DataError: they do not fit the encoding: a column is missing or of another kind, a label is unknown.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raw:
+    """A source of examples as a reader read them: nothing is numbered or cut yet.
+
+    Attributes:
+        client: one id a row, texts or integers.
+        split: "train", "valid" or "test" of each row; None: not split.
+        columns: by the name that they have in a model's ``forward``.
+        about: what the reader knows without looking at the examples.
+        meta: what else ``FederatedData.meta`` is to hold.
+        where: names a row, for messages.
+    """
+
+    client: ArrayLike
+    split: Sequence[str] | None
+    columns: Mapping[str, RawColumn]
+    about: About = About()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    where: Where = "Row {}".format
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The clients' ids, in the order of the encoded data."""
+        return self._grouped[0]
+
+    @cached_property
+    def _grouped(self) -> tuple[list[str], NDArray[np.int64]]:
+        return group_rows(self.client)
+
+    def summary(self, rules: Rules = Rules()) -> Summary:
+        """Return what may leave the device; rows to train on shape it, or all where the data are not split."""
+        ids, client = self._grouped
+        rows = (
+            np.arange(len(client))
+            if self.split is None
+            else np.flatnonzero(np.asarray(self.split) == "train")
+        )
+        counted = Counted(rows=rows, client=client[rows])
+        columns = {name: column.summary(rules, counted) for name, column in self.columns.items()}
+        return Summary(
+            clients=len(ids), clients_a_word=rules.clients_a_word, columns=columns, about=self.about
+        )
+
+    def encoded(self, encoding: Encoding) -> FederatedData:
+        """Return the data in numbers."""
+        encoding.check_kinds(self.columns, self.about)
+        columns = {
+            name: encoding.columns[name].encoded(raw, self.where) for name, raw in self.columns.items()
+        }
+        meta = {**self.meta, **encoding.meta, "encoding": encoding.digest}
+        return FederatedData.from_columns(self.client, columns, self.split, meta)
+
+    def place_of(self, label: str) -> str:
+        """Return where a label stands first, for messages."""
+        for raw in self.columns.values():
+            if isinstance(raw, Labels) and label in raw.values:
+                return self.where(raw.values.index(label))
+        return "Labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A source of data that are encoded already: arrays, saved or generated data, images.
+
+    Attributes:
+        data: the data.
+    """
+
+    data: FederatedData
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The clients' ids."""
+        return self.data.ids
+
+    def summary(self, rules: Rules = Rules()) -> Summary:
+        """Tell the columns' types, and what ``meta`` says of the task; nothing of the examples."""
+        columns = {name: plain_summary(column) for name, column in self.data.columns.items()}
+        return Summary(
+            clients=len(self.data), clients_a_word=rules.clients_a_word, columns=columns, about=self._about
+        )
+
+    @property
+    def _about(self) -> About:
+        known: dict[str, Any] = {
+            name: self.data.meta.get(name)
+            for name in [f.name for f in fields(About)]
+        }
+        whole = {name: int(value) for name, value in known.items() if isinstance(value, np.integer)}
+        names = known["label_names"]
+        return About(**{**known, **whole, "label_names": None if names is None else tuple(map(str, names))})
+
+    def encoded(self, encoding: Encoding) -> FederatedData:
+        """Return the data as they are, with the classes that all devices have together."""
+        encoding.check(self.summary())
+        made = copy.copy(self.data)
+        about = encoding.about
+        shared = {"task": about.task, "classes": about.classes} if about.classes is not None else {}
+        made.meta = {**self.data.meta, **shared, "encoding": encoding.digest}
+        return made
+
+
+def prepared(source: Source, rules: Rules = Rules()) -> FederatedData:
+    """Return the data of a source in the encoding that follows from its own clients alone: a simulation's data.
+
+    Raises:
+        DataError: a fault in the data; file and line are named.
+    """
+    summary = source.summary(rules)
+    try:
+        encoding = Encoding.of(summary)
+    except LabelError as error:
+        place = source.place_of(error.label) if isinstance(source, Raw) else "Labels"
+        raise DataError(f"{place}: {error.why}") from None
+    return source.encoded(encoding)
+
+
+def encoded_alone(read: Callable[P, Source]) -> Callable[P, FederatedData]:
+    """Return a reader that gives encoded data: those of its own clients alone, see :func:`prepared`."""
+
+    @functools.wraps(read)
+    def read_and_encode(*args: P.args, **settings: P.kwargs) -> FederatedData:
+        return prepared(read(*args, **settings))
+
+    return read_and_encode

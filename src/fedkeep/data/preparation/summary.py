@@ -1,0 +1,184 @@
+"""The summary of a device's data: what it tells the server before the first round, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.preparation.columns import STRICT, ColumnSummary, difference
+from fedkeep.data.preparation.labels import LabelSummary
+from fedkeep.data.preparation.numbers import FeatureSummary, KeySummary, PlainSummary, TimeSummary
+from fedkeep.data.preparation.reading import from_json, to_json
+from fedkeep.data.preparation.texts import TextSummary
+from fedkeep.data.text import vocabulary_from
+
+KINDS = (TextSummary, LabelSummary, FeatureSummary, TimeSummary, KeySummary, PlainSummary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a reader knows of its data without looking at the examples; fields as in ``FederatedData.meta``."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    task: str | None = None
+    classes: int | None = None
+    items: int | None = None
+    vocabulary: dict[str, Any] | int | None = None
+    label_names: tuple[str, ...] | None = None
+    tasks: dict[str, dict[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.vocabulary, dict):
+            vocabulary_from(self.vocabulary)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The fields that are known."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        return found | ({} if self.label_names is None else {"label_names": list(self.label_names)})
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What summaries must agree in: not in the number of classes, nor in what follows from it."""
+        return asdict(replace(self, classes=None, task=None)) | {"regression": self.task == "regression"}
+
+    def merged(self, other: About) -> About:
+        """Return what is known of both; their forms are the same."""
+        known = [classes for classes in (self.classes, other.classes) if classes is not None]
+        task = self.task if self.task == other.task else "multiclass"
+        return replace(self, task=task, classes=max(known, default=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a device tells of its clients' data, summed over them. No client, no example and no text is named.
+
+    Attributes:
+        clients: how many there are.
+        clients_a_word: as for `Rules`.
+        columns: each column's summary by name.
+        about: what the reader knows without looking at the examples.
+    """
+
+    clients: int
+    clients_a_word: int = 1
+    columns: Mapping[str, ColumnSummary]
+    about: About = About()
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.clients_a_word < 1 or not self.columns:
+            raise DataError("Wanted a client and a column at least. Sum the device's data up again.")
+        for name, column in self.columns.items():
+            if isinstance(column, TextSummary) and column.counts:
+                most = max(column.clients.values(), default=0)
+                if bool(column.clients) != (self.clients_a_word > 1) or most > self.clients:
+                    raise DataError(
+                        f"The column {name!r} does not say for each word how many of {self.clients} clients have it, "
+                        f"or more than that. Sum the device's data up again."
+                    )
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What the summaries of several devices must agree in, as plain data."""
+        columns = {name: column.form for name, column in sorted(self.columns.items())}
+        form = {"columns": columns, "about": self.about.form, "clients_a_word": self.clients_a_word}
+        plain: dict[str, Any] = json.loads(json.dumps(form))
+        return plain
+
+    def difference(self, wanted: Summary) -> str | None:
+        """Return in what a device's data differ from others' in kind; None where they can be trained on together."""
+        if fault := columns_differ(wanted.columns, self.columns):
+            return fault
+        ours, theirs = self.form, wanted.form
+        for name, form in theirs["columns"].items():
+            if fault := difference(form, ours["columns"][name]):
+                return f"the column {name!r} has {fault}"
+        whole = {"clients_a_word": 0, **theirs["about"]}, {"clients_a_word": 0, **ours["about"]}
+        whole[0]["clients_a_word"], whole[1]["clients_a_word"] = wanted.clients_a_word, self.clients_a_word
+        return difference(*whole)
+
+    def describe(self) -> str:
+        """Return in plain words what the server learns from this summary, a line for each column."""
+        who = "one client" if self.clients == 1 else f"{self.clients:,} clients together"
+        lines = [f"What the summary of {who} tells the server:"]
+        lines += [f"  {name}: {column.reveals()}." for name, column in sorted(self.columns.items())]
+        lines.append("No example, no text and no client's traits or id is in it. No noise is added.")
+        if self.clients == 1:
+            lines.append("It is the summary of a single client, so all of this is known of that client.")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Return the summary as JSON; the same summary is always the same text."""
+        return to_json("summary", self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "The summary") -> Summary:
+        """Read what :meth:`to_json` gave.
+
+        Raises:
+            DataError: a field is missing, unknown, of another type, or contradicts another; ``where`` is named.
+        """
+        fields = {"clients": int, "clients_a_word": int, "about": About}
+        return cls(**from_json("summary", text, fields, KINDS, where))
+
+
+def columns_differ(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:
+    """Return which column is missing, is one too many, or is of another kind."""
+    for name in sorted({*wanted, *got}):
+        if name not in got:
+            return f"the column {name!r} is missing"
+        if name not in wanted:
+            return f"there is a column {name!r}, which the others lack"
+        if got[name].kind != wanted[name].kind:
+            return f"the column {name!r} is of the kind {got[name].kind!r}, not {wanted[name].kind!r}"
+    return None
+
+
+def merged(summaries: Iterable[Summary]) -> Summary:
+    """Return the summary of all devices' data together: the same in whatever order they come.
+
+    Raises:
+        DataError: there is none, or two differ in kind; see :func:`agreed`.
+    """
+    whole: Summary | None = None
+    for summary in summaries:
+        if whole is None:
+            whole = summary
+            continue
+        if fault := summary.difference(whole):
+            raise DataError(
+                f"The summaries differ: in one, {fault}. Give all devices the same settings of data."
+            )
+        columns = {name: whole.columns[name].merged(column) for name, column in summary.columns.items()}
+        whole = replace(
+            whole,
+            clients=whole.clients + summary.clients,
+            columns=columns,
+            about=whole.about.merged(summary.about),
+        )
+    if whole is None:
+        raise DataError("Wanted at least one summary; got none.")
+    return whole
+
+
+def agreeing(summaries: Mapping[str, Summary]) -> tuple[Summary, dict[str, str]]:
+    """Return the summary of the devices that agree in kind, and by name why the others don't fit.
+
+    Where devices differ, those with the most clients are right; the names of devices and their order change nothing.
+
+    Raises:
+        DataError: there is no summary.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, summary in sorted(summaries.items()):
+        groups.setdefault(json.dumps(summary.form, sort_keys=True), []).append(name)
+    if not groups:
+        raise DataError("Wanted at least one summary; got none.")
+    best = min(groups, key=lambda form: (-sum(summaries[name].clients for name in groups[form]), form))
+    inside = merged(summaries[name] for name in groups[best])
+    left = sorted(summaries.keys() - set(groups[best]))
+    return inside, {name: summaries[name].difference(inside) or "" for name in left}

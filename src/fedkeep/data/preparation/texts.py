@@ -1,0 +1,187 @@
+"""Texts: how often each character or word occurs, and the vocabulary that follows from it (KTEPS §5.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.data.columns import Ragged
+from fedkeep.data.hashing import HashedWords
+from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
+from fedkeep.data.preparation.rules import Rules
+from fedkeep.data.text import CharVocabulary, TokenVocabulary, Vocabulary, WordVocabulary, vocabulary_from
+
+Tokens = Literal["char", "word", "token", "hashed_words"]
+AnyVocabulary = CharVocabulary | WordVocabulary | HashedWords
+COUNTED: dict[str, type[Vocabulary]] = {
+    made.kind: made for made in (CharVocabulary, WordVocabulary, TokenVocabulary)
+}
+CALLED = {"char": "characters", "word": "words", "token": "words", "hashed_words": "words"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A raw column of texts.
+
+    Attributes:
+        values: the texts.
+        tokens: what they are cut into; see `Rules`.
+        size: the most ids to have, padding and unknown included.
+        max_length: characters or words of a text to keep.
+        given: a vocabulary that is known beforehand, so that nothing has to be counted.
+    """
+
+    kind: ClassVar[str] = "text"
+    values: Sequence[str]
+    tokens: Tokens
+    size: int
+    max_length: int
+    given: AnyVocabulary | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def summary(self, rules: Rules, counted: Counted) -> TextSummary:
+        """Count the symbols of the texts to train on, client by client."""
+        settings: dict[str, Any] = {"tokens": self.tokens, "size": self.size, "max_length": self.max_length}
+        asked = {"tokens": rules.tokens, "size": rules.vocabulary, "max_length": rules.max_length}
+        settings |= {name: value for name, value in asked.items() if value is not None}
+        own = self.given if rules.tokens is None and rules.vocabulary is None else None
+        if own is not None:
+            settings |= {"tokens": own.kind, "size": len(own)}
+            symbols = own.symbols if isinstance(own, Vocabulary) else None
+            return TextSummary(**settings, symbols=symbols)
+        if settings["tokens"] == HashedWords.kind:
+            return TextSummary(**settings)
+        kind, total, clients = COUNTED[settings["tokens"]], Counter[str](), Counter[str]()
+        if rules.clients_a_word == 1:
+            total = kind.count(self.values[row] for row in counted.rows)
+        else:
+            by_client = counted.rows[np.argsort(counted.client, kind="stable")]
+            starts = np.flatnonzero(np.diff(np.sort(counted.client))) + 1
+            for rows in np.split(by_client, starts):
+                found = kind.count(self.values[row] for row in rows)
+                total.update(found)
+                clients.update(found.keys())
+        return TextSummary(**settings, counts=_writable(total), clients=_writable(clients))
+
+
+def _writable(counts: Mapping[str, int]) -> dict[str, int]:
+    """Leave out symbols with half a pair of surrogates, which no file can hold: they are unknown."""
+    return {s: n for s, n in counts.items() if s.isascii() or not any("\ud800" <= c <= "\udfff" for c in s)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSummary(ColumnSummary):
+    """What leaves a device of a column of texts.
+
+    Attributes:
+        tokens, size, max_length: as for `Texts`.
+        symbols: of a vocabulary that is known beforehand.
+        counts: how often each symbol occurs in the texts to train on; empty where nothing has to be counted.
+        clients: how many clients have it; empty where ``Rules.clients_a_word`` is 1.
+    """
+
+    pooled: ClassVar[frozenset[str]] = frozenset({"counts", "clients"})
+
+    kind: Literal["text"] = "text"
+    tokens: Tokens
+    size: int
+    max_length: int
+    symbols: tuple[str, ...] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    clients: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if min((*self.counts.values(), *self.clients.values()), default=1) < 1:
+            raise DataError("Wanted counts of words of at least 1. Sum the device's data up again.")
+        if self.clients and self.clients.keys() != self.counts.keys():
+            raise DataError("Wanted for each word how many clients have it. Sum the device's data up again.")
+
+    def merged(self, other: Self) -> Self:
+        """Return the sums of the counts."""
+        counts, clients = Counter(self.counts), Counter(self.clients)
+        counts.update(other.counts)
+        clients.update(other.clients)
+        return replace(self, counts=dict(counts), clients=dict(clients))
+
+    def code(self, clients_a_word: int) -> TextCode:
+        """Return the vocabulary of the most frequent symbols; ties go to the smaller one."""
+        kept = self.counts
+        if clients_a_word > 1:
+            kept = {s: n for s, n in self.counts.items() if self.clients[s] >= clients_a_word}
+        symbols = self.symbols
+        if symbols is None and self.tokens != HashedWords.kind:
+            symbols = COUNTED[self.tokens].from_counts(kept, self.size).symbols
+        size = self.size if symbols is None else len(symbols) + 2
+        return TextCode(tokens=self.tokens, size=size, max_length=self.max_length, symbols=symbols)
+
+    def reveals(self) -> str:
+        """Return in plain words what the server learns from it."""
+        what = CALLED[self.tokens]
+        if not self.counts:
+            return f"texts of {what}: nothing is counted"
+        own = f", and how many clients have each: {sum(n == 1 for n in self.clients.values()):,} only one"
+        top = sorted(self.counts, key=lambda s: (-self.counts[s], s))[:5]
+        return (
+            f"how often each of {len(self.counts):,} {what} occurs in the texts to train on (most: "
+            f"{', '.join(map(repr, top))}){own if self.clients else ''}. Rare {what} can point to a person"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCode(Code):
+    """A vocabulary, and where texts are cut.
+
+    Attributes:
+        tokens, max_length: as for `Texts`.
+        size: the number of ids, padding and unknown included: the rows of an embedding.
+        symbols: in the order of their ids, from 2; None for hashed words.
+    """
+
+    kind: Literal["text"] = "text"
+    tokens: Tokens
+    size: int
+    max_length: int
+    symbols: tuple[str, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1 or len(self.vocabulary) != self.size:
+            raise DataError(
+                f"Wanted a vocabulary of {self.size} ids, and texts of at least 1; got {len(self.vocabulary)} and "
+                f"{self.max_length}."
+            )
+
+    @cached_property
+    def vocabulary(self) -> AnyVocabulary:
+        """The vocabulary."""
+        symbols = None if self.symbols is None else list(self.symbols)
+        return vocabulary_from({"kind": self.tokens, "size": self.size, "symbols": symbols})
+
+    def encoded(self, raw: Texts, where: Where) -> Ragged:
+        """Return the texts' ids; a symbol that the vocabulary lacks is unknown (1)."""
+        return self.vocabulary.encode_all(raw.values, self.max_length)
+
+    def fault(self, summary: ColumnSummary) -> str | None:
+        """Return why a device's column does not fit; None where it does."""
+        assert isinstance(summary, TextSummary)
+        names = ("tokens", "max_length") if summary.symbols is None else ("tokens", "max_length", "symbols")
+        return difference({n: getattr(self, n) for n in names}, {n: getattr(summary, n) for n in names})
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest integer type that holds every id."""
+        found = self.vocabulary
+        if isinstance(found, HashedWords):
+            return np.dtype(np.uint16 if found.size <= 1 << 16 else np.int32)
+        return found.dtype
+
+    def meta(self, column: str) -> Mapping[str, Any]:
+        """Return the vocabulary and the longest length."""
+        return {"vocabulary": self.vocabulary.to_dict(), "max_length": self.max_length}

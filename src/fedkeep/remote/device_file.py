@@ -1,0 +1,372 @@
+"""One run's private states on a device as they lie on its disk: one SQLite file, of its owner alone.
+
+A row of ``kept`` is a version of what one client keeps. ``(client, version, attempt)`` names it: ``version`` counts the
+client's rounds that the server has accepted, ``attempt`` is the message whose training made it. ``parent`` is the
+attempt of the version before. A row that is not ``accepted`` is staged: its upload has left, the server's word is
+awaited. Each row has a checksum of its values and of all that names them.
+
+What is deleted is overwritten with zeros (``secure_delete``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+
+from fedkeep.core.errors import RunError, StoreError
+from fedkeep.core.files import write_whole
+from fedkeep.core.params import Params, difference_of_names
+from fedkeep.store.database import Database, logs_of, new_file
+from fedkeep.store.rows import RowFormat
+
+FORMAT = 1
+ENDING = ".db"
+RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+PATIENCE = 30.0
+"""Seconds to wait for another process that serves a message of the same run."""
+TABLES = """
+CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE kept (
+    number INTEGER PRIMARY KEY,
+    client TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    parent INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    accepted INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    row BLOB NOT NULL
+);
+CREATE UNIQUE INDEX named ON kept (client, version, attempt);
+"""
+_DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a file says of itself.
+
+    Attributes:
+        owner: whose device it is, as configured there.
+        run: the run's id.
+        columns: name, dtype and shape of each private value.
+        agreed: what server and device agreed on, which a process that starts later goes on with.
+        began_from: the id of the run whose last states this one began with, or empty.
+        began: the clients that began so: their version 0 is a row of the file, and no default.
+    """
+
+    owner: str
+    run: str
+    columns: list[list[Any]]
+    agreed: Mapping[str, Any] = field(default_factory=dict)
+    began_from: str = ""
+    began: Sequence[str] = ()
+
+
+class Version(NamedTuple):
+    """A row without its values; ``number`` ascends in the order in which they were written."""
+
+    number: int
+    client: str
+    version: int
+    attempt: int
+    parent: int
+    round: int
+    accepted: bool
+
+
+class DeviceFile:
+    """The file of one run, of this process alone until ``close``.
+
+    Args:
+        path: the file, which must be there.
+        owner: whose it must be; None: anybody's, to look at it.
+        patience: how many seconds to wait for another process that has it.
+
+    Raises:
+        StoreError: it is missing, damaged, of another owner or fedkeep, in use, or can't be written.
+    """
+
+    def __init__(self, path: Path, owner: str | None, patience: float = PATIENCE) -> None:
+        self.path, self.run = path, path.stem
+        self._check_there()
+        self._lock = _locked(path, patience)
+        try:
+            self._file = Database(path)
+            try:
+                self.about = self._read_about(owner)
+                self.format = RowFormat(_initial(self.about.columns))
+                self._file.begin_to_write()
+                self._file.query("PRAGMA secure_delete = ON")
+            except BaseException:
+                self._file.close()
+                raise
+        except (OSError, ValueError, TypeError, KeyError, sqlite3.Error) as error:
+            self._lock.release()
+            raise self.damaged(error) from error
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _check_there(self) -> None:
+        if self.path.exists():
+            return
+        if logs_of(self.path):
+            raise StoreError(
+                f"The private state of the run {self.run!r} is missing, and its log is there. Restore it from a copy."
+            )
+        raise StoreError(f"The run {self.run!r} has no private state on this device.")
+
+    def _read_about(self, owner: str | None) -> About:
+        ((content, crc),) = self._file.query("SELECT content, crc FROM about").fetchall()
+        if zlib.crc32(str(content).encode()) != crc:
+            raise ValueError("what it says of itself does not fit its checksum")
+        found = json.loads(content)
+        if found.pop("format") != FORMAT:
+            raise StoreError(
+                f"The private state of the run {self.run!r} is of another fedkeep. Read it with that one, or forget it."
+            )
+        about = About(**found)
+        if about.run != self.run:
+            raise StoreError(
+                f"The private state of the run {self.run!r} belongs to the run {about.run!r}: somebody renamed it. "
+                f"Restore this run's own from a copy."
+            )
+        if owner is not None and about.owner != owner:
+            raise StoreError(
+                f"The private state of the run {self.run!r} belongs to {about.owner!r}, and this device to {owner!r}. "
+                f"Restore this device's own from a copy."
+            )
+        return about
+
+    def write_about(self, about: About) -> None:
+        """Replace what the file says of itself.
+
+        Raises:
+            StoreError: it can't be written; nothing has changed.
+        """
+        content = _about_text(about)
+        with self.writing():
+            self._file.query("UPDATE about SET content = ?, crc = ?", (content, zlib.crc32(content.encode())))
+        self.about = about
+
+    def versions(self, client: str | None = None) -> list[Version]:
+        """Return what there is of a client, or of all, in the order in which it was written."""
+        where, given = ("", ()) if client is None else (" WHERE client = ?", (client,))
+        try:
+            rows = self._file.query(
+                f"SELECT {', '.join(Version._fields)} FROM kept{where} ORDER BY number", given
+            ).fetchall()
+            found = [Version._make((*row[:6], bool(row[6]))) for row in rows]
+            if any(not isinstance(v.client, str) or set(map(type, v[2:6])) != {int} for v in found):
+                raise ValueError("a row's name makes no sense")
+            return found
+        except (sqlite3.Error, ValueError) as error:
+            raise self.damaged(error) from error
+
+    def values(self, version: Version) -> Params:
+        """Return a version's values.
+
+        Raises:
+            StoreError: they are damaged; names the client.
+        """
+        try:
+            found = self._file.query("SELECT crc, row FROM kept WHERE number = ?", version[:1]).fetchone()
+        except sqlite3.Error as error:
+            raise self.damaged(error) from error
+        crc, row = found or (None, b"")
+        whole = isinstance(row, bytes) and len(row) == self.format.bytes
+        if not whole or crc != crc_of(self.run, version, row):
+            raise StoreError(
+                f"Version {version.version} of what client {version.client!r} keeps in the run {self.run!r} does not "
+                f"fit its checksum: it is damaged. Restore it from a copy, or forget the client."
+            )
+        stacked = self.format.unpack(np.frombuffer(row, np.uint8).reshape(1, -1))
+        return {name: value[0] for name, value in stacked.items()}
+
+    def packed(self, values: Mapping[str, torch.Tensor], client: str) -> bytes:
+        """Return values, each (*shape), as a row.
+
+        Raises:
+            StoreError: names, shapes or dtypes differ, or one is not finite.
+        """
+        return packed(self.format, values, client)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Flush all that is done inside to the disk at the end, or nothing of it.
+
+        Raises:
+            StoreError: the disk is full or can't be written.
+        """
+        try:
+            with self._file.transaction("BEGIN IMMEDIATE"):
+                yield
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"The private state of the run {self.run!r} cannot be written: {error}. Nothing was lost: it is as it "
+                f"was before. Free some space or check the rights."
+            ) from error
+
+    def put(self, version: Version, row: bytes) -> None:
+        """Write a row, in the place of one of the same name; its number is the next."""
+        self._file.query("DELETE FROM kept WHERE client = ? AND version = ? AND attempt = ?", version[1:4])
+        self._file.query(*_insert(self.run, version, row))
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Remove rows."""
+        self._file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in numbers))
+
+    def forget(self, clients: Collection[str]) -> int:
+        """Remove all of these clients, from the log too; return how many versions that were.
+
+        Raises:
+            StoreError: it can't be written to the end.
+        """
+        gone = [version.number for version in self.versions() if version.client in clients]
+        with self.writing():
+            self.drop(gone)
+        try:
+            (busy, *_) = self._file.query("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"The log of the run {self.run!r} cannot be emptied: {error}. Try again."
+            ) from error
+        if busy:
+            raise StoreError(f"The log of the run {self.run!r} cannot be emptied: it is in use. Try again.")
+        return len(gone)
+
+    def damaged(self, error: Exception) -> StoreError:
+        """Return the error of a file that can't be read."""
+        return StoreError(
+            f"The private state of the run {self.run!r} cannot be read: {error}. Restore it from a copy, or forget it."
+        )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+        self._lock.release()
+
+
+def packed(format: RowFormat, values: Mapping[str, torch.Tensor], client: str) -> bytes:
+    """Return values, each (*shape), as a row; raises as ``DeviceFile.packed``."""
+    if fault := difference_of_names((str(column[0]) for column in format.columns()), values):
+        raise StoreError(f"The private values of client {client!r} have other names than are kept: {fault}.")
+    rows = format.pack({name: value.unsqueeze(0) for name, value in values.items()}, 1)
+    if (bad := format.nonfinite(rows)) is not None:
+        raise StoreError(
+            f"Private {bad[1]!r} of client {client!r} holds a NaN or an infinity; only finite values are kept."
+        )
+    return rows.tobytes()
+
+
+def crc_of(run: str, version: Version, row: bytes) -> int:
+    """Return the checksum of a row's values and of all that names them."""
+    return zlib.crc32(row, zlib.crc32(json.dumps([run, *version[1:]]).encode()))
+
+
+def _insert(run: str, version: Version, row: bytes) -> tuple[str, Sequence[Any]]:
+    given = (*version[1:6], int(version.accepted), crc_of(run, version, row), row)
+    return "INSERT INTO kept VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", given
+
+
+def file_of(folder: Path, run: str) -> Path:
+    """Return where the states of a run lie.
+
+    Raises:
+        StoreError: the id could name another place.
+    """
+    if not RUN_ID.fullmatch(run):
+        raise StoreError(f"A run's id is 1 to 64 letters, digits, '-' and '_'; got {run[:80]!r}.")
+    return folder / f"{run}{ENDING}"
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the ids of the runs that have states in a folder."""
+    return sorted(path.stem for path in folder.glob(f"*{ENDING}") if RUN_ID.fullmatch(path.stem))
+
+
+def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ()) -> None:
+    """Make a file, whole or not at all, with its first rows; only its owner can read it, and enter its folder.
+
+    Raises:
+        StoreError: it is there, or can't be written.
+    """
+    if path.exists() or logs_of(path):
+        raise StoreError(f"The run {path.stem!r} has private states on this device already.")
+    content = _about_text(about)
+    format = RowFormat(_initial(about.columns))
+    first: list[tuple[str, Sequence[Any]]] = [
+        ("INSERT INTO about VALUES (?, ?)", (content, zlib.crc32(content.encode()))),
+        *(_insert(about.run, version, row) for version, row in rows),
+    ]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(path.parent, 0o700)
+        write_whole(path, new_file(TABLES, format.bytes, first), 0o600)
+    except (OSError, RunError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or getattr(error.__cause__, "strerror", None) or error
+        raise StoreError(
+            f"The private state of the run {path.stem!r} cannot be made: {reason}. Free some space or check the rights."
+        ) from error
+
+
+def remove(path: Path, patience: float = PATIENCE) -> list[Path]:
+    """Remove a run's states with their log, also damaged ones; return what was removed.
+
+    Raises:
+        StoreError: another process has them, or they can't be removed.
+    """
+    lock = _locked(path, patience)
+    gone = [part for part in (path, *logs_of(path)) if part.exists()]
+    try:
+        for part in gone:
+            with open(part, "r+b") as file:  # the bytes go too, as far as the disk overwrites in place
+                size = part.stat().st_size
+                file.writelines(bytes(min(1 << 20, size - start)) for start in range(0, size, 1 << 20))
+                file.flush()
+                os.fsync(file.fileno())
+            part.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"{part} cannot be removed: {error.strerror}. Check the rights, and try again."
+        ) from error
+    finally:
+        lock.release()
+    Path(lock.lock_file).unlink(missing_ok=True)
+    return gone
+
+
+def _about_text(about: About) -> str:
+    return json.dumps({"format": FORMAT, **asdict(about)})
+
+
+def _initial(columns: Sequence[Sequence[Any]]) -> Params:
+    return {name: torch.zeros(tuple(shape), dtype=_DTYPES[kind]) for name, kind, shape in columns}
+
+
+def _locked(path: Path, patience: float) -> FileLock:
+    lock = FileLock(path.with_suffix(".lock"), mode=0o600)
+    try:
+        lock.acquire(timeout=patience, poll_interval=0.02)
+    except Timeout as error:
+        raise StoreError(
+            f"The private state of the run {path.stem!r} is in use by another process. Wait for it."
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"The private state of the run {path.stem!r} cannot be locked: {error.strerror or error}."
+        ) from error
+    return lock

@@ -1,0 +1,63 @@
+"""What happened on the way of a federation, beside its records: a line of JSON each, in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round"]
+"""``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
+said no more. ``lost``, ``late``, ``refused``, ``broken``: a client was missing from a round. ``again``: a message was
+sent again. ``round``: of a round as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        seconds: when, by the transport's clock.
+        round: the number of the round it happened in.
+        kind: what.
+        text: for people.
+        node, client: who; empty where nobody in particular.
+    """
+
+    seconds: float
+    round: int
+    kind: Kind
+    text: str
+    node: str = ""
+    client: str = ""
+
+
+@dataclass
+class Events:
+    """All events of a run, in their order.
+
+    Attributes:
+        now: the clock.
+        path: a file that gets a line of each; None: there is none. It is for people: nothing is read from it, and a
+            disk that is full costs events alone.
+        round: the round that is on its way.
+        said: all since the server started.
+    """
+
+    now: Callable[[], float]
+    path: Path | None = None
+    round: int = 0
+    said: list[Event] = field(default_factory=list)
+
+    def note(self, kind: Kind, text: str, *, node: str = "", client: str = "") -> None:
+        """Note an event."""
+        event = Event(seconds=self.now(), round=self.round, kind=kind, text=text, node=node, client=client)
+        self.said.append(event)
+        if self.path is not None:
+            try:
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(event)) + "\n")
+            except OSError:
+                self.path = None

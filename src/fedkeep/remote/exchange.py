@@ -1,0 +1,257 @@
+"""One conversation with nodes: orders go out, a message for each node; answers come in until all are there, or time is up.
+
+An order can be repeated: a message that was lost is sent again, and a client that turns up on another node is asked
+again there, always as the same attempt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedkeep.core.errors import LateError, LostError, UploadError
+from fedkeep.engines import Answer, Judged, Leaves, Task
+from fedkeep.remote.events import Events
+from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.packet import Packet
+from fedkeep.remote.wire import (
+    Answers,
+    ClientOrder,
+    Header,
+    Refused,
+    Work,
+    header_of,
+    read_answers,
+    work_packet,
+)
+from fedkeep.split import Split
+
+RANK: Sequence[Leaves] = ("sums", "clients", "examples")
+MOST_REFUSALS = 2
+"""Refusals of a client's order by its node until the client sits out: after the first, the node is told of the run anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a federation's server and devices have agreed on, and what the server puts up with.
+
+    Attributes:
+        run, fingerprint, encoding: as in ``Work``.
+        split: the method's; uploads with private names are refused.
+        tasks: what is judged.
+        leaves: what of judging the server asks for.
+        poll: seconds between looks for new nodes while answers are awaited.
+        again: seconds until an order is sent again that nobody answered; it doubles each time.
+    """
+
+    run: str
+    fingerprint: str
+    encoding: str
+    split: Split
+    tasks: Sequence[Task]
+    leaves: Leaves = "sums"
+    poll: float = 1.0
+    again: float = 600.0
+
+
+@dataclass
+class _Sent:
+    node: str
+    orders: Mapping[str, ClientOrder]
+    since: float
+    patience: float
+
+
+@dataclass
+class Exchange:
+    """Orders on their way.
+
+    Attributes:
+        rules: of the federation.
+        nodes: reaches the clients.
+        events: is told what goes wrong.
+        round, attempt: of the messages.
+        orders: by client.
+        deadline: the time at which nothing more is awaited; None: there is none.
+        enough: uploads after which nothing more is awaited; None: all are.
+        open: orders that were not answered yet.
+        found: answers that came, by client, until they are fetched.
+        judged: by partition, what came of judging.
+        heard: the clients that answered in any way.
+    """
+
+    rules: Rules
+    nodes: Nodes
+    events: Events
+    round: int
+    attempt: int
+    orders: Mapping[str, ClientOrder]
+    deadline: float | None = None
+    enough: int | None = None
+    open: dict[str, ClientOrder] = field(default_factory=dict)
+    found: dict[str, Answer] = field(default_factory=dict)
+    judged: list[tuple[str, Judged]] = field(default_factory=list)
+    heard: set[str] = field(default_factory=set)
+    _sent: dict[str, _Sent] = field(default_factory=dict)
+    _refusals: dict[str, int] = field(default_factory=dict)
+    _taken: int = 0
+    _told: bool = False
+
+    def __post_init__(self) -> None:
+        self.open = dict(self.orders)
+        self._send(self.open)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is awaited."""
+        late = self.deadline is not None and self.nodes.transport.now() >= self.deadline
+        return late or (self.enough is not None and self._taken >= self.enough)
+
+    def answer(self, client: str) -> Answer:
+        """Return a client's answer; wait for it until the conversation is closed."""
+        while client in self.open and not self.closed:
+            self.step()
+        if client in self.found:
+            return self.found.pop(client)
+        return Answer(client=client, fault=self._missing(client))
+
+    def finish(self) -> None:
+        """Wait for all that is still awaited."""
+        while self.open and not self.closed:
+            self.step()
+
+    def step(self) -> None:
+        """Hear what has come, send again what must be, and wait a little if there was nothing."""
+        transport = self.nodes.transport
+        replies = transport.receive(list(self._sent)) if self._sent else []
+        for reply in replies:
+            sent = self._sent.pop(reply.ticket, None)
+            if sent is not None:
+                self._hear(sent, reply.packet, reply.reason)
+        moved = [client for client in self.nodes.look() if client in self.open]
+        self._send({client: self.open[client] for client in moved})
+        for sent in list(self._sent.values()):
+            if transport.now() >= sent.since + sent.patience:
+                again = {client: self.open[client] for client in sent.orders if client in self.open}
+                patience, sent.patience = sent.patience, math.inf  # its answer is taken still, if it comes
+                if again:
+                    said = f"Node {sent.node!r} did not answer for {patience:g} s; its orders are sent again."
+                    self.events.note("again", said, node=sent.node)
+                    self._send(again, 2 * patience)
+        if not self._sent and self.open and not self._told:
+            self._told = True
+            some = sorted(self.open)[:3]
+            self.events.note("again", f"{len(self.open)} clients are on no node, e.g. {', '.join(some)}; waiting.")
+        if not replies and self.open and not self.closed:
+            left = self.rules.poll if self.deadline is None else self.deadline - transport.now()
+            transport.wait(max(0.0, min(self.rules.poll, left)))
+
+    def _send(self, orders: Mapping[str, ClientOrder], patience: float | None = None) -> None:
+        by_node: dict[str, dict[str, ClientOrder]] = {}
+        awaited = {
+            (s.node, client) for s in self._sent.values() if s.patience < math.inf for client in s.orders
+        }
+        for client, order in orders.items():
+            node = self.nodes.place.get(client)
+            if node is not None and (node, client) not in awaited:
+                by_node.setdefault(node, {})[client] = order
+        messages = [(node, self._packet(some)) for node, some in by_node.items()]
+        now, tickets = self.nodes.transport.now(), self.nodes.transport.send(messages) if messages else []
+        for ticket, (node, some) in zip(tickets, by_node.items(), strict=True):
+            self._sent[ticket] = _Sent(node, some, now, patience or self.rules.again)
+
+    def _packet(self, orders: Mapping[str, ClientOrder]) -> Packet:
+        rules = self.rules
+        work = Work(
+            run=rules.run, fingerprint=rules.fingerprint, encoding=rules.encoding, round=self.round,
+            attempt=self.attempt, orders=tuple(orders.values()), leaves=rules.leaves,
+        )  # fmt: skip
+        return work_packet(work)
+
+    def _hear(self, sent: _Sent, packet: Packet | None, reason: str) -> None:
+        orders = {client: order for client, order in sent.orders.items() if client in self.open}
+        if not orders:
+            return
+        if packet is None:
+            self.events.note("again", f"Node {sent.node!r}: {reason}.", node=sent.node)
+            self.nodes.forget(sent.node, reason)  # if it is there, it is asked again as soon as it says so
+            return
+        try:
+            if packet.header.get("kind") == "refused":
+                self._refused(sent.node, orders, header_of(packet, Refused).reason)
+                return
+            answers = read_answers(packet, self.rules.split)
+            self._check(sent, answers)
+        except UploadError as error:
+            for client in orders:
+                self._settle(client, Answer(client=client, fault=error))
+            return
+        for answer in answers.answers:
+            if answer.client in orders:
+                self._settle(answer.client, answer)
+        if len(orders) == len(sent.orders):  # else some were judged before, and are in this sum again
+            self.judged += answers.judged
+
+    def _refused(self, node: str, orders: Mapping[str, ClientOrder], reason: str) -> None:
+        self.events.note("refused", f"Node {node!r} refused its orders: {reason}", node=node)
+        for client in orders:
+            self._refusals[client] = self._refusals.get(client, 0) + 1
+            if self._refusals[client] >= MOST_REFUSALS:
+                error = UploadError(f"Client {client!r}: its node refused the order: {reason}")
+                self._settle(client, Answer(client=client, fault=error))
+        self.nodes.ask_anew(node)
+
+    def _settle(self, client: str, answer: Answer) -> None:
+        """Take a client's answer."""
+        order = self.open.pop(client)
+        fault = answer.fault
+        if fault is None and order.train != (answer.upload is not None):
+            wrong = "no upload came" if order.train else "an upload came that nobody asked for"
+            fault = UploadError(f"The answer of client {client!r} was refused: {wrong}.")
+        if fault is not None:
+            answer = Answer(client=client, loss=answer.loss, fault=fault)
+        elif order.train and self.closed:
+            answer = Answer(client=client, fault=self._missing(client))
+        elif order.train:
+            self._taken += 1
+        self.heard.add(client)
+        self.found[client] = answer
+
+    def _missing(self, client: str) -> LostError:
+        if self.enough is not None and self._taken >= self.enough:
+            return LateError(f"Client {client!r} was not waited for: the first {self.enough} answers are taken.")
+        if client in self.nodes.place:
+            return LateError(f"Client {client!r} had not answered at the round's deadline.")
+        return LostError(f"Client {client!r} is on no node.")
+
+    def _check(self, sent: _Sent, answers: Answers) -> None:
+        """Refuse answers to anything but these orders.
+
+        Raises:
+            UploadError: says what is wrong.
+        """
+        wanted = (self.rules.run, self.round, self.attempt, list(sent.orders))
+        got = (answers.run, answers.round, answers.attempt, [answer.client for answer in answers.answers])
+        if wanted != got:
+            raise UploadError(
+                f"The answers of node {sent.node!r} were refused: they are not to these orders; wanted (run, round, "
+                f"attempt, clients) {wanted}, got {got}."
+            )
+        asked = {
+            (judging.split, judging.models) for order in sent.orders.values() for judging in order.judge
+        }
+        known, seen = {task: number for number, task in enumerate(self.rules.tasks)}, set()
+        for split, judged in answers.judged:
+            people = set(sent.orders) if judged.leaves != "sums" else {""}
+            of_whom = judged.tallies.clients
+            key = (split, judged.task)
+            fine = (split, judged.models) in asked and judged.task in known and key not in seen
+            fine = fine and RANK.index(judged.leaves) <= RANK.index(self.rules.leaves)
+            fine = fine and set(of_whom) <= people and len(set(of_whom)) == len(of_whom)
+            if not fine or int(judged.tallies.people.sum()) > len(sent.orders):
+                raise UploadError(
+                    f"The answers of node {sent.node!r} were refused: they hold a result of judging {split!r} that "
+                    f"nobody asked for."
+                )
+            seen.add(key)

@@ -1,0 +1,237 @@
+"""Clients on other machines as one device of the server's round: a message a node and round, training and judging together.
+
+Judging rides with the next round's training (``Defers``). Which of its private versions a client builds on follows
+from the ledger, and goes out with each order: so the device keeps what was accepted, and drops what was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, LateError, LostError, MethodError, NonFiniteError
+from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Model, Order, Tallies, Task
+from fedkeep.engines.tally import ROWS, tallied
+from fedkeep.remote.events import Events, Kind
+from fedkeep.remote.exchange import Exchange, Rules
+from fedkeep.remote.ledger import Ledger
+from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.wire import ClientOrder, Judging, Partition
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What came of judging clients as they were after a round: models asked by split, results by split."""
+
+    round: int
+    asked: Mapping[str, Sequence[Model]]
+    judged: Sequence[tuple[str, Judged]]
+
+    def answers(self, round: int, split: str, models: Sequence[Model]) -> bool:
+        return self.round == round and list(self.asked.get(split, ())) == list(models)
+
+
+class Fleet:
+    """The clients of a federation, wherever they are.
+
+    Args:
+        nodes: reaches them.
+        rules: what server and devices have agreed on.
+        ledger: which of each client's private versions was accepted last.
+        policy: deadline and over-selection.
+        cohort: uploads that a round takes where more clients are asked.
+        events: is told who was missing, and why.
+        clock: gives the number of an attempt if it is larger than the last one's: microseconds.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        rules: Rules,
+        ledger: Ledger,
+        policy: RoundPolicy,
+        *,
+        cohort: int,
+        events: Events,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.nodes, self.rules, self.ledger, self.policy = nodes, rules, ledger, policy
+        self.cohort, self.events, self._clock = cohort, events, clock
+        self._attempt = 0
+        self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
+        self._results: _Results | None = None
+        self._round = 0  # of the last training
+        self._attempts: dict[str, int] = {}  # by client, of that training
+        self._settled: dict[str, int] = {}  # by client, the version it was told of last
+
+    def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
+        """Let judging ride with the next round's training."""
+        self._announced = list(orders), asked
+
+    def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
+        """Let clients train; the answers come in the order of ``orders``, as soon as they are there."""
+        if not orders:
+            return
+        self._round, self._results = orders[0].round, None
+        asked = self._with_judging(orders)
+        over = self.policy.over_selection > 1
+        exchange = self._exchange(self._round, asked, enough=self.cohort if over else None)
+        self._attempts = dict.fromkeys((order.client for order in orders), exchange.attempt)
+        for order in orders:
+            answer = exchange.answer(order.client)
+            self._tell_fault(answer)
+            yield answer
+            del answer  # its upload is large
+        exchange.finish()
+        self._heard(exchange)
+        if self._announced is not None:
+            judged, asked_models = self._announced
+            self._results, self._announced = _Results(judged[0].round, asked_models, exchange.judged), None
+            self._tell_unjudged(exchange, [order.client for order in judged])
+
+    def accept(self, shares: Mapping[str, float]) -> None:
+        """Note which clients' states count; they hear of it with their next order."""
+        self.ledger.accept(shares, self._round, self._attempts)
+
+    def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
+        """Judge models of clients, or give what was announced and has come with the last training."""
+        orders = list(orders)
+        if not orders:
+            return [self._whole(task, tuple(models), []) for task in self.rules.tasks]
+        round, asked = orders[0].round, {split: models}
+        if self._announced is not None and self._announced[0][0].round == round:
+            asked, self._announced = dict(self._announced[1]), None  # all at once, as no training follows
+        elif self._results is not None and self._results.answers(round, split, models):
+            return self._joined(self._results.judged, split, tuple(models))
+        exchange = self._exchange(round, self._with_entries([(order, False, asked) for order in orders]))
+        exchange.finish()
+        self._heard(exchange)
+        self._tell_unjudged(exchange, [order.client for order in orders])
+        self._results = _Results(round, asked, exchange.judged)
+        return self._joined(exchange.judged, split, tuple(models))
+
+    def adapt(self, orders: Iterable[Order], adaptation: Adaptation) -> list[Judged]:
+        """Refuse: devices on other machines are not asked to personalise after federation.
+
+        Raises:
+            MethodError: always.
+        """
+        raise MethodError(
+            "Devices on other machines are not asked to personalise after federation. Let each of them do it for its "
+            "own clients, or use a simulation."
+        )
+
+    def settle(self, orders: Iterable[Order]) -> None:
+        """Tell clients which of their states counted last; those that know are not told again."""
+        orders = list(orders)
+        entries = self.ledger.entries([order.client for order in orders])
+        news = [order for order in orders if entries[order.client].version != self._settled.get(order.client, 0)]
+        if news:
+            exchange = self._exchange(news[0].round, self._with_entries([(order, False, {}) for order in news]))
+            exchange.finish()
+            self._heard(exchange)
+
+    def prepare(self, round: int) -> str:
+        """Make the ledger durable under a round's number, not yet valid."""
+        return self.ledger.store.prepare(round)
+
+    def apply(self) -> None:
+        """Make the prepared ledger valid."""
+        self.ledger.store.apply()
+
+    def next_attempt(self) -> int:
+        """Return a number that is larger than all before, over restarts too as long as the clock does not go back."""
+        self._attempt = max(self._attempt + 1, self._clock())
+        return self._attempt
+
+    def _exchange(
+        self, round: int, orders: Mapping[str, ClientOrder], enough: int | None = None
+    ) -> Exchange:
+        self.events.round = round
+        deadline = self.policy.deadline
+        return Exchange(
+            self.rules, self.nodes, self.events, round, self.next_attempt(), orders,
+            None if deadline is None else self.nodes.transport.now() + deadline, enough,
+        )  # fmt: skip
+
+    def _with_judging(self, orders: Sequence[Order]) -> dict[str, ClientOrder]:
+        """Return a round's orders to train, and those to judge that were announced; one for each client.
+
+        A client that trains is judged with what it is sent to train from: it is what the server has now, too.
+        """
+        judged, asked = self._announced or ([], {})
+        ids = {order.client for order in judged}
+        wanted = [(o, True, asked if o.client in ids else {}) for o in orders]
+        trained = {o.client for o in orders}
+        groups = {id(o.sent.params): o.sent for o in orders}  # the global model travels once a node
+        for order in judged:
+            if order.client not in trained:
+                sent = groups.get(id(order.sent.params), order.sent)
+                wanted.append((replace(order, sent=sent, round=self._round), False, asked))
+        return self._with_entries(wanted)
+
+    def _with_entries(
+        self, wanted: Sequence[tuple[Order, bool, Mapping[str, Sequence[Model]]]]
+    ) -> dict[str, ClientOrder]:
+        entries = self.ledger.entries([order.client for order, _, _ in wanted])
+        return {
+            order.client: ClientOrder(
+                order=order, version=entries[order.client].version, attempt=entries[order.client].attempt,
+                share=entries[order.client].share, train=train, judge=_judgings(asked),
+            )
+            for order, train, asked in wanted
+        }  # fmt: skip
+
+    def _heard(self, exchange: Exchange) -> None:
+        self._settled |= {client: exchange.orders[client].version for client in exchange.heard}
+
+    def _tell_fault(self, answer: Answer) -> None:
+        fault = answer.fault
+        if fault is not None:
+            kinds: dict[type, Kind] = {LateError: "late", LostError: "lost", NonFiniteError: "broken"}
+            self.events.note(kinds.get(type(fault), "refused"), str(fault), client=answer.client)
+
+    def _tell_unjudged(self, exchange: Exchange, clients: Sequence[str]) -> None:
+        for client in clients:
+            answer = exchange.found.get(client)
+            if client not in exchange.heard:
+                self.events.note("late", f"Client {client!r} was not judged.", client=client)
+            elif answer is not None and answer.fault is not None:
+                self.events.note("lost", f"Client {client!r} was not judged: {answer.fault}", client=client)
+
+    def _joined(
+        self, found: Sequence[tuple[str, Judged]], split: str, models: tuple[Model, ...]
+    ) -> list[Judged]:
+        mine = [judged for where, judged in found if where == split]
+        return [self._whole(task, models, [j for j in mine if j.task == task]) for task in self.rules.tasks]
+
+    def _whole(self, task: Task, models: tuple[Model, ...], parts: Sequence[Judged]) -> Judged:
+        """Return one result of several nodes', its rows in the order of the roster."""
+        table = _none(task, models).joined([part.tallies for part in parts])
+        if self.rules.leaves == "sums" or not all(table.clients):
+            table = table.total()
+        else:
+            table = _taken(table, np.argsort([self.ledger.roster.index(client) for client in table.clients]))
+        return Judged(task=task, models=models, leaves=self.rules.leaves, table=table)
+
+
+def _judgings(asked: Mapping[str, Sequence[Model]]) -> tuple[Judging, ...]:
+    splits: Mapping[str, Partition] = {"train": "train", "valid": "valid", "test": "test"}
+    if wrong := asked.keys() - splits.keys():
+        raise ConfigError(f"Wanted one of {list(splits)} to judge; got {sorted(wrong)}.")
+    return tuple(Judging(split=splits[split], models=tuple(models)) for split, models in asked.items())
+
+
+def _none(task: Task, models: tuple[Model, ...]) -> Tallies:
+    """Return tallies of nobody."""
+    return tallied(task, models, [Judgement.joined(task, ())] * len(models), ())
+
+
+def _taken(table: Tallies, rows: np.ndarray) -> Tallies:
+    """Return these rows of tallies."""
+    columns = {name: getattr(table, name)[rows] for name in ROWS}
+    return replace(table, clients=tuple(table.clients[row] for row in rows.tolist()), **columns)

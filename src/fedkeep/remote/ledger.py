@@ -1,0 +1,74 @@
+"""What a server knows of each client's private state: how many of its rounds were accepted, and the last one's share.
+
+It is kept in the store that keeps private states in a simulation, so that it is committed with each round, and a run's
+folder recovers it in the same way. No private value is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedkeep.methods import Roster
+from fedkeep.store import Default, PrivateStore
+
+COLUMNS = Default(
+    {
+        "version": torch.zeros((), dtype=torch.int64),
+        "share": torch.zeros((), dtype=torch.float64),
+        "round": torch.full((), -1, dtype=torch.int64),
+        "attempt": torch.zeros((), dtype=torch.int64),
+    }
+)
+"""What stands in the ledger of a client that was never accepted."""
+
+
+class Entry(NamedTuple):
+    """A client's line.
+
+    Attributes:
+        version: how many of its rounds were accepted in this run; 0: it has default values.
+        share: z = c_k / Σ c of the last accepted one.
+        round: the number of that round; −1: there is none.
+        attempt: of the message that it answered, see ``wire.Work``; 0: there is none.
+    """
+
+    version: int
+    share: float
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The lines of all clients.
+
+    Attributes:
+        store: where they are kept, made with ``COLUMNS``.
+        roster: gives each id its place in the store.
+    """
+
+    store: PrivateStore
+    roster: Roster
+
+    def entries(self, clients: Sequence[str]) -> dict[str, Entry]:
+        """Return clients' lines by id."""
+        columns = self.store.read([self.roster.index(client) for client in clients])
+        lines = zip(*(columns[name].tolist() for name in Entry._fields), strict=True)
+        return {client: Entry(*line) for client, line in zip(clients, lines, strict=True)}
+
+    def accept(self, shares: Mapping[str, float], round: int, attempts: Mapping[str, int]) -> None:
+        """Note that these clients' states of a round count, given z and the message's attempt of each."""
+        if not shares:
+            return
+        before = self.entries(list(shares))
+        columns = {
+            "version": torch.tensor([entry.version + 1 for entry in before.values()]),
+            "share": torch.tensor(list(shares.values()), dtype=torch.float64),
+            "round": torch.full((len(shares),), round),
+            "attempt": torch.tensor([attempts[client] for client in shares]),
+        }
+        self.store.write([self.roster.index(client) for client in shares], columns)

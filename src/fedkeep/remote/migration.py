@@ -1,0 +1,92 @@
+"""A new run that begins with the private states of an older one: by name, where shapes and types agree.
+
+What does not agree is never guessed: the run is refused on this device, or those values begin anew, as configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from fedkeep.core.errors import StoreError
+from fedkeep.core.params import Params
+from fedkeep.methods import Kept, newest
+from fedkeep.methods.client import by_share
+from fedkeep.remote.device_file import DeviceFile, Version
+from fedkeep.remote.device_store import Accept, MissingError, Wanted, columns_of
+from fedkeep.store import Default
+
+OnChange = Literal["refuse", "anew"]
+RULES: dict[str, Accept] = {"newest": newest, "by_share": by_share}
+
+
+def migrated(
+    old: DeviceFile,
+    versions: Mapping[str, Wanted],
+    default: Default,
+    *,
+    encoding: str,
+    on_change: OnChange,
+    on_missing: OnChange,
+) -> Iterator[tuple[str, Params]]:
+    """Yield what each client begins the new run with.
+
+    Args:
+        old: the old run's states.
+        versions: by client, the version that the old run's server accepted last.
+        default: of the new run.
+        encoding: the digest of the new run's encoding: where it is another, a row of a table stands for another word,
+            so every value counts as changed.
+        on_change: about values that are new, gone, or of another shape or type: ``"refuse"``, or begin them ``"anew"``.
+        on_missing: about clients whose version is not there: likewise.
+
+    Raises:
+        StoreError: says what changed or is missing, and what to do.
+    """
+    there = {str(name): f"{kind} {shape}" for name, kind, shape in old.about.columns}
+    here = {str(name): f"{kind} {shape}" for name, kind, shape in columns_of(default.initial)}
+    same = [name for name in here if there.get(name) == here[name]]
+    changes = [f"{name!r} is {_change(there, here, name)}" for name in {**there, **here} if name not in same]
+    if encoding != old.about.agreed.get("encoding"):
+        same, changes = [], ["the encoding is another", *changes]
+    if changes and on_change == "refuse":
+        raise StoreError(
+            f"The private states of the run {old.run!r} do not fit the new one: {'; '.join(changes)}. Continue with "
+            f"what they were made with, or let what changed begin anew: on_change = 'anew'."
+        )
+    for client, wanted in versions.items():
+        try:
+            before = _accepted(old, client, wanted)
+        except MissingError:
+            if on_missing == "refuse":
+                raise
+            before = {}
+        yield client, {**default(client), **{name: before[name] for name in same if name in before}}
+
+
+def _change(there: Mapping[str, str], here: Mapping[str, str], name: str) -> str:
+    if name not in there:
+        return "new"
+    return f"{here[name]}, and was {there[name]}" if name in here else "gone"
+
+
+def _accepted(old: DeviceFile, client: str, wanted: Wanted) -> Params:
+    """Return the values of the version that the old run's server accepted last."""
+    rows = {(row.version, row.attempt): row for row in old.versions(client)}
+    row = rows.get(wanted[:2])
+    if row is None:
+        raise MissingError(
+            f"This device does not have version {wanted.version} of what client {client!r} keeps in the run "
+            f"{old.run!r}. Restore it from a copy, or let the client begin anew: on_missing = 'anew'."
+        )
+    after = old.values(row)
+    name = str(old.about.agreed.get("accept"))
+    if row.accepted or RULES.get(name) is newest:
+        return after
+    parent: Version | None = rows.get((row.version - 1, row.parent))
+    if parent is None or name not in RULES:
+        raise MissingError(
+            f"Version {wanted.version} of what client {client!r} keeps in the run {old.run!r} was never accepted on "
+            f"this device. Finish that run, or let the client begin anew: on_missing = 'anew'."
+        )
+    return RULES[name](Kept.of(old.values(parent)), Kept.of(after), wanted.share).flat

@@ -1,0 +1,328 @@
+"""A device of a federation: it builds the experiment that the server names, keeps its clients' states, and serves.
+
+    hello     -> here      whose data it has, and the summary that it is asked for
+    encoding  -> fits      it has built the experiment, and compared it with the server's part by part
+    work      -> answers   begin at the versions that the server names, judge, train, stage durably, answer
+
+Nothing that it answers holds a private value, an example or a path of the device. What is wrong is said in an answer
+``refused``, or as a client's fault; the text of an error that may hold data stays on the device (``tell``).
+
+A message may come twice, and may be served by a process that has heard none before it: what was agreed on is kept with
+the states.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from fedkeep.core.describe import describe
+from fedkeep.core.errors import (
+    ConfigError,
+    DataError,
+    FedkeepError,
+    MethodError,
+    SplitError,
+    StoreError,
+    UploadError,
+)
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params
+from fedkeep.data import SPLITS, FederatedData
+from fedkeep.data.preparation import Encoding, Rules, Source
+from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
+from fedkeep.engines.tables.reads import resolved
+from fedkeep.methods import Method
+from fedkeep.remote import fingerprint
+from fedkeep.remote.device_file import About, DeviceFile, Version, create, file_of, packed
+from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
+from fedkeep.remote.migration import OnChange, migrated
+from fedkeep.remote.packet import Packet
+from fedkeep.remote.serving import Held, serve
+from fedkeep.remote.wire import (
+    PROTOCOL,
+    Encode,
+    Fits,
+    Hello,
+    Here,
+    Refused,
+    answers_packet,
+    header_of,
+    read_work,
+    told,
+)
+from fedkeep.store import Default
+from fedkeep.store.rows import RowFormat
+
+Experiment = Callable[[str, Mapping[str, Any]], tuple[nn.Module, Method]]
+"""Makes model and method of a configuration's text and an encoding as JSON; server and device call the same."""
+
+
+class RefusalError(FedkeepError):
+    """A node does not serve a message; the text goes to the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a device's owner lays down.
+
+    Attributes:
+        owner: whose device it is; states of another owner are refused.
+        history: accepted versions that are kept beside the last, so that a server that goes back can be followed.
+        on_missing: about a client whose version is not there: ``"refuse"``, or let it begin ``"anew"``.
+        on_change: about private values that a run which continues another does not find as they were: likewise.
+        leaves: the most of judging that may leave.
+        clients_a_word: a word is told only if so many clients of this device have it, whatever the server asks.
+        simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
+        compute: where to compute, e.g. ``"cpu"``.
+        patience: seconds to wait for another process that serves a message of the same run.
+    """
+
+    owner: str
+    history: int = 1
+    on_missing: OnChange = "refuse"
+    on_change: OnChange = "refuse"
+    leaves: Leaves = "sums"
+    clients_a_word: int = 1
+    simulated_noise: bool = False
+    compute: str = "cpu"
+    patience: float = 30.0
+
+
+@dataclass
+class Running:
+    """A run as this device has built it."""
+
+    hello: Hello
+    parts: Mapping[str, str]
+    job: Job
+    held: Held
+    received: Params
+    store: DeviceStore | None = field(default=None)
+
+
+class Node:
+    """A device.
+
+    Args:
+        source: its clients' data.
+        folder: where private states are kept.
+        terms: what its owner lays down.
+        experiment: makes model and method.
+        engine: trains clients; one by one if none is given.
+        tell: is told what happens here, and why something was refused, in full; it stays on the device.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        folder: Path,
+        terms: Terms,
+        experiment: Experiment,
+        *,
+        engine: Engine | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.source, self.folder, self.terms, self.experiment = source, folder, terms, experiment
+        self.engine, self.tell = engine or Sequential(), tell
+        self._runs: dict[str, Running] = {}
+
+    @property
+    def clients(self) -> Sequence[str]:
+        """The ids of its clients."""
+        return [str(client) for client in self.source.ids]
+
+    def serve(self, packet: Packet) -> Packet:
+        """Answer a message; never raises for what is in it, or for what is wrong on this device."""
+        run = str(packet.header.get("run", ""))[:64]
+        try:
+            kind = packet.header.get("kind")
+            if kind == "hello":
+                return told(self._hello(header_of(packet, Hello)))
+            if kind == "encoding":
+                return told(self._encoding(header_of(packet, Encode)))
+            if kind == "work":
+                return self._work(packet)
+            raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
+        except (RefusalError, StoreError, UploadError) as error:
+            self.tell(str(error))
+            return told(Refused(run=run, reason=str(error)))
+        except DataError as error:
+            self.tell(str(error))
+            reason = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
+            return told(Refused(run=run, reason=reason))
+        except Exception as error:  # noqa: BLE001  a fault in a model or in this node: its text may hold data
+            self.tell(f"{type(error).__name__}: {error}")
+            reason = f"It has failed with {type(error).__name__}. Its own log says more."
+            return told(Refused(run=run, reason=reason))
+
+    def close(self) -> None:
+        """Let go of all files, and of what the engine holds."""
+        for running in self._runs.values():
+            if running.store is not None:
+                running.store.close()
+        self._runs = {}
+        self.engine.close()
+
+    def _hello(self, hello: Hello) -> Here:
+        self._check(hello)
+        summary = None
+        if hello.summarise is not None:
+            try:
+                rules = Rules(**hello.summarise)
+            except (TypeError, ConfigError) as error:
+                raise RefusalError(f"The rules of the summary cannot be used: {error}") from error
+            least = max(rules.clients_a_word, self.terms.clients_a_word)
+            if least > rules.clients_a_word:
+                raise RefusalError(
+                    f"This device tells of words that at least {least} clients have; clients_a_word is "
+                    f"{rules.clients_a_word}. Ask for {least}."
+                )
+            summary = json.loads(self.source.summary(rules).to_json())
+        return Here(run=hello.run, clients=list(self.clients), summary=summary)
+
+    def _check(self, hello: Hello) -> None:
+        """Raise RefusalError unless this device can take part in the run at all."""
+        file_of(self.folder, hello.run)
+        if hello.protocol != PROTOCOL:
+            raise RefusalError(f"The server speaks protocol {hello.protocol}, this device {PROTOCOL}.")
+        if hello.code != fingerprint.code():
+            raise RefusalError(
+                f"The server runs fedkeep {_short(hello.code)}, this device {_short(fingerprint.code())}. Install the "
+                f"same on both."
+            )
+        if hello.simulated_noise and not self.terms.simulated_noise:
+            raise RefusalError("simulated_noise is for tests: this device draws its noise from the system.")
+        if not len(self.source.ids):
+            raise RefusalError("This device has no client's data.")
+
+    def _encoding(self, message: Encode) -> Fits:
+        running = self._built(message.hello, message.encoding, message.fingerprint)
+        if (old := self._runs.pop(message.run, None)) is not None and old.store is not None:
+            old.store.close()
+        path = file_of(self.folder, message.run)
+        agreed = {
+            "hello": message.hello.model_dump(), "fingerprint": dict(running.parts),
+            "encoding": running.parts["encoding"], "encoded": message.encoding,
+            "accept": describe(running.job.method.client.accept),
+        }  # fmt: skip
+        if not path.exists():
+            self._create(path, message, running, agreed)
+        running.store = self._open(message.run, running)
+        if running.store.file.about.agreed != agreed:
+            running.store.file.write_about(replace(running.store.file.about, agreed=agreed))
+        self._runs[message.run] = running
+        data = running.job.data
+        counts = {split: data.counts(split).tolist() for split in SPLITS}
+        return Fits(
+            run=message.run,
+            clients={
+                str(client): {split: counts[split][place] for split in SPLITS}
+                for place, client in enumerate(data.ids)
+            },
+        )
+
+    def _built(self, hello: Hello, encoding: Mapping[str, Any], wanted: Mapping[str, str]) -> Running:
+        """Return a run as this device builds it.
+
+        Raises:
+            RefusalError: it can't be built, or differs from the server's; names the parts.
+        """
+        self._check(hello)
+        data: FederatedData = self.source.encoded(Encoding.from_json(json.dumps(encoding)))
+        try:
+            model, method = self.experiment(hello.experiment, encoding)
+            module = method.made_for(model).to(self.terms.compute)
+        except (ConfigError, MethodError, SplitError) as error:
+            raise RefusalError(f"The experiment cannot be built on this device: {error}") from error
+        net = Net(module)
+        initial = net.initial()
+        parts = fingerprint.parts(module, method, initial, encoding)
+        if names := fingerprint.differing(wanted, parts):
+            raise RefusalError(
+                f"The experiment on this device is not the server's; what differs: {names}. Install the same versions "
+                f"of all packages, and look whether the model's first values follow from the configuration."
+            )
+        held = Held(Default(first_kept(method, net), method.client.keep.value, hello.seed), data.ids)
+        job = Job(
+            resolved(method, net, data, self.terms.compute), net, data, held, hello.seed, self.terms.compute,
+            entropy="run" if hello.simulated_noise else "system",
+        )  # fmt: skip
+        return Running(hello, parts, job, held, method.split.halves(module).federated(initial))
+
+    def _create(self, path: Path, message: Encode, running: Running, agreed: Mapping[str, Any]) -> None:
+        """Make the run's file; with ``continue_from`` clients begin it with what they kept of that run."""
+        default, old = running.held.default, message.hello.continue_from
+        about = About(
+            owner=self.terms.owner, run=message.run, columns=columns_of(default.initial), agreed=agreed, began_from=old
+        )  # fmt: skip
+        wanted = {
+            client: Wanted(v.version, v.attempt, v.share)
+            for client, v in message.versions.items()
+            if v.version and client in self.clients
+        }
+        if not old or not wanted:
+            create(path, about)
+            return
+        file = DeviceFile(file_of(self.folder, old), self.terms.owner, self.terms.patience)
+        try:
+            form = RowFormat(default.initial)
+            rows = [
+                (Version(0, client, 0, 0, 0, 0, accepted=True), packed(form, values, client))
+                for client, values in migrated(
+                    file, wanted, default, encoding=running.parts["encoding"], on_change=self.terms.on_change,
+                    on_missing=self.terms.on_missing,
+                )
+            ]  # fmt: skip
+        finally:
+            file.close()
+        create(path, replace(about, began=[version.client for version, _ in rows]), rows)
+
+    def _open(self, run: str, running: Running) -> DeviceStore:
+        return DeviceStore(
+            self.folder, self.terms.owner, run, running.held.default, history=self.terms.history,
+            accept=running.job.method.client.accept, patience=self.terms.patience,
+        )  # fmt: skip
+
+    def _running(self, run: str) -> Running:
+        """Return a run, built anew from what was agreed on where this process has not heard of it yet."""
+        if run not in self._runs:
+            file = DeviceFile(file_of(self.folder, run), self.terms.owner, self.terms.patience)
+            agreed = file.about.agreed
+            file.close()
+            if not agreed:
+                raise RefusalError(f"This device has not agreed on the run {run!r} yet. Say hello first.")
+            hello = Hello.model_validate(agreed["hello"])
+            running = self._built(hello, agreed["encoded"], agreed["fingerprint"])
+            running.store = self._open(run, running)
+            self._runs[run] = running
+        return self._runs[run]
+
+    def _work(self, packet: Packet) -> Packet:
+        work = read_work(packet)
+        running = self._running(work.run)
+        if work.encoding != running.parts["encoding"]:
+            raise RefusalError("The order is of another encoding than this device has agreed on.")
+        if work.fingerprint != fingerprint.digest(running.parts):
+            raise RefusalError("The order is of another experiment than this device has agreed on.")
+        assert running.store is not None
+        leaves: Leaves = min(work.leaves, self.terms.leaves, key=_LEAVES.index)
+        work = replace(work, leaves=leaves)
+        answers = serve(
+            work, running.job, running.held, running.store, self.engine, running.received,
+            anew=self.terms.on_missing == "anew", tell=self.tell,
+        )  # fmt: skip
+        return answers_packet(answers)
+
+
+_LEAVES: Sequence[Literal["sums", "clients", "examples"]] = ("sums", "clients", "examples")
+
+
+def _short(code: str) -> str:
+    version, _, source = code.partition(" ")
+    return f"{version} (source {source[:8]})"

@@ -1,0 +1,174 @@
+"""Which nodes are there, what each said of itself, and on which of them each client is.
+
+A node is told of the run (``hello``), then of its encoding; from its answer ``fits`` on its clients take part. A node
+that was restarted may have another name, and then its clients are on that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedkeep.core.errors import UploadError
+from fedkeep.remote.events import Events
+from fedkeep.remote.packet import Packet
+from fedkeep.remote.transport import Transport
+from fedkeep.remote.wire import Encode, Fits, Header, Hello, Here, Refused, header_of, told
+
+
+@dataclass
+class _Node:
+    state: Literal["asked", "here", "encoding", "fits", "refused"]
+    ticket: str = ""
+    since: float = 0.0
+    here: Here | None = None
+    fits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    claims: dict[str, str] = field(default_factory=dict)
+    """Clients that another node, named here, has too: it is asked whether it is still there."""
+
+
+class Nodes:
+    """The nodes of a run.
+
+    Args:
+        transport: reaches them.
+        hello: the first message to each.
+        events: is told who comes and goes.
+        patience: seconds until a node that does not answer is asked anew.
+
+    Attributes:
+        place: by client, its node.
+        counts: by client, its numbers of examples by partition.
+        twice: clients that two nodes have, and what is wrong with that.
+        refusals: by node, why it takes no part.
+    """
+
+    def __init__(self, transport: Transport, hello: Hello, events: Events, *, patience: float = 60.0) -> None:
+        self.transport, self.hello, self.events, self.patience = transport, hello, events, patience
+        self.place: dict[str, str] = {}
+        self.counts: dict[str, Mapping[str, int]] = {}
+        self.twice: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._encode: Encode | None = None
+        self._moved: list[str] = []
+
+    @property
+    def here(self) -> dict[str, Here]:
+        """What each node that is there said of itself."""
+        return {name: node.here for name, node in self._nodes.items() if node.here is not None}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a node has still to answer."""
+        return any(node.ticket for node in self._nodes.values())
+
+    def encode(self, message: Encode) -> None:
+        """Tell every node from now on how data become numbers."""
+        self._encode = message
+        for name, node in self._nodes.items():
+            if node.state == "here":
+                self._send(name, "encoding", message)
+
+    def look(self) -> list[str]:
+        """See who is there and hear what they say; return the clients that are on a node since the last look."""
+        names = self.transport.nodes()
+        for name in [name for name in self._nodes if name not in names]:
+            self.forget(name, "it is not there any more")
+        for name in names:
+            if name not in self._nodes:
+                self._nodes[name] = _Node("asked")
+                self._send(name, "asked", self.hello)
+        asked = {node.ticket: name for name, node in self._nodes.items() if node.ticket}
+        for reply in self.transport.receive(list(asked)) if asked else ():
+            name = asked[reply.ticket]
+            if name in self._nodes and self._nodes[name].ticket == reply.ticket:
+                self._hear(name, reply.packet, reply.reason)
+        for name, node in list(self._nodes.items()):
+            if node.ticket and self.transport.now() > node.since + self.patience:
+                self.forget(name, f"it did not answer for {self.patience:g} s")
+        moved, self._moved = self._moved, []
+        return moved
+
+    def ask_anew(self, name: str) -> None:
+        """Begin anew with a node: it has forgotten the run, e.g. as it was restarted."""
+        if name in self._nodes:
+            self._send(name, "asked", self.hello)
+
+    def forget(self, name: str, why: str) -> None:
+        """Take a node to be gone; if it is there, the next look begins anew with it."""
+        node = self._nodes.pop(name, None)
+        if node is None:
+            return
+        self.events.note("left", f"Node {name!r}: {why}.", node=name)
+        self.refusals.pop(name, None)
+        for client in [client for client, place in self.place.items() if place == name]:
+            del self.place[client]
+        for client, other in node.claims.items():
+            self._put(client, other)
+
+    def _send(self, name: str, state: Literal["asked", "encoding"], message: Header) -> None:
+        node = self._nodes[name]
+        node.state, node.since = state, self.transport.now()
+        (node.ticket,) = self.transport.send([(name, told(message))])
+
+    def _hear(self, name: str, packet: Packet | None, reason: str) -> None:
+        node = self._nodes[name]
+        node.ticket = ""
+        if packet is None:
+            self.forget(name, reason)
+            return
+        try:
+            if packet.header.get("run") != self.hello.run:
+                raise UploadError("it answers for another run.")
+            if packet.header.get("kind") == "refused":
+                self._refused(name, header_of(packet, Refused).reason)
+            elif node.state == "asked":
+                self._is_here(name, node, header_of(packet, Here))
+            else:
+                self._fits(name, node, header_of(packet, Fits))
+        except UploadError as error:
+            self._refused(name, str(error))
+
+    def _refused(self, name: str, reason: str) -> None:
+        self._nodes[name].state, self.refusals[name] = "refused", reason
+        for client in [client for client, place in self.place.items() if place == name]:
+            del self.place[client]
+        self.events.note("refused", f"Node {name!r} takes no part: {reason}", node=name)
+
+    def _is_here(self, name: str, node: _Node, here: Here) -> None:
+        if node.here is None:
+            self.events.note("joined", f"Node {name!r} has {len(here.clients)} clients.", node=name)
+        node.state, node.here = "here", here
+        for client, other in node.claims.items():
+            if client not in here.clients:
+                self._put(client, other)
+                continue
+            self.twice[client] = (
+                f"Client {client!r} is declared on two nodes, {name!r} and {other!r}. A client has one private state: "
+                f"take it out of one node's configuration."
+            )
+            self.events.note("refused", self.twice[client], node=other, client=client)
+        node.claims = {}
+        if self._encode is not None:
+            self._send(name, "encoding", self._encode)
+
+    def _fits(self, name: str, node: _Node, fits: Fits) -> None:
+        node.state, node.fits = "fits", fits.clients
+        for client in fits.clients:
+            other = self.place.get(client, name)
+            if other == name or other not in self._nodes:
+                self._put(client, name)
+            else:  # it may be the same device under another name: is the other one still there?
+                self._nodes[other].claims[client] = name
+                self._send(other, "asked", self.hello)
+
+    def _put(self, client: str, name: str) -> None:
+        node = self._nodes.get(name)
+        if node is None or client not in node.fits:
+            return
+        if client in self.counts and self.place.get(client) != name:
+            self.events.note("moved", f"Client {client!r} is on node {name!r}.", node=name, client=client)
+        self.place[client], self.counts[client] = name, node.fits[client]
+        self._moved.append(client)

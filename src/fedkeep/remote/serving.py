@@ -1,0 +1,162 @@
+"""A round's message on a device: begin at the named versions, judge, train, make it durable, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fedkeep.core.errors import LostError, StoreError, UploadError
+from fedkeep.core.params import Params, misfit
+from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Order
+from fedkeep.engines import Work as Train
+from fedkeep.engines.base import UPLOAD, paired
+from fedkeep.methods import Sent
+from fedkeep.remote.device_store import DeviceStore, MissingError, Wanted
+from fedkeep.remote.wire import Answers, ClientOrder, Partition, Work
+from fedkeep.store import MemoryStore
+
+Tell = Callable[[str], None]
+
+
+class Held(MemoryStore):
+    """What clients begin a message with, in memory; the durable states are in the ``DeviceStore``."""
+
+    def forget(self) -> None:
+        """Hold nothing."""
+        self._rows = {}
+
+
+def serve(
+    work: Work,
+    job: Job,
+    held: Held,
+    store: DeviceStore,
+    engine: Engine,
+    received: Params,
+    *,
+    anew: bool,
+    tell: Tell,
+) -> Answers:
+    """Do what a message asks of this device's clients.
+
+    Args:
+        work: the message.
+        job: the run on this device; its store is ``held``.
+        held: is filled with what clients begin with.
+        store: the durable states.
+        engine: trains.
+        received: names, shapes and types of the parameters that must be sent.
+        anew: whether a client whose version is missing begins anew.
+        tell: is told what the device's owner should know.
+
+    Returns:
+        An answer for each order. Nothing of it is valid on the device that is not durable there.
+
+    Raises:
+        UploadError: what was sent does not fit the model; nothing was done.
+        FedkeepError: a model failed on its data; likewise.
+    """
+    for sent in {id(one.order.sent): one.order.sent for one in work.orders}.values():
+        _check_sent(received, sent)
+    held.forget()
+    store.discard()
+    begun: dict[str, ClientOrder] = {}
+    answers: dict[str, Answer] = {}
+    for one in work.orders:
+        client = one.order.client
+        try:
+            _begin(one, job, held, store, anew, tell)
+            begun[client] = one
+        except (LostError, StoreError) as error:
+            tell(str(error))
+            answers[client] = Answer(client=client, fault=LostError(str(error)))
+    judged = _judged(begun.values(), LocalDevice(job, engine, leaves=work.leaves))
+    for answer, kept in _trained([one for one in begun.values() if one.train], job, engine, work.round, tell):
+        answers[answer.client] = answer
+        if kept is not None:
+            one = begun[answer.client]
+            wanted = Wanted(one.version, one.attempt, one.share)
+            try:
+                store.stage(answer.client, kept, wanted, round=work.round, attempt=work.attempt)
+            except StoreError as error:
+                tell(str(error))
+                answers[answer.client] = Answer(client=answer.client, fault=LostError(str(error)))
+    try:
+        store.commit()
+    except StoreError as error:  # nothing leaves that is not durable here
+        tell(str(error))
+        answers |= {client: Answer(client=client, fault=LostError(str(error))) for client in begun}
+        judged = ()
+    return Answers(
+        run=work.run, round=work.round, attempt=work.attempt, judged=judged,
+        answers=tuple(
+            answers.get(one.order.client, Answer(client=one.order.client)) for one in work.orders
+        ),
+    )  # fmt: skip
+
+
+def _begin(one: ClientOrder, job: Job, held: Held, store: DeviceStore, anew: bool, tell: Tell) -> None:
+    """Hold what a client begins with."""
+    client, wanted = one.order.client, Wanted(one.version, one.attempt, one.share)
+    place = job.data.ids.index(client) if client in job.data.ids else -1
+    if place < 0:
+        raise LostError(f"Client {client!r} is not on this device.")
+    try:
+        kept = store.begin(client, wanted)
+    except MissingError as error:
+        if not anew:
+            raise
+        tell(f"{error} It begins anew.")
+        kept = store.begin_anew(client, wanted)
+    held.write([place], {name: value.unsqueeze(0) for name, value in kept.items()})
+
+
+def _trained(
+    orders: Sequence[ClientOrder], job: Job, engine: Engine, round: int, tell: Tell
+) -> list[tuple[Answer, Params | None]]:
+    """Return the answer of each client, and what it would keep."""
+    if not orders:
+        return []
+    flat: dict[int, Params] = {}
+    work = [
+        Train(job.data.index(o.order.client), flat.setdefault(id(o.order.sent), o.order.sent.flat))
+        for o in orders
+    ]
+    found = []
+    results = engine.train(job, work, round, orders[0].order.progress)
+    for one, result in paired(orders, results):
+        if result.note:
+            tell(result.note)
+        answer = Answer(client=one.order.client, upload=result.upload, loss=result.loss, fault=result.fault)
+        found.append((answer, result.kept if result.upload is not None else None))
+    return found
+
+
+def _judged(orders: Iterable[ClientOrder], device: LocalDevice) -> tuple[tuple[Partition, Judged], ...]:
+    """Return what comes of judging; clients with the same partition and models are judged together."""
+    together: dict[tuple[Partition, tuple[Model, ...]], list[Order]] = {}
+    sent: dict[int, Sent] = {}
+    for one in orders:
+        for judging in one.judge:
+            given = sent.setdefault(id(one.order.sent), _without_links(one.order.sent))
+            order = Order(round=one.order.round, client=one.order.client, sent=given)
+            together.setdefault((judging.split, judging.models), []).append(order)
+    return tuple(
+        (split, judged)
+        for (split, models), some in together.items()
+        for judged in device.judge(some, split, models)
+    )
+
+
+def _without_links(sent: Sent) -> Sent:
+    """Return what was sent without what is for the upload chain."""
+    return Sent(params=sent.params, state={n: v for n, v in sent.state.items() if not n.startswith(UPLOAD)})
+
+
+def _check_sent(wanted: Params, sent: Sent) -> None:
+    """Raise UploadError unless the parameters are those of the model."""
+    fault = misfit(wanted, sent.params)
+    if not fault:
+        types = ((name, value.dtype, sent.params[name].dtype) for name, value in wanted.items())
+        fault = next((f"{name!r} wants {want}, is {have}" for name, want, have in types if want != have), "")
+    if fault:
+        raise UploadError(f"The parameters that were sent do not fit the model: {fault}.")

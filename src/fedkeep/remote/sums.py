@@ -1,0 +1,122 @@
+"""Results of judging as tensors, and back: sums, or every example's result where the device's policy lets it leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedkeep.core.errors import UploadError, shown
+from fedkeep.core.params import Params, difference_of_names
+from fedkeep.engines import Judged, Judgement, Leaves, Model, Tallies, Task
+from fedkeep.engines.tally import BINS, ROWS
+
+WHOLE = ("people", "count", "right", "agreed", "scores")
+"""Columns of a tally that hold whole numbers of at least 0."""
+EXAMPLE = ("client", "loss", "score", "label", "row")
+
+
+class JudgedHeader(BaseModel):
+    """What is said of a result beside its numbers.
+
+    ``clients``: with tallies the client of each row, an empty text where a row is a sum; with examples the ids that
+    clients' numbers stand for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    split: Literal["train", "valid", "test"]
+    kind: Literal["multiclass", "binary", "regression"]
+    label: str
+    name: str | None
+    models: Annotated[list[Model], Field(min_length=1)]
+    leaves: Leaves
+    clients: list[str]
+
+
+def judged_tensors(split: str, judged: Judged) -> tuple[dict[str, Any], Params]:
+    """Return what is said of a result, and its columns by name: a tally's, or ``M/COLUMN`` of each model's examples."""
+    tensors: Params = {}
+    if judged.examples:
+        numbers = np.unique(judged.examples[0].client)
+        clients = [str(judged.roster[int(c)]) for c in numbers]
+        for m, one in enumerate(judged.examples):
+            columns = dict(zip(EXAMPLE, one.columns, strict=True))
+            columns["client"] = np.searchsorted(numbers, one.client)
+            tensors |= {f"{m}/{name}": torch.from_numpy(values.copy()) for name, values in columns.items()}
+    else:
+        clients = list(judged.tallies.clients)
+        tensors = {name: torch.from_numpy(np.array(getattr(judged.tallies, name))) for name in ROWS}
+    task = judged.task
+    header = {
+        "split": split, "kind": task.kind, "label": task.label, "name": task.name, "models": list(judged.models),
+        "leaves": judged.leaves, "clients": clients,
+    }  # fmt: skip
+    return header, tensors
+
+
+def read_judged(header: JudgedHeader, tensors: Params) -> Judged:
+    """Return what ``judged_tensors`` wrote.
+
+    Raises:
+        UploadError: names, shapes, types or values are not those of a result.
+    """
+    task, models = Task(header.kind, header.label, header.name), tuple(header.models)
+    if len(set(models)) < len(models):
+        raise _refused(f"a model stands twice in {list(models)}")
+    if header.leaves == "examples":
+        examples = _examples(task, len(models), len(header.clients), tensors)
+        return Judged(
+            task=task, models=models, leaves=header.leaves, examples=examples, roster=header.clients
+        )
+    return Judged(
+        task=task, models=models, leaves=header.leaves, table=_table(task, models, header.clients, tensors)
+    )
+
+
+def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensors: Params) -> Tallies:
+    k, m, p = len(clients), len(models), len(list(combinations(models, 2)))
+    shapes = dict.fromkeys(ROWS, (k, m)) | {
+        "people": (k,), "count": (k,), "agreed": (k, p, 2, 2), "difference": (k, p, 2),
+        "scores": (k, m, 2, BINS if task.kind == "binary" else 0),
+    }  # fmt: skip
+    if fault := difference_of_names(shapes, tensors):
+        raise _refused(fault)
+    for name, shape in shapes.items():
+        value = tensors[name]
+        _check(name, value, shape, torch.int64 if name in WHOLE else torch.float64)
+        if name in WHOLE and bool((value < 0).any()):
+            raise _refused(f"{name!r} holds a number below 0")
+    columns: dict[str, Any] = {name: tensors[name].numpy() for name in ROWS}
+    return Tallies(task=task, models=models, clients=tuple(clients), **columns)
+
+
+def _examples(task: Task, models: int, clients: int, tensors: Params) -> tuple[Judgement, ...]:
+    wanted = [f"{m}/{name}" for m in range(models) for name in EXAMPLE]
+    if fault := difference_of_names(wanted, tensors):
+        raise _refused(fault)
+    count = len(tensors["0/client"]) if tensors["0/client"].dim() else -1
+    for name in wanted:
+        kind = {"client": torch.int64, "row": torch.int64, "label": tensors[name].dtype}
+        _check(name, tensors[name], (count,), kind.get(name.partition("/")[2], torch.float64))
+    found = []
+    for m in range(models):
+        columns = [tensors[f"{m}/{name}"].numpy() for name in EXAMPLE]
+        if count and not (columns[0].min() >= 0 and columns[0].max() < clients):
+            raise _refused(f"an example is of none of the {clients} clients")
+        found.append(Judgement.joined(task, [columns]))
+    return tuple(found)
+
+
+def _check(name: str, value: torch.Tensor, shape: tuple[int, ...], kind: torch.dtype) -> None:
+    if tuple(value.shape) != shape or value.dtype != kind:
+        got = f"{tuple(value.shape)} {value.dtype}"
+        raise _refused(f"{shown(name)} should be {shape} {kind}, is {got}")
+
+
+def _refused(fault: str) -> UploadError:
+    return UploadError(f"A result of judging was refused: {fault}.")

@@ -1,0 +1,402 @@
+"""A round's orders and answers as packets, and back. What is read is checked before it is used.
+
+Tensors of a message ``work`` stand under ``group/G/params/NAME`` and ``group/G/state/NAME``: orders that are sent the
+same share a group, so the global model travels once a node. Those of ``answers`` stand under ``answer/I/deltas/NAME``
+and ``answer/I/rows/NAME``, losses under ``losses`` (JSON has no NaN), results of judging under ``judged/J/…``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedkeep.core.errors import LostError, NonFiniteError, UploadError, shown
+from fedkeep.core.params import Params, is_state, nonfinite, prefixed, under
+from fedkeep.engines import Answer, Judged, Leaves, Model, Order
+from fedkeep.methods import Sent
+from fedkeep.remote.packet import Packet
+from fedkeep.remote.sums import JudgedHeader, judged_tensors, read_judged
+from fedkeep.split import Split
+
+PROTOCOL = 1
+"""Of the messages; server and device must speak the same."""
+
+Partition = Literal["train", "valid", "test"]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
+    "broken": NonFiniteError,
+    "malformed": UploadError,
+    "lost": LostError,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """What of a client is judged: models, side by side on its examples of a partition."""
+
+    split: Partition
+    models: tuple[Model, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOrder:
+    """What the server asks of one client, and which of its private versions it builds on.
+
+    Attributes:
+        order: its round is that of the whole message.
+        version: how many of the client's rounds the server has accepted in this run; 0: it starts from the default.
+        attempt: of the message whose answer made this version, see ``Work.attempt``; 0 for version 0.
+        share: z = c_k / Σ c of the round that made this version (FURL eq. 6); 0 for version 0.
+        train: train, stage version + 1 and upload; False: judge alone.
+        judge: what is judged, before training.
+    """
+
+    order: Order
+    version: int = 0
+    attempt: int = 0
+    share: float = 0.0
+    train: bool = True
+    judge: tuple[Judging, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A round's message to a node, for all of its clients.
+
+    Attributes:
+        run: the run's id.
+        fingerprint: of the experiment, as ``hello`` agreed on it.
+        encoding: the encoding's digest.
+        round: the round's number.
+        attempt: a number that the server gives to no other message of the run but a repetition of this one, in
+            [1, 2⁶³). What is staged bears it, and so does the next order that builds on it: a late repetition or a
+            server that was rolled back can't mix two trainings of the same version.
+        orders: each client once.
+        leaves: what of judging may leave; the node's own rule may allow less.
+    """
+
+    run: str
+    fingerprint: str
+    encoding: str
+    round: int
+    attempt: int
+    orders: tuple[ClientOrder, ...]
+    leaves: Leaves = "sums"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a node answers to ``Work``.
+
+    Attributes:
+        run, round, attempt: of the message.
+        answers: one for each order, in their order; of a client that was only judged without upload and fault. A
+            ``LostError`` says that its private state is not the one that the order wants, or can't be read.
+        judged: by partition, the results of each task; those of clients that are lost are not in them.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    answers: tuple[Answer, ...]
+    judged: tuple[tuple[Partition, Judged], ...] = ()
+
+
+class Header(BaseModel):
+    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+H = TypeVar("H", bound=Header)
+
+
+class _Judging(Header):
+    split: Partition
+    models: Annotated[list[Model], Field(min_length=1)]
+
+
+class _Order(Header):
+    client: str
+    group: Count
+    version: Count
+    attempt: Count
+    share: Annotated[float, Field(ge=0, le=1)]
+    progress: Annotated[float, Field(ge=0, le=1)]
+    train: bool
+    judge: list[_Judging]
+
+
+class _Work(Header):
+    kind: Literal["work"]
+    run: str
+    fingerprint: str
+    encoding: str
+    round: Count
+    attempt: Annotated[int, Field(ge=1, lt=2**63)]
+    leaves: Leaves
+    orders: list[_Order]
+
+
+class _Answer(Header):
+    client: str
+    status: Literal["trained", "idle", "broken", "malformed", "lost"]
+    weight: float
+    text: str
+
+
+class _Answers(Header):
+    kind: Literal["answers"]
+    run: str
+    round: Count
+    attempt: Count
+    answers: list[_Answer]
+    judged: list[JudgedHeader]
+
+
+def work_packet(work: Work) -> Packet:
+    """Return the message; orders that are sent the very same tensors share a group."""
+    groups: dict[tuple[tuple[str, int], ...], tuple[int, Sent]] = {}
+    orders = []
+    for one in work.orders:
+        same = tuple((name, id(value)) for name, value in one.order.sent.flat.items())
+        group, _ = groups.setdefault(same, (len(groups), one.order.sent))
+        judge = [{"split": j.split, "models": list(j.models)} for j in one.judge]
+        orders.append(
+            {
+                "client": one.order.client, "group": group, "version": one.version, "attempt": one.attempt,
+                "share": one.share, "progress": one.order.progress, "train": one.train, "judge": judge,
+            }
+        )  # fmt: skip
+    tensors: Params = {}
+    for group, sent in groups.values():
+        tensors |= prefixed(f"group/{group}/params/", sent.params) | prefixed(
+            f"group/{group}/state/", sent.state
+        )
+    header = {
+        "kind": "work", "run": work.run, "fingerprint": work.fingerprint, "encoding": work.encoding,
+        "round": work.round, "attempt": work.attempt, "leaves": work.leaves, "orders": orders,
+    }  # fmt: skip
+    return Packet(header, tensors)
+
+
+def read_work(packet: Packet) -> Work:
+    """Return what ``work_packet`` wrote.
+
+    Raises:
+        UploadError: the message is malformed; says where.
+    """
+    header = header_of(packet, _Work)
+    _check_once((o.client for o in header.orders), "orders")
+    groups = sorted({o.group for o in header.orders})
+    if groups != list(range(len(groups))):
+        raise _refused("work", f"the groups should be 0 … {len(groups) - 1}; they are {groups}")
+    parts = _parted(packet, "work", "group", len(groups), ("params", "state"))
+    sent = [Sent(params=part["params"], state=part["state"]) for part in parts]
+    for number, group in enumerate(sent):
+        if wrong := [name for name in group.params if is_state(name)]:
+            raise _refused("work", f"the parameter {wrong[0]!r} of group {number} has the name of a state")
+        if (name := nonfinite(group.flat)) is not None:
+            raise _refused("work", f"{name!r} of group {number} holds a NaN or an infinity")
+    orders = tuple(
+        ClientOrder(
+            order=Order(round=header.round, client=o.client, sent=sent[o.group], progress=o.progress),
+            version=o.version, attempt=o.attempt, share=o.share, train=o.train,
+            judge=tuple(Judging(split=j.split, models=tuple(j.models)) for j in o.judge),
+        )
+        for o in header.orders
+    )  # fmt: skip
+    return Work(
+        run=header.run, fingerprint=header.fingerprint, encoding=header.encoding, round=header.round,
+        attempt=header.attempt, orders=orders, leaves=header.leaves,
+    )  # fmt: skip
+
+
+def answers_packet(answers: Answers) -> Packet:
+    """Return the message: the list of what leaves a device."""
+    told, tensors = [], Params()
+    for number, one in enumerate(answers.answers):
+        weight, status = 0.0, next((s for s, kind in FAULTS.items() if isinstance(one.fault, kind)), "idle")
+        if one.upload is not None:
+            weight, status = one.upload.weight, "trained"
+            tensors |= prefixed(f"answer/{number}/deltas/", one.upload.deltas)
+            tensors |= prefixed(f"answer/{number}/rows/", one.upload.rows)
+        text = "" if one.fault is None else str(one.fault)
+        told.append({"client": one.client, "status": status, "weight": weight, "text": text})
+    tensors["losses"] = torch.tensor([one.loss for one in answers.answers], dtype=torch.float64)
+    judged = []
+    for number, (split, found) in enumerate(answers.judged):
+        header, columns = judged_tensors(split, found)
+        judged.append(header)
+        tensors |= prefixed(f"judged/{number}/", columns)
+    header = {
+        "kind": "answers", "run": answers.run, "round": answers.round, "attempt": answers.attempt, "answers": told,
+        "judged": judged,
+    }  # fmt: skip
+    return Packet(header, tensors)
+
+
+def read_answers(packet: Packet, split: Split) -> Answers:
+    """Return what ``answers_packet`` wrote. Uploads are checked against what was sent where the round takes them.
+
+    Args:
+        packet: the message.
+        split: the method's; it refuses uploads with private names.
+
+    Raises:
+        UploadError: the message is malformed; says where.
+    """
+    header = header_of(packet, _Answers)
+    _check_once((a.client for a in header.answers), "answers")
+    losses = packet.tensors.get("losses", torch.zeros(0))
+    if losses.dtype != torch.float64 or tuple(losses.shape) != (len(header.answers),):
+        raise _refused("answers", f"losses should be {len(header.answers)} float64 numbers")
+    parts = _parted(packet, "answers", "answer", len(header.answers), ("deltas", "rows"))
+    answers = []
+    for told, part, loss in zip(header.answers, parts, losses.tolist(), strict=True):
+        if told.status == "trained":
+            upload = split.arrived(part["deltas"], told.weight, part["rows"])
+            answers.append(Answer(client=told.client, upload=upload, loss=loss))
+        elif part["deltas"] or part["rows"]:
+            raise _refused(
+                "answers", f"client {shown(told.client)} is {told.status!r}, and there is an upload"
+            )
+        else:
+            fault = None if told.status == "idle" else FAULTS[told.status](told.text)
+            answers.append(Answer(client=told.client, loss=loss, fault=fault))
+    judged = tuple(
+        (one.split, read_judged(one, under(f"judged/{number}/", packet.tensors)))
+        for number, one in enumerate(header.judged)
+    )
+    return Answers(
+        run=header.run, round=header.round, attempt=header.attempt, answers=tuple(answers), judged=judged
+    )
+
+
+class Hello(Header):
+    """The first message to a node: which run, which experiment.
+
+    Attributes:
+        protocol: ``PROTOCOL``.
+        run: the run's id.
+        code: ``fingerprint.code()`` of the server: version and digest of the installed source.
+        experiment: the configuration's text, the server's ``[data]`` reader left out.
+        seed: what devices' streams follow: the run's, or another where devices must not know it.
+        simulated_noise: noise on uploads follows the seed too (tests alone); else it comes from the system.
+        continue_from: the id of a run whose private states this one begins with; empty: none.
+        summarise: what the device is asked to tell of its data for the encoding; None: it is not asked.
+    """
+
+    kind: Literal["hello"] = "hello"
+    protocol: int
+    run: str
+    code: str
+    experiment: str
+    seed: int
+    simulated_noise: bool = False
+    continue_from: str = ""
+    summarise: dict[str, Any] | None = None
+
+
+class Here(Header):
+    """A node's answer to ``Hello``: whose data it has, and what it tells of them."""
+
+    kind: Literal["here"] = "here"
+    run: str
+    clients: list[str]
+    summary: dict[str, Any] | None = None
+
+
+class Named(Header):
+    """A version of what a client keeps, as in ``ClientOrder``."""
+
+    version: Count
+    attempt: Count
+    share: Annotated[float, Field(ge=0, le=1)]
+
+
+class Encode(Header):
+    """The second message: how data become numbers, and what the experiment must be; sent anew to a node that joins.
+
+    Attributes:
+        run: the run's id.
+        hello: the first message, as a node may be another process by now.
+        encoding: as JSON.
+        fingerprint: a digest of each part, ``fingerprint.parts``.
+        versions: with ``hello.continue_from`` the versions of the node's clients that its server accepted last.
+    """
+
+    kind: Literal["encoding"] = "encoding"
+    run: str
+    hello: Hello
+    encoding: dict[str, Any]
+    fingerprint: dict[str, str]
+    versions: dict[str, Named] = {}
+
+
+class Fits(Header):
+    """A node's answer to ``Encode``: the clients that take part, each with its numbers of examples by partition."""
+
+    kind: Literal["fits"] = "fits"
+    run: str
+    clients: dict[str, dict[str, int]]
+
+
+class Refused(Header):
+    """A node's answer to a message that it does not serve; nothing has changed there."""
+
+    kind: Literal["refused"] = "refused"
+    run: str
+    reason: str
+
+
+def told(header: Header) -> Packet:
+    """Return a packet of a header alone."""
+    return Packet(header.model_dump(mode="json"))
+
+
+def header_of(packet: Packet, kind: type[H]) -> H:
+    """Return a packet's header, checked.
+
+    Raises:
+        UploadError: it is of another kind, or a field is missing, unknown or of another type; names the first.
+    """
+    try:
+        return kind.model_validate(dict(packet.header))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "header"
+        raise _refused(str(packet.header.get("kind"))[:20], f"{place}: {first['msg']}") from error
+
+
+def _parted(
+    packet: Packet, message: str, what: str, count: int, halves: tuple[str, str]
+) -> list[dict[str, Params]]:
+    """Return for each number the tensors under ``WHAT/NUMBER/HALF/NAME``, by half and name; no other may be there."""
+    parts: list[dict[str, Params]] = [{half: {} for half in halves} for _ in range(count)]
+    numbers = {str(number): number for number in range(count)}
+    for full, value in packet.tensors.items():
+        if message == "answers" and (full == "losses" or full.startswith("judged/")):
+            continue
+        head, _, rest = full.partition("/")
+        number, _, rest = rest.partition("/")
+        half, _, name = rest.partition("/")
+        if head != what or number not in numbers or half not in halves or not name:
+            raise _refused(message, f"the tensor {shown(full)} has no place in it")
+        parts[numbers[number]][half][name] = value
+    return parts
+
+
+def _check_once(clients: Iterable[str], what: str) -> None:
+    twice = [client for client, count in Counter(clients).items() if count > 1]
+    if twice:
+        raise UploadError(f"A message was refused: client {shown(twice[0])} stands in its {what} twice.")
+
+
+def _refused(message: str, fault: str) -> UploadError:
+    return UploadError(f"A message {message!r} was refused: {fault}.")

@@ -1,0 +1,108 @@
+"""Small private states of a device, for the tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep.core.params import Params
+from fedkeep.methods.client import by_share
+from fedkeep.remote.device_file import About, create, file_of
+from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
+from fedkeep.store import Default
+
+INITIAL = {"user": torch.tensor([0.5, -1.5]), "client/count": torch.tensor(4)}
+DEFAULT = Default(INITIAL)
+OWNER, RUN = "ann", "abc123"
+CLIENTS = ("a", "b", "c")
+
+
+def made(
+    folder: Path, *, owner: str = OWNER, run: str = RUN, initial: Params = INITIAL, **about: Any
+) -> Path:
+    path = file_of(folder, run)
+    create(path, About(owner=owner, run=run, columns=columns_of(initial), **about))
+    return path
+
+
+def opened(folder: Path, **options: Any) -> DeviceStore:
+    given = {"owner": OWNER, "run": RUN, "default": DEFAULT, "patience": 0.1, **options}
+    return DeviceStore(folder, given.pop("owner"), given.pop("run"), given.pop("default"), **given)
+
+
+def values(number: float) -> Params:
+    return {"user": torch.tensor([float(number), -float(number)]), "client/count": torch.tensor(int(number))}
+
+
+def plain(kept: Params) -> tuple[list[float], int]:
+    return kept["user"].tolist(), int(kept["client/count"])
+
+
+def trained(store: DeviceStore, round: int, wanted: Wanted, number: float, client: str = "a") -> Params:
+    """Begin, stage and commit a client's round, its message's attempt being ten times the round; return the beginning."""
+    kept = store.begin(client, wanted)
+    store.stage(client, values(number), wanted, round=round, attempt=10 * round)
+    store.commit()
+    return kept
+
+
+def rows(store: DeviceStore, client: str = "a") -> list[tuple[int, int, bool]]:
+    """Return version, attempt, and whether it is accepted."""
+    return [(v.version, v.attempt, v.accepted) for v in store.file.versions(client)]
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """Return a copy of a folder: what a kill at this instant leaves."""
+    return shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.lock"))
+
+
+def run_sql(folder: Path, *statements: str) -> list[Any]:
+    with closing(sqlite3.connect(file_of(folder, RUN), isolation_level=None)) as sql:
+        return [sql.execute(text).fetchall() for text in statements][-1]
+
+
+def after(version: int) -> tuple[list[float], int]:
+    """Return what ``train_rounds`` gives: each round adds 8 to [0.5, -1.5], and half of it is kept (z = 0.5)."""
+    return ([0.5 + 4 * version, -1.5 + 4 * version], version or 4)
+
+
+def wanted_in(round: int) -> Wanted:
+    return Wanted(round, 10 * round, 0.5) if round else Wanted()
+
+
+def train_rounds(folder: Path, rounds: int, begin: int = 0, told: Connection | None = None) -> None:
+    """Train all clients in rounds ``begin`` .. ``rounds`` − 1 of a server that takes every upload; tell each round."""
+    store = opened(folder, accept=by_share)
+    for round in range(begin, rounds):
+        for client in CLIENTS:
+            kept = store.begin(client, wanted_in(round))
+            assert plain(kept) == after(round)
+            new = {"user": kept["user"] + 8, "client/count": torch.tensor(round + 1)}
+            store.stage(client, new, wanted_in(round), round=round, attempt=10 * (round + 1))
+        store.commit()
+        if told is not None:
+            told.send(round)
+    store.close()
+
+
+def staged_in(folder: Path) -> int:
+    """Return the round whose end a device's folder holds, all clients alike and whole; -1 before the first."""
+    store = opened(folder, accept=by_share)
+    rounds = set()
+    for client in CLIENTS:
+        versions = store.file.versions(client)
+        last = versions[-1].version if versions else 0
+        assert [v.version for v in versions] == list(range(max(1, last - 2), last + 1))
+        assert [v.accepted for v in versions] == [True] * (len(versions) - 1) + [False] * bool(versions)
+        for version in range(max(1, last - 2), last + 1):
+            assert plain(store.begin(client, wanted_in(version))) == after(version)
+        rounds.add(last - 1)
+    store.close()
+    (round,) = rounds
+    return round

@@ -1,0 +1,286 @@
+"""A device's private states go along with the server, version by version, and are never reset."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedkeep.core.errors import StoreError
+from fedkeep.core.files import sync_folder
+from fedkeep.methods.client import by_share
+from fedkeep.remote.device_file import DeviceFile, file_of, remove, runs_in
+from fedkeep.remote.device_store import STAGED, MissingError, Wanted
+from fedkeep.store import Default
+from tests.remote.device_states import (
+    DEFAULT,
+    RUN,
+    made,
+    opened,
+    plain,
+    rows,
+    run_sql,
+    trained,
+    values,
+)
+
+FIRST = Wanted()
+
+
+class TestVersions:
+    def test_a_new_client_begins_with_the_default(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, default=Default(DEFAULT.initial, ("normal", 1.0), seed=3))
+        wanted = Default(DEFAULT.initial, ("normal", 1.0), seed=3)("a")
+        assert torch.equal(store.begin("a")["user"], wanted["user"])
+        assert rows(store) == []
+
+    def test_what_was_staged_is_accepted_when_the_next_order_names_it(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        trained(store, 1, FIRST, 7)
+        assert rows(store) == [(1, 10, False)]
+        assert plain(store.begin("a", Wanted(1, 10, 0.25))) == ([7, -7], 7)
+        assert rows(store) == [(1, 10, False)]  # not before commit
+        store.commit()
+        assert rows(store) == [(1, 10, True)]
+        store.close()
+        assert plain(opened(tmp_path).begin("a", Wanted(1, 10))) == ([7, -7], 7)
+
+    def test_what_the_server_did_not_take_is_trained_anew(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        trained(store, 1, FIRST, 7)
+        assert plain(trained(store, 2, Wanted(1, 10), 8)) == ([7, -7], 7)
+        assert plain(trained(store, 5, Wanted(1, 10), 9)) == ([7, -7], 7)  # round 2's upload did not count
+        assert plain(trained(store, 6, Wanted(2, 50), 10)) == ([9, -9], 9)
+        assert rows(store) == [(1, 10, True), (2, 50, True), (3, 60, False)]
+
+    def test_private_values_move_by_the_clients_share(self, tmp_path: Path) -> None:
+        """FURL eq. 6: [0.5, -1.5] + 0.25 ([7, -7] - [0.5, -1.5]) = [2.125, -2.875]; the counter is kept."""
+        made(tmp_path)
+        store = opened(tmp_path, accept=by_share)
+        trained(store, 1, FIRST, 7)
+        assert plain(trained(store, 2, Wanted(1, 10, 0.25), 8)) == ([2.125, -2.875], 7)
+        # from there with z = 0.5: [2.125, -2.875] + 0.5 ([8, -8] - [2.125, -2.875]) = [5.0625, -5.4375]
+        assert plain(store.begin("a", Wanted(2, 20, 0.5))) == ([5.0625, -5.4375], 8)
+        store.commit()
+        assert plain(store.begin("a", Wanted(2, 20, 0.5))) == ([5.0625, -5.4375], 8)  # once
+
+    def test_the_same_order_again_stages_once(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for _ in range(3):
+            assert plain(trained(store, 1, FIRST, 7)) == ([0.5, -1.5], 4)
+        assert rows(store) == [(1, 10, False)]
+
+    def test_a_late_repetition_does_not_undo_what_was_accepted(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, accept=by_share)
+        trained(store, 1, FIRST, 7)
+        trained(store, 2, Wanted(1, 10, 0.25), 8)
+        trained(store, 1, FIRST, 7)  # the first message once more
+        assert plain(store.begin("a", Wanted(1, 10, 0.25))) == ([2.125, -2.875], 7)
+        assert plain(store.begin("a", Wanted(2, 20, 1.0))) == ([8, -8], 8)
+
+    def test_two_attempts_of_one_version_are_told_apart(self, tmp_path: Path) -> None:
+        """The message of round 4 comes late, after that of round 5; the server took round 5's upload, or round 4's."""
+        made(tmp_path)
+        store = opened(tmp_path)
+        trained(store, 5, FIRST, 7)
+        trained(store, 4, FIRST, 8)
+        assert plain(store.begin("a", Wanted(1, 50))) == ([7, -7], 7)
+        assert plain(store.begin("a", Wanted(1, 40))) == ([8, -8], 8)
+        with pytest.raises(MissingError, match=r"wants version 1 of another attempt of what client 'a'"):
+            store.begin("a", Wanted(1, 60))
+
+    def test_of_attempts_that_nobody_took_the_last_few_stay(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for round in range(1, 8):
+            trained(store, round, FIRST, round)
+        assert [attempt for _, attempt, _ in rows(store)] == [10 * r for r in range(8 - STAGED, 8)]
+
+    def test_clients_do_not_meet(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for number, client in enumerate("abc", 1):
+            store.stage(client, values(number), FIRST, round=1, attempt=10)
+        store.commit()
+        assert [plain(store.begin(c, Wanted(1, 10)))[1] for c in "cab"] == [3, 1, 2]
+
+    def test_what_is_staged_must_fit(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        for wrong, said in (
+            ({"user": torch.ones(2)}, r"other names than are kept: missing \['client/count'\]"),
+            ({**values(1), "user": torch.ones(3)}, r"'user' should be \(1, 2\) torch.float32; got \(1, 3\)"),
+            ({**values(1), "user": torch.tensor([1, torch.nan])}, "'user' of client 'a' holds a NaN"),
+        ):
+            with pytest.raises(StoreError, match=said):
+                store.stage("a", wrong, FIRST, round=1, attempt=1)
+
+
+class TestHistory:
+    @pytest.mark.parametrize(("history", "there"), [(0, [4]), (1, [3, 4]), (2, [2, 3, 4])])
+    def test_so_many_accepted_versions_stay(self, tmp_path: Path, history: int, there: list[int]) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, history=history)
+        trained(store, 1, FIRST, 1)
+        for round in range(2, 6):
+            trained(store, round, Wanted(round - 1, 10 * (round - 1)), round)
+        assert rows(store) == [(v, 10 * v, True) for v in there] + [(5, 50, False)]
+
+    def test_a_server_that_went_back_is_followed_and_may_go_on_otherwise(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        trained(store, 1, FIRST, 1)
+        trained(store, 2, Wanted(1, 10), 2)
+        trained(store, 3, Wanted(2, 20), 3)  # versions 1 and 2 accepted, 3 staged
+        assert plain(trained(store, 7, Wanted(1, 10), 8)) == ([1, -1], 1)
+        assert rows(store) == [(1, 10, True), (2, 20, True), (3, 30, False), (2, 70, False)]
+        assert plain(trained(store, 8, Wanted(2, 70), 9)) == ([8, -8], 8)
+        assert rows(store) == [(1, 10, True), (2, 70, True), (3, 80, False)]  # the other line is gone
+
+    def test_a_server_that_went_back_to_the_beginning_is_followed(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        trained(store, 1, FIRST, 1)
+        trained(store, 2, Wanted(1, 10), 2)
+        assert plain(store.begin("a", FIRST)) == ([0.5, -1.5], 4)
+
+    def test_too_far_back_is_refused_and_says_what_there_is(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, history=0)
+        trained(store, 1, FIRST, 1)
+        trained(store, 2, Wanted(1, 10), 2)
+        trained(store, 3, Wanted(2, 20), 3)
+        with pytest.raises(MissingError) as error:
+            store.begin("a", Wanted(1, 10))
+        assert str(error.value) == (
+            "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
+            "accepted), 3 (round 3, staged). Restore its state from a copy, or let the client begin anew."
+        )
+
+
+class TestMissing:
+    def test_a_version_of_a_client_without_any_is_refused(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        with pytest.raises(MissingError, match="wants version 4 of what client 'b' .* this device has none"):
+            opened(tmp_path).begin("b", Wanted(4, 3))
+
+    def test_a_client_may_begin_anew_and_goes_on_from_there(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, accept=by_share)
+        assert plain(store.begin_anew("b", Wanted(4, 3))) == ([0.5, -1.5], 4)
+        store.stage("b", values(7), Wanted(4, 3), round=9, attempt=90)
+        store.commit()
+        assert rows(store, "b") == [(4, 3, True), (5, 90, False)]
+        assert plain(store.begin("b", Wanted(5, 90, 0.25))) == ([2.125, -2.875], 7)
+
+    def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreError, match="The run 'abc123' has no private state on this device"):
+            opened(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_client_that_began_from_another_run_never_begins_with_the_default(self, tmp_path: Path) -> None:
+        """Its version 0 is a row; without it there is an error."""
+        made(tmp_path, began_from="old", began=["a"])
+        with pytest.raises(MissingError, match="wants version 0"):
+            opened(tmp_path).begin("a", FIRST)
+        assert plain(opened(tmp_path).begin("b", FIRST)) == ([0.5, -1.5], 4)
+
+
+class TestFile:
+    def test_only_its_owner_may_read_it(self, tmp_path: Path) -> None:
+        folder = tmp_path / "states"
+        old = os.umask(0)
+        try:
+            made(folder)
+            store = opened(folder)
+            trained(store, 1, FIRST, 1)
+        finally:
+            os.umask(old)
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.iterdir())}
+        assert modes.pop("states") == 0o700
+        assert set(modes) >= {"abc123.db", "abc123.db-wal"}
+        assert set(modes.values()) == {0o600}
+        store.close()
+
+    def test_a_run_id_names_no_other_place(self, tmp_path: Path) -> None:
+        for wrong in ("", "../x", "a/b", "a.b", "x" * 65, "ü"):
+            with pytest.raises(StoreError, match="A run's id is 1 to 64 letters"):
+                file_of(tmp_path, wrong)
+        made(tmp_path)
+        (tmp_path / "notes.txt").touch()
+        assert runs_in(tmp_path) == ["abc123"]
+
+    def test_it_is_made_once(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        with pytest.raises(StoreError, match="has private states on this device already"):
+            made(tmp_path)
+
+    def test_another_process_waits_for_it(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path)
+        with pytest.raises(StoreError, match="is in use by another process"):
+            opened(tmp_path)
+        store.close()
+        opened(tmp_path).close()
+
+    def test_what_is_forgotten_is_nowhere_in_the_files(self, tmp_path: Path) -> None:
+        path = made(tmp_path)
+        store = opened(tmp_path)
+        secret = {"user": torch.tensor([1234.5678, -8765.4321]), "client/count": torch.tensor(4711)}
+        needle = secret["user"].numpy().tobytes()
+        for client in ("a", "b"):
+            store.begin(client)
+            store.stage(client, secret if client == "a" else values(1), FIRST, round=1, attempt=10)
+        store.commit()
+        assert needle in content(tmp_path)
+        store.begin("a", Wanted(1, 10))
+        store.commit()
+        assert store.file.forget(["a"]) == 1
+        assert needle not in content(tmp_path)
+        assert rows(store, "a") == []
+        assert rows(store, "b") == [(1, 10, False)]
+        store.close()
+        assert needle not in content(tmp_path)
+        assert remove(path) == [path]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_damaged_file_is_removed_with_its_log(self, tmp_path: Path) -> None:
+        path = made(tmp_path)
+        log = path.with_name("abc123.db-wal")
+        path.write_bytes(b"nonsense")
+        log.write_bytes(b"more")
+        assert remove(path) == [path, log]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_it_says_of_itself_can_be_replaced(self, tmp_path: Path) -> None:
+        path = made(tmp_path)
+        file = DeviceFile(path, None)
+        assert file.about.agreed == {}
+        file.write_about(type(file.about)(**{**vars(file.about), "agreed": {"seed": 3}}))
+        file.close()
+        assert DeviceFile(path, "ann").about.agreed == {"seed": 3}
+
+
+def content(folder: Path) -> bytes:
+    sync_folder(folder)
+    return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+def test_rows_of_the_test_are_what_is_in_the_file(tmp_path: Path) -> None:
+    made(tmp_path)
+    store = opened(tmp_path)
+    trained(store, 1, FIRST, 7)
+    store.close()
+    assert run_sql(tmp_path, "SELECT client, version, attempt, parent, round, accepted FROM kept") == [
+        ("a", 1, 10, 0, 1, 0)
+    ]
+    assert run_sql(tmp_path, "SELECT length(row) FROM kept") == [(16,)]
+    assert RUN == "abc123"

@@ -1,0 +1,197 @@
+"""A device that is killed, loses power, or has a full disk at any instant has the states before a message or after it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedkeep.core.errors import StoreError
+from fedkeep.methods.client import by_share
+from fedkeep.remote import device_file
+from fedkeep.remote.device_file import file_of
+from tests.remote.device_states import CLIENTS, RUN, copied, made, opened, staged_in, train_rounds, wanted_in
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and limits of file sizes")
+FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+class Torn(NamedTuple):
+    """What stood on the disk around the commit of round 2: the file, and its log before and after."""
+
+    file: bytes
+    before: bytes
+    log: bytes
+
+
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory) -> Torn:
+    folder = tmp_path_factory.mktemp("torn")
+    path = made(folder)
+    log = path.with_name(f"{RUN}.db-wal")
+    train_rounds(folder, 2)
+    file, before = path.read_bytes(), b""
+    store = opened(folder, accept=by_share)
+    for client in CLIENTS:
+        kept = store.begin(client, wanted_in(2))
+        new = {"user": kept["user"] + 8, "client/count": kept["client/count"] + 1}
+        store.stage(client, new, wanted_in(2), round=2, attempt=30)
+    store.commit()
+    after = log.read_bytes()
+    assert path.read_bytes() == file
+    store.close()
+    assert not log.exists()
+    return Torn(file, before, after)
+
+
+def left(folder: Path, content: bytes, log: bytes) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    path = file_of(folder, RUN)
+    path.write_bytes(content)
+    path.with_name(f"{RUN}.db-wal").write_bytes(log)
+    return folder
+
+
+def goes_on(folder: Path) -> int:
+    """Check that all clients are at one round's end, go on to round 5, and return that round."""
+    round = staged_in(folder)
+    train_rounds(folder, 5, round + 1)
+    assert staged_in(folder) == 4
+    return round
+
+
+class TestInsideACommit:
+    def test_killed_after_any_part_of_the_log(self, tmp_path: Path, torn: Torn) -> None:
+        sizes = [0, 1, 31, *range(32, len(torn.log), 521), len(torn.log) - 1, len(torn.log)]
+        ends = [goes_on(left(tmp_path / "p", torn.file, torn.log[:size])) for size in sizes]
+        assert ends == sorted(ends)
+        assert set(ends) == {1, 2}
+
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(pieces=st.lists(st.booleans(), min_size=60, max_size=60), size=st.sampled_from([512, 4096]))
+    def test_without_power_the_log_came_to_the_disk_in_any_order(
+        self, tmp_path: Path, torn: Torn, pieces: list[bool], size: int
+    ) -> None:
+        log = b"".join(
+            torn.log[at : at + size] if pieces[at // size % 60] else bytes(len(torn.log[at : at + size]))
+            for at in range(0, len(torn.log), size)
+        )
+        assert goes_on(left(tmp_path / "p", torn.file, log)) in (1, 2)
+
+
+@LINUX
+@FORKS
+def test_killed_by_the_system_in_any_write(tmp_path: Path) -> None:
+    """The system kills a process in the write that would make a file too large."""
+    made(tmp_path / "a")
+    train_rounds(tmp_path / "a", 2)
+    path = file_of(tmp_path / "a", RUN)
+    ends, rounds = set(), []
+    for number, most in enumerate([20, 500, *range(4096, 45_000, 4120)]):
+        folder = copied(tmp_path / "a", tmp_path / str(number))
+        child = multiprocessing.get_context("fork").Process(target=limited, args=(folder, most))
+        child.start()
+        child.join()
+        ends.add(child.exitcode)
+        rounds.append(goes_on(folder))
+    assert ends == {-signal.SIGXFSZ, 0}
+    assert rounds[0] == 1
+    assert rounds[-1] == 3
+    assert path.stat().st_size < 45_000
+
+
+def limited(folder: Path, most: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    train_rounds(folder, 4, 2)
+
+
+@LINUX
+@FORKS
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_random_instants_it_has_every_round_that_it_told(tmp_path: Path, kills: int) -> None:
+    made(tmp_path)
+    draw, begun = random.Random(0), 0  # noqa: S311
+    for _ in range(kills):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(
+            target=train_rounds, args=(tmp_path, begun + 100_000, begun, theirs)
+        )
+        child.start()
+        theirs.close()
+        assert ours.recv() == begun
+        time.sleep(draw.uniform(0, 0.05))
+        child.kill()
+        child.join()
+        told = begun
+        while ours.poll():
+            try:
+                told = ours.recv()
+            except EOFError:
+                break
+        round = staged_in(tmp_path)
+        assert round in (told, told + 1)
+        begun = round + 1
+    train_rounds(tmp_path, begun + 2, begun)
+    assert staged_in(tmp_path) == begun + 1
+
+
+def test_killed_while_it_is_made_there_is_a_whole_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device_file, "write_whole", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    made(tmp_path)
+    train_rounds(tmp_path, 1)
+
+
+@LINUX
+class TestFullDisk:
+    @pytest.mark.parametrize("most", [0, 20, 5000])
+    def test_a_message_changes_nothing_and_is_served_later(self, tmp_path: Path, most: int) -> None:
+        folder = tmp_path / "a"
+        made(folder)
+        train_rounds(folder, 2)
+        store = opened(folder, accept=by_share)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        store.begin("a", wanted_in(2))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            with pytest.raises(StoreError) as error:
+                store.commit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert str(error.value).startswith("The private state of the run 'abc123' cannot be written: ")
+        assert str(error.value).endswith(
+            ". Nothing was lost: it is as it was before. Free some space or check the rights."
+        )
+        assert staged_in(copied(folder, tmp_path / "copy")) == 1
+        store.close()
+        assert goes_on(folder) == 1
+
+    def test_no_file_is_half_made(self, tmp_path: Path) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+        try:
+            with pytest.raises(StoreError, match="The private state of the run 'abc123' cannot be made: "):
+                made(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert list(tmp_path.iterdir()) == []
