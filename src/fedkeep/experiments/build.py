@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
 from fedkeep import data as data_room
 from fedkeep import models
-from fedkeep.core.errors import ConfigError, DataError, did_you_mean, first_line
+from fedkeep.core.errors import ConfigError, first_line
 from fedkeep.core.seeds import stream
-from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
-from fedkeep.experiments.config import Config, DataConfig, LossConfig, MethodConfig
+from fedkeep.data import FederatedData
+from fedkeep.data.preparation import Encoding, Ready
+from fedkeep.experiments.config import Config, LossConfig, MethodConfig
 from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
-from fedkeep.experiments.plugins import Offered, papers_hint
-from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.plugins import Offered
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
+from fedkeep.experiments.sources import (
+    build_data,
+    build_rules,
+    build_source,
+    data_folder,
+    located,
+    named,
+    read_source,
+)
 from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
 from fedkeep.methods.augment import Augmented
 
-T = TypeVar("T")
+__all__ = [
+    "MODELS", "build_data", "build_loss", "build_method", "build_model", "build_rules", "build_source", "data_folder",
+    "encoding_of", "offered_methods", "read_source", "run_config", "sizes_of", "start_from_vectors",
+]  # fmt: skip
 
 LOCAL: dict[str, Any] = {"epochs": int, "batch_size": int, "clip_norm": float | None}
 """Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
@@ -51,150 +61,35 @@ MODELS: dict[str, type[nn.Module]] = {
 }
 
 
-def data_folder(given: Path | None) -> Path | None:
-    """Return the folder of real data: the one given, else ``FEDKEEP_DATA``, else None."""
-    if given is not None:
-        return given
-    named = os.environ.get("FEDKEEP_DATA")
-    return Path(named) if named else None
-
-
-def build_data(config: Config, folder: Path | None = None) -> FederatedData:
-    """Read or make the data that a configuration names.
-
-    Sets of images are divided among clients by ``data.partition``; data that come without a split are split per user;
-    ``data.opt_out`` says last which examples stay out.
-
-    Args:
-        config: the configuration.
-        folder: the folder of real data (``--data`` or ``FEDKEEP_DATA``); relative paths in the configuration are
-            looked up there.
-
-    Raises:
-        ConfigError, DataError: an unknown reader or option, or a fault in the data.
-    """
-    settings = config.data
-    made = _partitioned(settings, config.seed, read_source(config, folder))
-    splits = settings.split is not None or made.bounds is None
-    if splits:
-        split = {"seed": config.seed, **(settings.split or {})}
-        made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
-    if settings.opt_out is not None:
-        out = check_options(
-            "data.opt_out", opt_out, {"seed": config.seed, **settings.opt_out}, ("data", "where")
-        )
-        made = opt_out(made, **out)
-    made.meta["follows_seed"] = _follows_seed(settings, made, splits)
-    return made
-
-
-def _follows_seed(settings: DataConfig, made: FederatedData, splits: bool) -> bool:
-    """Tell whether another seed of the configuration makes or divides the data in another way; reports ask for it."""
-    drawn = [settings.options] if "seed" in (made.meta.get("source") or {}) else []
-    drawn += [settings.partition.options] if settings.partition is not None else []
-    drawn += [settings.split or {}] if splits else []
-    drawn += [settings.opt_out] if settings.opt_out is not None else []
-    return any("seed" not in options for options in drawn)
-
-
-def read_source(config: Config, folder: Path | None = None) -> FederatedData | ImageSet:
-    """Read or make what a configuration's reader gives: data of clients, or images that belong to nobody yet.
-
-    Raises:
-        ConfigError, DataError: as for ``build_data``.
-    """
-    settings = config.data
-    reader = _named("data.reader", "reader", settings.reader, offered_readers(), papers_hint)
-    options = settings.options
-    if reader.argument is not None:
-        place = options.get(reader.argument, reader.place)
-        if not isinstance(place, str):
-            wanted = "missing" if place is None else f"wanted a path as text; got {place!r}"
-            raise ConfigError(
-                f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
-            )
-        options[reader.argument] = _located(f"The reader {settings.reader!r}", place, folder)
-    if "seed" in inspect.signature(reader.read).parameters:
-        options.setdefault("seed", config.seed)
-    return reader.read(**check_options("data", reader.read, options))
-
-
-def _partitioned(settings: DataConfig, seed: int, made: FederatedData | ImageSet) -> FederatedData:
-    given = settings.partition
-    if isinstance(made, FederatedData):
-        if given is None:
-            return made
-        raise ConfigError(
-            f"data.partition: the reader {settings.reader!r} gives examples that belong to clients already. Leave "
-            f"the table out."
-        )
-    if given is None:
-        raise ConfigError(
-            f"data.partition: missing. The reader {settings.reader!r} gives images that belong to no client; divide "
-            f"them by one of the kinds {', '.join(PARTITIONS)}."
-        )
-    divide = _named("data.partition.kind", "partition", given.kind, PARTITIONS)
-    return divide(
-        made, **check_options("data.partition", divide, {"seed": seed, **given.options}, ("images",))
-    )
-
-
-def _named(place: str, what: str, name: str, table: Mapping[str, T], hint: Callable[[], str] = str) -> T:
-    if name not in table:
-        known = f"{', '.join(table)}.{did_you_mean(name, table)}"
-        raise ConfigError(f"{place}: there is no {what} {name!r}; there are {known}{hint()}")
-    return table[name]
-
-
-def _located(what: str, named: str, folder: Path | None) -> Path:
-    path = Path(named)
-    try:
-        if path.is_absolute():
-            return path
-        if folder is None:
-            raise DataError(
-                f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
-                f"{str(path)!r} is looked up in it."
-            )
-        if not folder.is_dir():
-            fault = "is no folder" if folder.exists() else "does not exist"
-            raise DataError(
-                f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA."
-            )
-        # --data may name the data set's own folder
-        return folder if not (folder / path).exists() and folder.name == path.name else folder / path
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise DataError(f"{what}: cannot look up {named[:80]!r}: {error.strerror}.") from error
-
-
-def build_model(config: Config, data: FederatedData, folder: Path | None = None) -> nn.Module:
+def build_model(config: Config, data: FederatedData | Encoding, folder: Path | None = None) -> nn.Module:
     """Make the model that a configuration names, its initial values drawn from the configuration's seed.
 
     Args:
         config: the configuration.
-        data: tell the model's sizes, and the vocabulary of word vectors.
+        data: tell the model's sizes, and the vocabulary of word vectors; a server has no data, and gives the encoding.
         folder: the folder of real data, where ``model.word_vectors`` is looked up.
 
     Raises:
         ConfigError: an unknown kind or option, a size that the data don't tell, or word vectors that don't fit.
         DataError: a fault in the file of word vectors.
     """
+    encoding = encoding_of(data)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
-        sizes = sizes_of(data)
-        _check_loss(config.method.loss, data)
+        sizes = encoding.sizes
+        _check_loss(config.method.loss, encoding)
         _check_sizes(config.model.options, sizes)
         made = _model("model", config.model.kind, config.model.options, sizes)
     if config.model.word_vectors is not None:
-        path = _located("model.word_vectors", config.model.word_vectors, folder)
-        start_from_vectors(made, path, data, config.seed)
+        path = located("model.word_vectors", config.model.word_vectors, folder)
+        start_from_vectors(made, path, encoding, config.seed)
     return made
 
 
-def _check_loss(config: LossConfig, data: FederatedData) -> None:
+def _check_loss(config: LossConfig, encoding: Encoding) -> None:
     """Raise ConfigError where the loss wants classes and the data hold numbers, before a run's folder is made."""
-    label = data.columns.get(config.label)
-    if config.kind == "cross_entropy" and isinstance(label, np.ndarray) and label.dtype.kind == "f":
+    label = encoding.columns.get(config.label)
+    if config.kind == "cross_entropy" and label is not None and label.dtype.kind == "f":
         raise ConfigError(
             f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
             f"numbers as labels say method.loss.kind = 'squared_error'."
@@ -212,7 +107,7 @@ def _check_sizes(options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
             )
 
 
-def start_from_vectors(model: nn.Module, path: Path, data: FederatedData, seed: int) -> None:
+def start_from_vectors(model: nn.Module, path: Path, encoding: Encoding, seed: int) -> None:
     """Fill the table that a model looks the column ``text`` up in with word vectors from a file.
 
     Raises:
@@ -225,7 +120,7 @@ def start_from_vectors(model: nn.Module, path: Path, data: FederatedData, seed: 
             f"model.word_vectors: {type(model).__name__} names no table, or several, for the column 'text' in "
             f"`lookup`, so it is not known which to fill."
         )
-    entry = data.meta.get("vocabulary")
+    entry = encoding.meta.get("vocabulary")
     vocabulary = data_room.vocabulary_from(entry) if isinstance(entry, Mapping) else None
     if not isinstance(vocabulary, data_room.WordVocabulary):
         kind = entry.get("kind") if isinstance(entry, Mapping) else entry
@@ -267,7 +162,7 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
 
 def _model_class(kind: str, place: str) -> type[nn.Module]:
     if ":" not in kind:
-        return _named(f"{place}.kind", "model", kind, MODELS)
+        return named(f"{place}.kind", "model", kind, MODELS)
     module, _, name = kind.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -278,22 +173,14 @@ def _model_class(kind: str, place: str) -> type[nn.Module]:
     return found
 
 
-def sizes_of(data: FederatedData) -> dict[str, int]:
-    """Return the sizes that the data fix: vocabulary, classes, items, features, channels and side (of images)."""
-    sizes = {}
-    vocabulary = data.meta.get("vocabulary")
-    if vocabulary is not None:
-        sizes["vocabulary"] = int(vocabulary["size"] if isinstance(vocabulary, Mapping) else vocabulary)
-    for name in ("classes", "items"):
-        if data.meta.get(name) is not None:
-            sizes[name] = int(data.meta[name])
-    x = data.columns.get("x")
-    if x is not None and not isinstance(x, data_room.Ragged) and x.ndim == 2:
-        sizes["features"] = int(x.shape[1])
-    image = data.columns.get("image")
-    if image is not None and not isinstance(image, data_room.Ragged) and image.ndim == 4:
-        sizes |= {"channels": int(image.shape[1]), "side": int(image.shape[2])}
-    return sizes
+def encoding_of(data: FederatedData | Encoding) -> Encoding:
+    """Return the encoding that data are in, as far as a model and a loss depend on it."""
+    return data if isinstance(data, Encoding) else Encoding.of(Ready(data=data).summary())
+
+
+def sizes_of(data: FederatedData | Encoding) -> dict[str, int]:
+    """Return the sizes that data or their encoding fix: vocabulary, classes, items, features, channels and side."""
+    return encoding_of(data).sizes
 
 
 def offered_methods() -> Offered[Callable[..., Method]]:
@@ -311,7 +198,7 @@ def build_method(config: MethodConfig) -> Method:
     Raises:
         ConfigError: an unknown kind or option.
     """
-    make = _named("method.kind", "method", config.kind, offered_methods())
+    make = named("method.kind", "method", config.kind, offered_methods())
     has_server = "server" in accepted(make)
     if config.server_optimizer is not None and not has_server:
         raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")

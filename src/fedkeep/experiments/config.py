@@ -80,6 +80,17 @@ class DataConfig(_Open):
     opt_out: dict[str, Any] | None = None
 
 
+class PreparationConfig(_Strict):
+    """How data are summed up and numbered before the first round; ``fedkeep.data.preparation.Rules``."""
+
+    clients_a_word: int = Field(1, ge=1)
+    standardise: bool = False
+    tokens: Literal["char", "word", "token", "hashed_words"] | None = None
+    vocabulary: int | None = Field(None, ge=2)
+    max_length: int | None = Field(None, ge=1)
+    label_names: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
+
+
 class ModelConfig(_Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
@@ -183,7 +194,8 @@ class PersonalizationConfig(_Strict):
 class Config(_Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
-    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round.
+    The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
+    ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide.
     """
 
     name: str = ""
@@ -193,6 +205,7 @@ class Config(_Strict):
     method: MethodConfig
     run: RunConfig
     personalization: PersonalizationConfig | None = None
+    preparation: PreparationConfig | None = None
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fedkeep import data as room
 from fedkeep.data import FederatedData, ImageSet, readers
+from fedkeep.data.preparation import Source
 from fedkeep.experiments.plugins import Offered
 
 GROUP = "fedkeep.readers"
@@ -20,21 +21,22 @@ class Reader:
     """A reader of files, or a generator.
 
     Attributes:
-        read: makes the data; its arguments are the further keys of a configuration's table ``data``.
+        read: makes a source of data that are not numbered yet, encoded data, or images that belong to nobody yet; its
+            arguments are the further keys of a configuration's table ``data``.
         argument: which of them holds the place in the folder of data; None: it reads no files from there.
         place: that place by default; None: a configuration must name it.
     """
 
-    read: Callable[..., FederatedData | ImageSet]
+    read: Callable[..., FederatedData | ImageSet | Source]
     argument: str | None = None
     place: str | None = None
 
 
 READERS: Mapping[str, Reader] = {
-    "reviews": Reader(readers.review_files, "folder"),
-    "table": Reader(readers.read_table, "path"),
-    "movielens": Reader(readers.movielens, "path", "movielens"),
-    "huggingface": Reader(readers.huggingface),
+    "reviews": Reader(readers.raw_review_files, "folder"),
+    "table": Reader(readers.raw_table, "path"),
+    "movielens": Reader(readers.raw_movielens, "path", "movielens"),
+    "huggingface": Reader(readers.raw_huggingface),
     "fashion_mnist": Reader(readers.fashion_mnist, "folder", "fashion_mnist"),
     "cifar10": Reader(readers.cifar10, "folder", "cifar10"),
     "cifar100": Reader(readers.cifar100, "folder", "cifar100"),

@@ -274,7 +274,11 @@ class _Simulation:
                 "counts": {s: int(self.data.counts(s).sum()) for s in ("train", "valid", "test")},
                 "fingerprint": self.identity["data"],
                 "source": meta.get("source"),
-                **{key: meta[key] for key in ("partition", "opt_out", "follows_seed") if key in meta},
+                **{
+                    key: meta[key]
+                    for key in ("partition", "opt_out", "follows_seed", "encoding")
+                    if key in meta
+                },
             },
             "engine": name,
             "engine_reason": reason,

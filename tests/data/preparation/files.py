@@ -26,14 +26,18 @@ NUMBERS = {"pos": "2", "neg": "0", "neutral": "07"}
 
 
 def csv(
-    path: Path, rows: list[tuple[str, ...]] = ROWS, drop: tuple[str, ...] = (), **changed: Callable[[str], str]
+    path: Path,
+    rows: list[tuple[str, ...]] = ROWS,
+    drop: tuple[str, ...] = (),
+    **changed: Callable[[str], str],
 ) -> Path:
     """Write a table without some columns, the others changed."""
     kept = [k for k, name in enumerate(HEADER) if name not in drop]
-    lines = [",".join(HEADER[k] for k in kept)]
-    for row in rows:
-        lines.append(",".join(changed.get(HEADER[k], str)(row[k]) for k in kept))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [
+        [HEADER[k] for k in kept],
+        *([changed.get(HEADER[k], str)(row[k]) for k in kept] for row in rows),
+    ]
+    path.write_text("\n".join(map(",".join, lines)) + "\n", encoding="utf-8")
     return path
 
 
@@ -61,10 +65,19 @@ def chats(folder: Path) -> Path:
     lines = ["label\tcommunity\tchannel\tmessages"] + [f"{k}\tlean\tc{k}\t5" for k in range(3)]
     (folder / "channels.tsv").write_text("\n".join(lines) + "\n")
     rows = [
-        {"user": 12 - n % 4, "community": "lean", "label": n % 3, "time": n, "split": s, "text": f"Hello {n} né"}
+        {
+            "user": 12 - n % 4,
+            "community": "lean",
+            "label": n % 3,
+            "time": n,
+            "split": s,
+            "text": f"Hello {n} né",
+        }
         for n, s in enumerate(["train", "train", "valid", "test"] * 5)
     ]
-    (folder / "messages.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0))
+    (folder / "messages.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0)
+    )
     return folder
 
 
@@ -77,7 +90,9 @@ def domains(folder: Path) -> Path:
         for s in ("train", "test")
         for n in range(5)
     ]
-    (folder / "fdu_mtl.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0))
+    (folder / "fdu_mtl.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0)
+    )
     return folder
 
 

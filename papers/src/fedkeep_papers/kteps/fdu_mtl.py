@@ -76,8 +76,8 @@ def raw_fdu_mtl(
                 )
     meta = {"name": "fdu_mtl", "source": {file.name: sha256(file) for file in files}}
     return raw_reviews(
-        reviews, meta, label_names=LABELS, max_length=max_length, vocabulary=vocabulary, valid=valid, drop_duplicates=drop_duplicates,
-        limit=limit, seed=seed,
+        reviews, meta, label_names=LABELS, max_length=max_length, vocabulary=vocabulary, valid=valid,
+        drop_duplicates=drop_duplicates, limit=limit, seed=seed,
     )  # fmt: skip
 
 

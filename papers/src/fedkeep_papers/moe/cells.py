@@ -177,7 +177,8 @@ class Work:
     def unused(self) -> tuple[np.ndarray, ImageSet]:
         """Return the numbers of these images, ``SHOWN`` of a class or as many as the scarcest class has left."""
         if "unused" not in self._known:
-            images = read_source(self.cell.federation.config(self.cell.scene), self.data_folder)
+            config = self.cell.federation.config(self.cell.scene)
+            images = read_source(config.data, config.seed, self.data_folder)
             assert isinstance(images, ImageSet)
             free = np.ones(len(images), bool)
             free[: images.train] = False

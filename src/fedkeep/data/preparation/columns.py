@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -65,7 +65,7 @@ class ColumnSummary(ABC):
     @property
     def form(self) -> dict[str, Any]:
         """What summaries must agree in."""
-        return {name: value for name, value in asdict(self).items() if name not in self.pooled}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.pooled}
 
     def merged(self, other: Self) -> Self:
         """Return the summary of both devices' rows; their forms are the same."""

@@ -134,10 +134,7 @@ class Ready:
 
     @property
     def _about(self) -> About:
-        known: dict[str, Any] = {
-            name: self.data.meta.get(name)
-            for name in [f.name for f in fields(About)]
-        }
+        known: dict[str, Any] = {name: self.data.meta.get(name) for name in [f.name for f in fields(About)]}
         whole = {name: int(value) for name, value in known.items() if isinstance(value, np.integer)}
         names = known["label_names"]
         return About(**{**known, **whole, "label_names": None if names is None else tuple(map(str, names))})

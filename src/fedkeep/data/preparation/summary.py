@@ -13,7 +13,6 @@ from fedkeep.data.preparation.labels import LabelSummary
 from fedkeep.data.preparation.numbers import FeatureSummary, KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.texts import TextSummary
-from fedkeep.data.text import vocabulary_from
 
 KINDS = (TextSummary, LabelSummary, FeatureSummary, TimeSummary, KeySummary, PlainSummary)
 
@@ -32,8 +31,8 @@ class About:
     tasks: dict[str, dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.vocabulary, dict):
-            vocabulary_from(self.vocabulary)
+        if isinstance(self.vocabulary, dict) and type(self.vocabulary.get("size")) is not int:
+            raise DataError("Wanted a vocabulary that tells its size, a whole number. Make it again.")
 
     @property
     def meta(self) -> dict[str, Any]:

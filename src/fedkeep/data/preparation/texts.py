@@ -39,7 +39,7 @@ class Texts:
 
     kind: ClassVar[str] = "text"
     values: Sequence[str]
-    tokens: Tokens
+    tokens: str
     size: int
     max_length: int
     given: AnyVocabulary | None = None

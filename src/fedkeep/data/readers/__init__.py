@@ -1,6 +1,6 @@
 """Readers of data files: federated data sets, or sets of images that a partition divides among clients.
 
-Those called ``raw_…`` give a `Source` instead, whose texts and labels are not numbered yet; see `fedkeep.data.preparation`.
+Those called ``raw_…`` give a source instead, whose texts and labels are not numbered yet (`fedkeep.data.preparation`).
 Each names the file and the line of whatever is wrong.
 """
 

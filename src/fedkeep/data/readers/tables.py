@@ -313,7 +313,13 @@ def _texts(
     texts: list[str], tokens: str, vocabulary: CharVocabulary | WordVocabulary | int | None, max_length: int
 ) -> Texts:
     if isinstance(vocabulary, CharVocabulary | WordVocabulary):
-        return Texts(values=texts, tokens=vocabulary.kind, size=len(vocabulary), max_length=max_length, given=vocabulary)
+        return Texts(
+            values=texts,
+            tokens=vocabulary.kind,
+            size=len(vocabulary),
+            max_length=max_length,
+            given=vocabulary,
+        )
     check_choice("Wanted tokens", tokens, SIZES, DataError)
     size = SIZES[tokens] if vocabulary is None else vocabulary
     return Texts(values=texts, tokens=tokens, size=size, max_length=max_length)

@@ -1,0 +1,208 @@
+"""From a configuration to its data: the reader's source, in the encoding that follows from all clients' summaries."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
+from fedkeep.data.preparation import Encoding, Ready, Rules, Source, Summary, prepared
+from fedkeep.experiments.config import Config, DataConfig
+from fedkeep.experiments.options import check_options
+from fedkeep.experiments.plugins import papers_hint
+from fedkeep.experiments.readers import offered_readers
+
+T = TypeVar("T")
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """Return the folder of real data: the one given, else ``FEDKEEP_DATA``, else None."""
+    if given is not None:
+        return given
+    named = os.environ.get("FEDKEEP_DATA")
+    return Path(named) if named else None
+
+
+@dataclass(frozen=True)
+class ConfiguredSource:
+    """The source that a table ``data`` names: its reader's, each client's examples divided as the table says.
+
+    Attributes:
+        read: what the reader gives.
+        settings: the table.
+        seed: of the division, where the table names none.
+    """
+
+    read: Source
+    settings: DataConfig
+    seed: int
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The clients' ids."""
+        return self.read.ids
+
+    def summary(self, rules: Rules = Rules()) -> Summary:
+        """Return what may leave the device."""
+        return self.read.summary(rules)
+
+    def encoded(self, encoding: Encoding) -> FederatedData:
+        """Return the data in numbers, divided into train, valid and test."""
+        return self._divided(self.read.encoded(encoding))
+
+    def prepared(self, rules: Rules = Rules()) -> FederatedData:
+        """Return the data in the encoding that follows from these clients alone."""
+        return self._divided(prepared(self.read, rules))
+
+    def _divided(self, made: FederatedData) -> FederatedData:
+        settings = self.settings
+        splits = settings.split is not None or made.bounds is None
+        if splits:
+            split = {"seed": self.seed, **(settings.split or {})}
+            made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
+        if settings.opt_out is not None:
+            out = check_options(
+                "data.opt_out", opt_out, {"seed": self.seed, **settings.opt_out}, ("data", "where")
+            )
+            made = opt_out(made, **out)
+        made.meta["follows_seed"] = _follows_seed(settings, made, splits)
+        return made
+
+
+def _follows_seed(settings: DataConfig, made: FederatedData, splits: bool) -> bool:
+    """Tell whether another seed of the configuration makes or divides the data in another way; reports ask for it."""
+    drawn = [settings.options] if "seed" in (made.meta.get("source") or {}) else []
+    drawn += [settings.partition.options] if settings.partition is not None else []
+    drawn += [settings.split or {}] if splits else []
+    drawn += [settings.opt_out] if settings.opt_out is not None else []
+    return any("seed" not in options for options in drawn)
+
+
+def build_data(config: Config, folder: Path | None = None) -> FederatedData:
+    """Read or make the data that a configuration names, as one device that has all clients would.
+
+    Sets of images are divided among clients by ``data.partition``; texts, labels and features become numbers by the
+    encoding that follows from the clients' summaries; data that come without a split are split per user;
+    ``data.opt_out`` says last which examples stay out.
+
+    Args:
+        config: the configuration.
+        folder: the folder of real data (``--data`` or ``FEDKEEP_DATA``); relative paths in the configuration are
+            looked up there.
+
+    Raises:
+        ConfigError, DataError: an unknown reader or option, or a fault in the data.
+    """
+    return build_source(config.data, config.seed, folder).prepared(build_rules(config))
+
+
+def build_source(settings: DataConfig, seed: int, folder: Path | None = None) -> ConfiguredSource:
+    """Return the source that a table ``data`` names; a device of a federation has one of its own.
+
+    Args:
+        settings: the table.
+        seed: of what the table draws, where it names none.
+        folder: as for `build_data`.
+
+    Raises:
+        ConfigError, DataError: an unknown reader or option, or a fault in the data.
+    """
+    made = _partitioned(settings, seed, read_source(settings, seed, folder))
+    return ConfiguredSource(Ready(data=made) if isinstance(made, FederatedData) else made, settings, seed)
+
+
+def build_rules(config: Config) -> Rules:
+    """Return the rules of preparation that a configuration names.
+
+    Raises:
+        ConfigError: a number is too small, or there are no such tokens.
+    """
+    return Rules() if config.preparation is None else Rules(**config.preparation.model_dump())
+
+
+def read_source(
+    settings: DataConfig, seed: int, folder: Path | None = None
+) -> FederatedData | ImageSet | Source:
+    """Read or make what a table's reader gives: data of clients, or images that belong to nobody yet.
+
+    Raises:
+        ConfigError, DataError: as for ``build_data``.
+    """
+    reader = named("data.reader", "reader", settings.reader, offered_readers(), papers_hint)
+    options = settings.options
+    if reader.argument is not None:
+        place = options.get(reader.argument, reader.place)
+        if not isinstance(place, str):
+            wanted = "missing" if place is None else f"wanted a path as text; got {place!r}"
+            raise ConfigError(
+                f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
+            )
+        options[reader.argument] = located(f"The reader {settings.reader!r}", place, folder)
+    if "seed" in inspect.signature(reader.read).parameters:
+        options.setdefault("seed", seed)
+    return reader.read(**check_options("data", reader.read, options))
+
+
+def _partitioned(
+    settings: DataConfig, seed: int, made: FederatedData | ImageSet | Source
+) -> FederatedData | Source:
+    given = settings.partition
+    if not isinstance(made, ImageSet):
+        if given is None:
+            return made
+        raise ConfigError(
+            f"data.partition: the reader {settings.reader!r} gives examples that belong to clients already. Leave "
+            f"the table out."
+        )
+    if given is None:
+        raise ConfigError(
+            f"data.partition: missing. The reader {settings.reader!r} gives images that belong to no client; divide "
+            f"them by one of the kinds {', '.join(PARTITIONS)}."
+        )
+    divide = named("data.partition.kind", "partition", given.kind, PARTITIONS)
+    return divide(
+        made, **check_options("data.partition", divide, {"seed": seed, **given.options}, ("images",))
+    )
+
+
+def named(place: str, what: str, name: str, table: Mapping[str, T], hint: Callable[[], str] = str) -> T:
+    """Return what a table of things has under a name.
+
+    Raises:
+        ConfigError: nothing; ``place`` is the key that names it.
+    """
+    if name not in table:
+        known = f"{', '.join(table)}.{did_you_mean(name, table)}"
+        raise ConfigError(f"{place}: there is no {what} {name!r}; there are {known}{hint()}")
+    return table[name]
+
+
+def located(what: str, place: str, folder: Path | None) -> Path:
+    """Return where in the folder of data a place is.
+
+    Raises:
+        DataError: there is no folder of data; ``what`` wants it.
+    """
+    path = Path(place)
+    try:
+        if path.is_absolute():
+            return path
+        if folder is None:
+            raise DataError(
+                f"{what} wants a folder of data. Name it with --data DIR or the variable FEDKEEP_DATA; "
+                f"{str(path)!r} is looked up in it."
+            )
+        if not folder.is_dir():
+            fault = "is no folder" if folder.exists() else "does not exist"
+            raise DataError(
+                f"The folder of data {folder} {fault}. Name another with --data DIR or FEDKEEP_DATA."
+            )
+        # --data may name the data set's own folder
+        return folder if not (folder / path).exists() and folder.name == path.name else folder / path
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise DataError(f"{what}: cannot look up {place[:80]!r}: {error.strerror}.") from error
