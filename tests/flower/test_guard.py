@@ -45,7 +45,11 @@ def test_every_command_that_may_run_a_bundle_is_ours(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(set(TASK_TYPE_TO_COMMAND.values()))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(__import__("sys").path)}
     done = subprocess.run(
-        [tmp_path / "flwr-agentapp", "--token", "x"], capture_output=True, text=True, env=environment, check=False
+        [tmp_path / "flwr-agentapp", "--token", "x"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 1
     assert done.stderr == "This device runs fedkeep's ClientApp alone; flwr-agentapp was not started.\n"
@@ -70,7 +74,9 @@ def test_a_bundle_with_a_module_named_fedkeep_runs_nothing_on_the_device(tmp_pat
             (project / module).parent.mkdir(exist_ok=True)
             (project / module).write_text(EVIL.format(ran=str(ran)))
         settings = (project / "pyproject.toml").read_text()
-        settings = settings.replace("fedkeep.flower.server_app", "asks").replace("fedkeep.flower.client_app", "evil")
+        settings = settings.replace("fedkeep.flower.server_app", "asks").replace(
+            "fedkeep.flower.client_app", "evil"
+        )
         (project / "pyproject.toml").write_text(settings)
         sign_project(project, local.folder / "keys" / "signer.key")
         signed = asked(link, project, said)

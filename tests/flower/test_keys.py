@@ -59,7 +59,9 @@ def test_a_certificate_that_is_not_valid_now_says_so(tmp_path):
     make_keys(tmp_path, hosts=HOSTS, nodes=["a"], days=10)
     now = datetime.now(UTC)
     check_certificate(tmp_path / "link.pem", now)
-    with pytest.raises(ConfigError, match=r"link.pem expired at 20.* UTC. Make new ones with fedkeep flower keys"):
+    with pytest.raises(
+        ConfigError, match=r"link.pem expired at 20.* UTC. Make new ones with fedkeep flower keys"
+    ):
         check_certificate(tmp_path / "link.pem", now + timedelta(days=11))
     with pytest.raises(ConfigError, match=r"valid from 20.* UTC on, and this machine's clock says"):
         check_certificate(tmp_path / "link.pem", now - timedelta(days=1))

@@ -20,7 +20,9 @@ def test_the_servers_run_stands_in_the_project_or_where_it_is_wanted(tmp_path):
     new_project(tmp_path / "one", "")
     new_project(tmp_path / "two", "", out=tmp_path / "elsewhere")
     out = [
-        tomllib.loads((tmp_path / name / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["out"]
+        tomllib.loads((tmp_path / name / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"][
+            "out"
+        ]
         for name in ("one", "two")
     ]
     assert out == [str(tmp_path / "one" / "run"), str(tmp_path / "elsewhere")]
@@ -35,7 +37,13 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("a b_c", "a-b-c"), ("7up", "fedkeep-7up"), ("ü", "fedkeep"), ("x" * 50, "x" * 32), ("a" * 31 + "--b", "a" * 31)],
+    [
+        ("a b_c", "a-b-c"),
+        ("7up", "fedkeep-7up"),
+        ("ü", "fedkeep"),
+        ("x" * 50, "x" * 32),
+        ("a" * 31 + "--b", "a" * 31),
+    ],
 )
 def test_a_name_is_made_one_that_flower_takes(text, name):
     assert project_name(text) == name

@@ -46,7 +46,9 @@ def test_signing_again_after_a_change_is_enough(signed):
     check_signed(bundle(signed), [signed / "keys" / "signer.pub"])
 
 
-@pytest.mark.parametrize("files", [{"config.toml": "seed = 4\n"}, {"fedkeep.py": "print()"}, {"config.toml": None}])
+@pytest.mark.parametrize(
+    "files", [{"config.toml": "seed = 4\n"}, {"fedkeep.py": "print()"}, {"config.toml": None}]
+)
 def test_a_file_that_was_changed_added_or_removed_is_refused(files, signed):
     with pytest.raises(RunError, match="no key that it trusts has signed these files"):
         check_signed(changed(bundle(signed), **files), [signed / "keys" / "signer.pub"])

@@ -28,7 +28,9 @@ def test_a_packet_goes_to_its_node_and_the_reply_comes_back_once():
     carrier, _ = transport()
     assert carrier.nodes() == ["7", "8"]
     model = torch.randn(4)
-    tickets = carrier.send([(node, Packet({"kind": "work", "round": 3}, {"w": model})) for node in ("7", "8")])
+    tickets = carrier.send(
+        [(node, Packet({"kind": "work", "round": 3}, {"w": model})) for node in ("7", "8")]
+    )
     replies = carrier.receive(tickets)
     assert [reply.ticket for reply in replies] == tickets
     assert [reply.packet.header["node"] for reply in replies] == ["7", "8"]
@@ -53,8 +55,12 @@ def test_the_model_travels_once_for_several_nodes():
 
 def test_a_message_beyond_the_limit_is_refused_before_anything_is_sent():
     carrier, grid = transport(limit=100)
-    with pytest.raises(ConfigError, match="A message of 104 bytes to node 8 is beyond the limit of 100 bytes"):
-        carrier.send([("7", Packet({"kind": "work"})), ("8", Packet({"kind": "work"}, {"w": torch.zeros(26)}))])
+    with pytest.raises(
+        ConfigError, match="A message of 104 bytes to node 8 is beyond the limit of 100 bytes"
+    ):
+        carrier.send(
+            [("7", Packet({"kind": "work"})), ("8", Packet({"kind": "work"}, {"w": torch.zeros(26)}))]
+        )
     assert grid.carried == {}
 
 

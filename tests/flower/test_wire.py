@@ -1,4 +1,3 @@
-
 import zlib
 
 import pytest
@@ -68,10 +67,14 @@ def array(dtype="float32", shape=(2,), stype=RAW, data=b"\0" * 8):
     return Array(dtype, shape, stype, data)
 
 
-def records(*, header='{"kind": "work"}', group="tensors/group/0/params", key="w", value=None, crc=None, **more):
+def records(
+    *, header='{"kind": "work"}', group="tensors/group/0/params", key="w", value=None, crc=None, **more
+):
     """Return a message whose checksum is right, unless ``crc`` says another."""
     found = {group: value or ArrayRecord({key: array()})}
-    sums = {"/".join([*g.split("/")[1:], k]): zlib.crc32(a.data) for g, r in found.items() for k, a in r.items()}
+    sums = {
+        "/".join([*g.split("/")[1:], k]): zlib.crc32(a.data) for g, r in found.items() for k, a in r.items()
+    }
     checksum = _checksum(header or "", sums) if crc is None else crc
     told = ConfigRecord({"json": header or "", "names": list(sums), "crc": checksum})
     made = {"header": told} if header is not None else {}
@@ -95,7 +98,10 @@ def test_the_form_that_the_tests_below_damage_is_read():
         (RecordDict({"header": ConfigRecord({"json": "{}", "names": [1], "crc": 0})}), "has no header"),
         (RecordDict({"header": ConfigRecord({"json": "{}", "names": [], "crc": 0.5})}), "has no header"),
         (RecordDict({"header": ConfigRecord({"json": "{}"})}), "has no header"),
-        (RecordDict({"header": ConfigRecord({"json": "{}", "names": [], "crc": 1, "more": 1})}), "has no header"),
+        (
+            RecordDict({"header": ConfigRecord({"json": "{}", "names": [], "crc": 1, "more": 1})}),
+            "has no header",
+        ),
         (records(crc=7), "damaged on its way"),
         (RecordDict({"header": MetricRecord({"json": 1})}), "has no header"),
         (records(metrics=MetricRecord({"loss": 1.0})), "record 'metrics' that fedkeep does not send"),

@@ -17,7 +17,9 @@ from typer.core import TyperGroup
 import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
+from fedkeep.cli.deploy import deploy
 from fedkeep.cli.evaluate import evaluate
+from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
@@ -116,7 +118,9 @@ _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
 _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
+_add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=1")
 _add(list_all, "fedkeep list", "list")
+app.add_typer(flower)
 
 
 def main() -> None:

@@ -195,7 +195,8 @@ class Config(_Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
     The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
-    ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide.
+    ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide; the table
+    ``rounds`` is for runs across machines (the fields of ``remote.RoundPolicy``), and simulations do without it.
     """
 
     name: str = ""
@@ -206,6 +207,7 @@ class Config(_Strict):
     run: RunConfig
     personalization: PersonalizationConfig | None = None
     preparation: PreparationConfig | None = None
+    rounds: dict[str, Any] | None = None
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

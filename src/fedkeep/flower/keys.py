@@ -84,7 +84,9 @@ def _write_link(folder: Path, hosts: Sequence[str], days: int) -> None:
     authority = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     issuer = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     if not isinstance(authority, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{folder / 'ca.key'} is no key that fedkeep made. Move it away, or take another folder.")
+        raise ConfigError(
+            f"{folder / 'ca.key'} is no key that fedkeep made. Move it away, or take another folder."
+        )
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = (
         _certificate(_named("fedkeep link"), issuer.subject, key.public_key(), days)

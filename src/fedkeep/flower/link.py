@@ -34,7 +34,11 @@ class Link:
         self.port = port or free_port()
         home = self.folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
-        connection = {"address": self.address, "root-certificates": str(self.keys / "ca.pem"), "insecure": False}
+        connection = {
+            "address": self.address,
+            "root-certificates": str(self.keys / "ca.pem"),
+            "insecure": False,
+        }
         (home / "config.toml").write_text(to_toml({"superlink": {"default": "local", "local": connection}}))
         self.environment = {
             "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -120,7 +124,7 @@ def free_port() -> int:
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
     """Return what Flower's command line wrote, without the frame that it draws around errors."""
-    boxed = [line.strip(" │") for line in (done.stdout + done.stderr).splitlines() if not line.startswith("╭")]
+    boxed = [
+        line.strip(" │") for line in (done.stdout + done.stderr).splitlines() if not line.startswith("╭")
+    ]
     return " ".join(line for line in boxed if line.strip("╰─╯"))[-300:] or "it said nothing"
-
-

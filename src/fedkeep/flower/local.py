@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.toml import to_toml
+from fedkeep.flower.experiment import federation_of
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link, free_port
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import sign_project
-from fedkeep.flower.status import Status, read_status
+from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 
 LOOK = 0.5  # seconds between two looks at how far the run is
@@ -34,6 +37,8 @@ class Local:
         folder: keeps all of it: keys, project, nodes, logs, and the server's run.
         config_text: the experiment.
         data: the table ``[data]`` of every node.
+        data_folder: where its paths are looked up.
+        seed: of divisions that it leaves to a seed.
         clients: by node, the clients that live there.
         port: of the link; 0 takes a free one.
     """
@@ -42,6 +47,8 @@ class Local:
     config_text: str
     data: Mapping[str, Any]
     clients: Mapping[str, Sequence[str]]
+    data_folder: Path | None = None
+    seed: int = 0
     port: int = 0
 
     @property
@@ -55,7 +62,7 @@ class Local:
         return self.folder / "status.json"
 
     def prepare(self) -> None:
-        """Write keys, project and the nodes' configurations; what is there of an earlier try is kept, but for the project.
+        """Write keys and project; the keys of an earlier try are kept.
 
         Raises:
             ConfigError: the folder holds another experiment.
@@ -73,8 +80,16 @@ class Local:
         """Return a node, its configuration written."""
         home, keys = self.folder / "nodes" / name, self.folder / "keys"
         home.mkdir(parents=True, exist_ok=True)
+        device = {
+            "folder": str((home / "state").resolve()),
+            "owner": name,
+            "clients": list(self.clients[name]),
+        }
+        if self.data_folder is not None:
+            device["data"] = str(self.data_folder.resolve())
         table = {
-            "device": {"folder": str((home / "state").resolve()), "clients": list(self.clients[name])},
+            "seed": self.seed,
+            "device": device,
             "link": {
                 "address": link, "certificate": str((keys / "ca.pem").resolve()), "port": free_port(),
                 "key": str((keys / f"{name}.key").resolve()), "trusted": [str((keys / "signer.pub").resolve())],
@@ -114,14 +129,17 @@ def start_node(link: Link, name: str, node: SuperNode) -> None:
     link.processes.start(name, node.command(), **node.environment())
 
 
-def train(local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int] | None = None) -> None:
+def train(
+    local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int] = {}
+) -> None:
     """Run the project to its end, and tell each round.
 
     Raises:
         RunError: the server app ended with an error, or a process died; says why.
     """
     local.status.unlink(missing_ok=True)
-    run = link.submit(local.folder / "project", {"status": str(local.status), **(settings or {})})
+    clients = sum(map(len, local.clients.values()))
+    run = link.submit(local.folder / "project", {"status": str(local.status), "clients": clients, **settings})
     try:
         _follow(local, link, run, say)
     except BaseException:  # Ctrl-C too
@@ -130,12 +148,12 @@ def train(local: Local, link: Link, say: Say = lambda text: None, settings: Mapp
 
 
 def _follow(local: Local, link: Link, run: str, say: Say) -> None:
-    told, asked = "", time.monotonic()
+    done, asked = -1, time.monotonic()
     while True:
         status = read_status(local.status)
-        if status.text != told:
-            told = status.text
-            say(told)
+        if (round := rounds_done(local.run)) != done:
+            done = round
+            say(f"Round {done} is finished." if done else "The server app has started.")
         if status.state == "finished":
             return
         if status.state == "failed":
@@ -143,10 +161,34 @@ def _follow(local: Local, link: Link, run: str, say: Say) -> None:
         link.processes.check()
         if time.monotonic() > asked + SILENT:
             state = link.state_of(run)
-            if state.startswith("finished") and read_status(local.status).state == "running":
-                raise RunError(f"The server app ended without a word ({state}). Its log is in {link.processes.logs}.")
+            if state.startswith("finished") and read_status(local.status).state not in ("finished", "failed"):
+                logs = link.processes.logs
+                raise RunError(f"The server app ended without a word ({state}). The link's log is in {logs}.")
             asked = time.monotonic()
         time.sleep(LOOK)
+
+
+def rounds_done(run: Path) -> int:
+    """Return how many rounds a run has finished; 0 where it has not begun."""
+    try:
+        return read_commit(run, read_info(run)).round
+    except RunError:
+        return 0
+
+
+def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port: int = 0) -> Local:
+    """Return a federation of a configuration, its clients dealt out to nodes.
+
+    Raises:
+        ConfigError, DataError: the configuration is wrong, or a fault in the data.
+    """
+    federation_of(text)
+    config = parse_config(text)
+    ids = [str(client) for client in build_source(config.data, config.seed, data_folder).ids]
+    return Local(
+        folder=folder, config_text=text, data=config.data.model_dump(exclude_unset=True),
+        clients=share_out(ids, nodes), data_folder=data_folder, seed=config.seed, port=port,
+    )  # fmt: skip
 
 
 def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:
@@ -156,5 +198,7 @@ def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:
         ConfigError: there are fewer clients than nodes.
     """
     if not 1 <= nodes <= len(clients):
-        raise ConfigError(f"There are {len(clients)} clients; wanted 1 to as many nodes, got --local {nodes}.")
+        raise ConfigError(
+            f"There are {len(clients)} clients; wanted 1 to as many nodes, got --local {nodes}."
+        )
     return {f"node-{k + 1}": list(clients[k::nodes]) for k in range(nodes)}

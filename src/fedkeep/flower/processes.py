@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from fedkeep.core.errors import ConfigError, RunError
 
@@ -34,7 +36,7 @@ class Processes:
         self.environment = {**os.environ, **(environment or {}), MARK: self.mark}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -117,17 +119,13 @@ def marked(mark: str) -> list[int]:
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _signal(process: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def program(name: str) -> Path:

@@ -27,7 +27,7 @@ In Flower's simulation (needs `pip install 'fedkeep[flower-simulation]'`):
 
     flwr run . --stream
 
-On machines: `fedkeep flower keys`, `fedkeep flower sign .`, `flower-superlink`, `fedkeep device run`; see docs/machines.md.
+On machines: `fedkeep flower keys`, `fedkeep flower sign .`, `flower-superlink`, `fedkeep device run`: docs/machines.md.
 """
 
 
@@ -51,8 +51,10 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         "config": CONFIG,
         "out": str((out or folder / "run").resolve()),
         "devices": str(folder / "devices"),
-        "status": "",
-        "limit": 0,
+        "status": "",  # a file in which the server app says how it is
+        "clients": 0,  # how many clients must be there; 0: as the configuration says
+        "limit": 0,  # bytes of a message; 0: Flower's own
+        "judge-only": False,
     }
     project = {
         "project": {
@@ -86,4 +88,6 @@ def bundled(name: str) -> Path:
         path = Path(folder) / name
         if path.is_file():
             return path
-    raise ConfigError(f"The project holds no file {name!r}. Name one of its files under tool.flwr.app.config.")
+    raise ConfigError(
+        f"The project holds no file {name!r}. Name one of its files under tool.flwr.app.config."
+    )

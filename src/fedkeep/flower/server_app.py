@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.experiments.config import parse_config
+from fedkeep.flower.experiment import federation_of
 from fedkeep.flower.project import bundled
 from fedkeep.flower.status import Status, write_status
 from fedkeep.flower.transport import LIMIT, GridTransport
@@ -28,10 +29,13 @@ def main(grid: Grid, context: Context) -> None:
         write_status(path, Status("running", text, os.getpid()))
 
     try:
-        text = bundled(str(settings["config"])).read_text(encoding="utf-8")
+        federation = federation_of(bundled(str(settings["config"])).read_text(encoding="utf-8"))
+        if settings["clients"]:
+            federation = replace(federation, clients=int(settings["clients"]))
         transport = GridTransport(grid, limit=int(settings["limit"]) or LIMIT)
         tell("The server app has started.")
-        serve_run(parse_config(text, "config.toml"), transport, Path(str(settings["out"])))
+        out = Path(str(settings["out"]))
+        serve_run(federation, transport, out, judge_only=bool(settings["judge-only"]), progress=False)
     except FedkeepError as error:
         write_status(path, Status("failed", str(error), os.getpid()))
         raise

@@ -52,8 +52,8 @@ def check_signed(bundle: bytes, trusted: Iterable[Path]) -> None:
         raise RunError(f"The bundle cannot be read: {first_line(error)}.") from error
     if signature is None:
         raise RunError(
-            "This device refuses a project that nobody has signed. Sign it with fedkeep flower sign DIR --key KEY, by a "
-            "key that the device trusts."
+            "This device refuses a project that nobody has signed. Sign it with fedkeep flower sign DIR --key KEY, by "
+            "a key that the device trusts."
         )
     for key in keys:
         try:

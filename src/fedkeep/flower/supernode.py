@@ -113,7 +113,9 @@ class SuperNode:
     def environment(self) -> dict[str, str]:
         """Return the environment that the command needs, and write the commands that stand before Flower's own."""
         if "'" in str(self.config):
-            raise ConfigError(f"A node configuration's path holds no quotation mark, for Flower's sake; got {self.config}.")
+            raise ConfigError(
+                f"A node configuration's path holds no quotation mark, for Flower's sake; got {self.config}."
+            )
         commands = self.home / "bin"
         guard.install(commands)
         return {
@@ -162,6 +164,8 @@ def _check_key(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"link.key: there is no key {path}: {error.strerror}.") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"link.key: {path} is no private key in OpenSSH's form without a password.") from error
+        raise ConfigError(
+            f"link.key: {path} is no private key in OpenSSH's form without a password."
+        ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"link.key: {path} is no key on a NIST curve. Make one with fedkeep flower keys.")

@@ -83,7 +83,9 @@ class GridTransport:
 
     def _refused(self, node: str) -> str:
         ticket = f"unsent-{uuid.uuid4()}"
-        self._unsent[ticket] = f"The link did not take the message to node {node}; the node may just have left."
+        self._unsent[ticket] = (
+            f"The link did not take the message to node {node}; the node may just have left."
+        )
         return ticket
 
 

@@ -31,7 +31,9 @@ REASONS = {
 
 def main(command: list[str]) -> int:
     """Run a command; return its exit code, or 2 where it could not join."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
 
     def pass_on(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
@@ -40,7 +42,7 @@ def main(command: list[str]) -> int:
         signal.signal(number, pass_on)
     said: list[str] = []
     joined = False
-    assert process.stdout is not None  # noqa: S101  # it is a pipe
+    assert process.stdout is not None  # it is a pipe
     for line in process.stdout:
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -104,9 +104,14 @@ def from_records(records: RecordDict) -> Packet:
         for own, array in record.items():
             name = "/".join([*group.split("/")[1:], own])
             if _place(name) != (group, own):
-                raise UploadError(f"A message holds the tensor {name[:80]!r} in the wrong record, {group[:80]!r}.")
+                raise UploadError(
+                    f"A message holds the tensor {name[:80]!r} in the wrong record, {group[:80]!r}."
+                )
             found[name] = array
-    if sorted(found) != sorted(names) or _checksum(text, {n: zlib.crc32(found[n].data) for n in names}) != checksum:
+    if (
+        sorted(found) != sorted(names)
+        or _checksum(text, {n: zlib.crc32(found[n].data) for n in names}) != checksum
+    ):
         raise UploadError("A message was damaged on its way: its checksum is not that of its content.")
     return Packet(_parsed(text), {name: _tensor(name, found[name]) for name in names})
 
@@ -145,7 +150,9 @@ def _tensor(name: str, array: Array) -> Tensor:
         )
     shape = array.shape
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise UploadError(f"The tensor {name[:80]!r} has the shape {shape!r}; sizes are whole numbers from 0 on.")
+        raise UploadError(
+            f"The tensor {name[:80]!r} has the shape {shape!r}; sizes are whole numbers from 0 on."
+        )
     wanted = math.prod(shape) * dtype.itemsize
     if len(array.data) != wanted:
         raise UploadError(
