@@ -39,7 +39,7 @@ class Loopback:
         arrived = self.travel(message)
         try:
             reply = self.serve(arrived, self.contexts[message.metadata.dst_node_id])
-        except Exception as error:  # as Flower's flwr-clientapp does
+        except Exception as error:  # noqa: BLE001  as Flower's flwr-clientapp does
             reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=arrived)
         self.replies[ticket] = self.travel(reply)
         return ticket

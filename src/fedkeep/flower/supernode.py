@@ -89,8 +89,8 @@ class SuperNode:
         """Look at all that a node needs before anything is started.
 
         Raises:
-            ConfigError: a key or a certificate is missing, wrong or expired, the port is in use, there is no link, it is
-                not the link that the certificate speaks for, or this machine's clock differs from the link's.
+            ConfigError: a key or a certificate is missing, wrong or expired, the port is in use, there is no link, it
+                is not the link that the certificate speaks for, or this machine's clock differs from the link's.
         """
         check_certificate(self._beside(self.link.certificate))
         _check_key(self._beside(self.link.key))
@@ -144,7 +144,7 @@ class SuperNode:
 
 
 def check_clock(told: str, now: float) -> None:
-    """Raise ConfigError if the link's time, as HTTP writes it, is so far from ours that it would refuse our signature."""
+    """Raise ConfigError if the link's time, as HTTP writes it, is so far from ours that it would refuse our name."""
     try:
         link = email.utils.parsedate_to_datetime(told).timestamp()
     except (ValueError, TypeError):

@@ -1,8 +1,8 @@
 """The wire form: a packet as Flower's records, and back. Nothing is pickled, and nothing is taken for granted.
 
 The header travels as JSON text in one ``ConfigRecord``, with the order of the tensors and a checksum of all; tensors
-travel as raw bytes in ``ArrayRecord``s, one for each group of names (their first three parts at most). Flower names what
-it sends by its hash, so tensors that several messages share (the global model) are sent once.
+travel as raw bytes in ``ArrayRecord``s, one for each group of names (their first three parts at most). Flower names
+what it sends by its hash, so tensors that several messages share (the global model) are sent once.
 """
 
 from __future__ import annotations
