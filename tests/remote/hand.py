@@ -199,5 +199,3 @@ class Hand:
 
 def only(split: str = "test", *models: str) -> Judging:
     return Judging(split=split, models=models or ("own",))  # type: ignore[arg-type]
-
-

@@ -23,6 +23,7 @@ from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
+from fedkeep.cli.prepare import prepare
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
@@ -112,6 +113,7 @@ def _add(function: Any, example: str, name: str | None = None) -> None:
 
 
 _add(demo, "fedkeep demo")
+_add(prepare, "fedkeep prepare my.toml --summary mine.json, then fedkeep prepare --merge *.json --out encoding")
 _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")

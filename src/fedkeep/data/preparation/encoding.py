@@ -97,7 +97,7 @@ class Encoding:
 
     def to_json(self) -> str:
         """Return the encoding as JSON; the same encoding is always the same text."""
-        return to_json("encoding", self)
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "The encoding") -> Encoding:
@@ -106,7 +106,7 @@ class Encoding:
         Raises:
             DataError: a field is missing, unknown, of another type, or contradicts another; ``where`` is named.
         """
-        return cls(**from_json("encoding", text, {"about": About}, KINDS, where))
+        return from_json(cls, text, {"about": About}, KINDS, where)
 
 
 def _refuse(fault: str | None) -> None:

@@ -7,28 +7,29 @@ import functools
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fedkeep.core.errors import DataError
 
 FORMAT = 1
 LARGEST = 1 << 28  # bytes
+R = TypeVar("R")
 
 
-def to_json(what: str, record: Any) -> str:
+def to_json(record: Any) -> str:
     """Return a summary or an encoding as JSON, the same text for the same content."""
-    content = {"format": FORMAT, "what": what, **dataclasses.asdict(record)}
+    content = {"format": FORMAT, "what": type(record).__name__.lower(), **dataclasses.asdict(record)}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def from_json(
-    what: str, text: str | bytes, fields: Mapping[str, Any], kinds: Sequence[type], where: str
-) -> dict[str, Any]:
-    """Return the fields of a summary or an encoding, its columns as one of ``kinds`` each.
+    make: type[R], text: str | bytes, fields: Mapping[str, Any], kinds: Sequence[type], where: str
+) -> R:
+    """Return a summary or an encoding: its fields by type, and its columns, each of one of ``kinds``.
 
     Raises:
-        DataError: it is no JSON, of another format, too large, or a field is missing, unknown or of another type;
-            the message names the field.
+        DataError: it is no JSON, of another format, too large, or a field is missing, unknown, of another type or
+            contradicts another; the message names ``where`` and the field.
     """
     import pydantic  # not needed to import fedkeep
 
@@ -38,9 +39,14 @@ def from_json(
     strict = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     wanted: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
     wanted |= {"format": (int, ...), "what": (str, ...), "columns": (dict[str, column], ...)}
+    what = make.__name__.lower()
     model = pydantic.create_model(what, __config__=strict, **wanted)
     try:
         found = model.model_validate_json(text)
+        content = {name: getattr(found, name) for name in wanted}
+        if (content.pop("format"), content.pop("what")) != (FORMAT, what):
+            raise DataError(f"wanted format {FORMAT}. Use the same version of fedkeep everywhere.")
+        return make(**content)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))[:200]
@@ -50,7 +56,3 @@ def from_json(
         ) from None
     except DataError as error:
         raise DataError(f"{where} is no sound {what}: {error}") from None
-    content = {name: getattr(found, name) for name in wanted}
-    if (content.pop("format"), content.pop("what")) != (FORMAT, what):
-        raise DataError(f"{where} is no {what} of format {FORMAT}. Make it with the same fedkeep everywhere.")
-    return content

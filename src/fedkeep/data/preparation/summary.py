@@ -112,7 +112,7 @@ class Summary:
 
     def to_json(self) -> str:
         """Return the summary as JSON; the same summary is always the same text."""
-        return to_json("summary", self)
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "The summary") -> Summary:
@@ -122,7 +122,7 @@ class Summary:
             DataError: a field is missing, unknown, of another type, or contradicts another; ``where`` is named.
         """
         fields = {"clients": int, "clients_a_word": int, "about": About}
-        return cls(**from_json("summary", text, fields, KINDS, where))
+        return from_json(cls, text, fields, KINDS, where)
 
 
 def columns_differ(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,84 @@
+"""``fedkeep prepare``: what devices would tell of their data, and the encoding that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import say
+from fedkeep.cli.settings import DataOption, SetOption, find_config
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.data.preparation import Encoding, Summary, agreeing
+from fedkeep.experiments.build import build_rules, build_source, data_folder
+
+ShowOption = Annotated[bool, typer.Option("--show", help="Print the summary itself too: all that would leave.")]
+
+
+def prepare(
+    named: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG", help="A configuration as for fedkeep run; with --merge files of summaries."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the encoding there, as JSON.")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", metavar="FILE", help="Write the summary there, as JSON.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the summaries of several devices, in any order.")
+    ] = False,
+    show: ShowOption = False,
+    data: DataOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Sum up the data that CONFIG names, print in plain words what the summary reveals, and make the encoding that
+    follows: the vocabulary, the numbers of labels, the scales of features.
+
+    Each device writes its summary with --summary; whoever has them all makes the one encoding with --merge.
+    """
+    for path in (out, summary):
+        if path is not None and path.exists():
+            raise ConfigError(f"{path} is there already. Name another file, or remove it.")
+    found = _merged(named) if merge else _of_config(named, data, overrides)
+    encoding = Encoding.of(found)
+    say(found.describe())
+    if show:
+        say(found.to_json())
+    for path, text in ((summary, found.to_json()), (out, encoding.to_json())):
+        if path is not None:
+            path.write_text(text + "\n", encoding="utf-8")
+    say(f"Encoding {encoding.digest[:16]}: {_sizes(encoding)}")
+
+
+def _of_config(named: list[str], data: Path | None, overrides: list[str] | None) -> Summary:
+    if len(named) > 1:
+        raise ConfigError(
+            f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge."
+        )
+    config = find_config(named[0], overrides).config
+    return build_source(config.data, config.seed, data_folder(data)).summary(build_rules(config))
+
+
+def _merged(named: list[str]) -> Summary:
+    found = {}
+    for name in named:
+        try:
+            found[name] = Summary.from_json(Path(name).read_bytes(), name)
+        except OSError as error:
+            raise DataError(f"Cannot read the summary {name[:300]}: {error.strerror}.") from error
+    inside, refused = agreeing(found)
+    for name, why in refused.items():
+        raise DataError(
+            f"{name} does not fit the other summaries: {why}. Give all devices the same settings of data."
+        )
+    return inside
+
+
+def _sizes(encoding: Encoding) -> str:
+    """Return the sizes of a model in this encoding: "vocabulary 30, classes 2"."""
+    return ", ".join(f"{name} {size:,}" for name, size in encoding.sizes.items()) or "no sizes"

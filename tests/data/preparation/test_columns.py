@@ -1,0 +1,226 @@
+"""Each kind of column: what leaves the device, and how it becomes numbers, against values computed by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import hypothesis
+import hypothesis.extra.numpy as arrays
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.data import CharVocabulary, HashedWords, Ragged, TokenVocabulary
+from fedkeep.data.preparation import Features, Keys, Labels, Plain, Raw, RawColumn, Rules, Texts, Times
+from fedkeep.data.preparation.columns import Code, ColumnSummary
+from fedkeep.data.preparation.labels import LabelError
+from fedkeep.data.preparation.numbers import exact_sums
+
+TEXTS = ["a b a", "b", "c a", "a z"]
+CLIENTS = ["x", "x", "y", "z"]
+
+
+def summary(column: RawColumn, rules: Rules = Rules(), split: list[str] | None = None) -> Any:
+    """Return what leaves of a column of four rows of three clients."""
+    return Raw(client=CLIENTS, split=split, columns={"c": column}).summary(rules).columns["c"]
+
+
+def code(column: RawColumn, rules: Rules = Rules()) -> Any:
+    return summary(column, rules).code(rules.clients_a_word)
+
+
+def texts(**settings: Any) -> Texts:
+    return Texts(**{"values": TEXTS, "tokens": "word", "size": 10, "max_length": 2} | settings)
+
+
+def where(row: int) -> str:
+    return f"t.csv, line {row + 2}"
+
+
+def message(made: Code, raw: RawColumn) -> str:
+    with pytest.raises(DataError) as error:
+        made.encoded(raw, where)
+    return str(error.value)
+
+
+def test_words_are_counted_client_by_client() -> None:
+    one = summary(texts())
+    assert (one.counts, one.clients) == ({"a": 4, "b": 2, "c": 1, "z": 1}, {})
+    two = summary(texts(), Rules(clients_a_word=2))
+    assert two.clients == {"a": 3, "b": 1, "c": 1, "z": 1}
+    made = two.code(2)
+    assert (made.symbols, made.size) == (("a",), 3)  # b occurs twice, but with one client
+    text = made.encoded(texts(), where)
+    assert (text.values.tolist(), text.offsets.tolist()) == ([2, 1, 1, 1, 2, 2, 1], [0, 2, 3, 5, 7])
+    assert code(texts(size=4)).symbols == ("a", "b")
+
+
+def test_words_of_texts_to_train_on_alone_count() -> None:
+    assert summary(texts(), split=["test", "train", "train", "valid"]).counts == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "symbols"),
+    [
+        ({"given": TokenVocabulary(["b"]), "tokens": "char"}, ("b",)),
+        ({"given": HashedWords(9)}, None),
+        ({"tokens": "hashed_words"}, None),
+    ],
+)
+def test_a_vocabulary_that_is_known_reveals_no_word(settings: dict[str, Any], symbols: Any) -> None:
+    found = summary(texts(**settings), Rules(clients_a_word=2))
+    assert (found.counts, found.clients, found.symbols) == ({}, {}, symbols)
+    given = settings.get("given", HashedWords(10))
+    made = found.code(2)
+    assert made.vocabulary.to_dict() == given.to_dict()
+    encoded = made.encoded(texts(**settings), where)
+    assert encoded.values.tolist() == given.encode_all(TEXTS, 2).values.tolist()
+    assert encoded.values.dtype == made.dtype
+
+
+def test_the_server_may_say_what_texts_are_cut_into() -> None:
+    rules = Rules(tokens="char", vocabulary=4, max_length=1)
+    found = summary(texts(given=TokenVocabulary(["b"])), rules)
+    assert (found.tokens, found.size, found.max_length) == ("char", 4, 1)
+    assert found.counts == {"a": 4, " ": 4, "b": 2, "c": 1, "z": 1}
+    assert found.code(1).vocabulary == CharVocabulary([" ", "a"])
+    with pytest.raises(ConfigError, match="preparation.tokens: wanted 'char', 'word'.* got 'chars'"):
+        Rules(tokens="chars")
+    with pytest.raises(ConfigError, match="preparation.clients_a_word: wanted at least 1; got 0"):
+        Rules(clients_a_word=0)
+
+
+def test_half_a_pair_of_surrogates_is_unknown() -> None:
+    raw = Texts(values=["\ud800x", "x", "x", "x"], tokens="char", size=9, max_length=5)
+    made = code(raw)
+    assert made.symbols == ("x",)
+    assert made.encoded(raw, where).values.tolist() == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "numbers"),
+    [
+        (["pos", "neg", "pos", "10"], ("10", "neg", "pos"), [2, 1, 2, 0]),
+        (["2", "0", "02", "2"], ("0", "1", "2"), [2, 0, 2, 2]),
+        (["-1", "b", "a", "a"], ("-1", "a", "b"), [0, 2, 1, 1]),
+    ],
+)
+def test_labels_are_numbered_in_order_and_whole_numbers_stay(
+    words: list[str], names: tuple[str, ...], numbers: list[int]
+) -> None:
+    made = code(Labels(values=words))
+    assert made.names == names
+    assert made.encoded(Labels(values=words), where).tolist() == numbers
+    assert message(made, Labels(values=[words[0], "99"])) == (
+        f"t.csv, line 3: label '99' is not one of label_names, {list(names)}."
+    )
+
+
+def test_labels_that_are_known_beforehand_do_not_leave() -> None:
+    raw = Labels(values=["b", "a", "b", "b"], names=("b", "a"), elsewhere=["c"])
+    assert (summary(raw).words, code(raw).names) == ((), ("b", "a"))
+    named = Rules(label_names=("a", "b"))
+    assert summary(Labels(values=raw.values), named).words == ()
+    assert code(Labels(values=raw.values), named).encoded(raw, where).tolist() == [1, 0, 1, 1]
+    assert code(Labels(values=["b"] * 4, elsewhere=["c", "a"])).names == ("a", "b", "c")
+
+
+def test_whole_numbers_that_are_no_classes() -> None:
+    for words, why in (
+        (["0", "-3", "1", "1"], "wanted a label of 0 or more, of at most 18 digits; got '-3'."),
+        (["0", "5000", "1", "1"], "the label 5000 would make 5,001 classes, of which 3 occur."),
+    ):
+        with pytest.raises(LabelError) as error:
+            code(Labels(values=words))
+        assert error.value.label == words[1]
+        assert error.value.why.startswith(why)
+
+
+@hypothesis.given(
+    arrays.arrays(np.float32, st.tuples(st.integers(0, 6), st.just(2)), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
+)  # fmt: skip
+def test_sums_of_features_are_exact(values: np.ndarray) -> None:
+    sums, squares = exact_sums(values)
+    for column, total, square in zip(values.T.tolist(), sums, squares, strict=True):
+        assert Fraction(total, 1 << 172) == sum(map(Fraction, column), Fraction(0))
+        assert Fraction(square, 1 << 344) == sum((Fraction(v) ** 2 for v in column), Fraction(0))
+
+
+def test_sums_of_squares_of_many_rows_do_not_overflow() -> None:
+    values = np.full((1 << 17, 1), 1 - 2.0**-24, np.float32)
+    assert Fraction(exact_sums(values)[1][0], 1 << 344) == (1 << 17) * (1 - Fraction(1, 1 << 24)) ** 2
+
+
+def test_features_are_standardised_where_the_rules_say_so() -> None:
+    x = np.array([[1, 7], [2, 7], [6, 7], [7, 7]], np.float32)
+    raw = Features(names=("a", "b"), values=x)
+    assert summary(raw).sums == ()
+    assert code(raw).encoded(raw, where) is x
+    made = code(raw, Rules(standardise=True))  # mean 4, variance (9 + 4 + 4 + 9) / 4
+    assert (made.means, made.scales) == ((4.0, 7.0), (6.5**0.5, 1.0))
+    wanted = [[v / 6.5**0.5, 0] for v in (-3, -2, 2, 3)]
+    assert np.allclose(made.encoded(raw, where), wanted, rtol=1e-7, atol=0)
+    assert message(made, Features(names=("b", "a"), values=x)) == (
+        "t.csv, line 2: features ('b', 'a'), not ('a', 'b')."
+    )
+
+
+def test_times_are_whole_where_all_are() -> None:
+    whole, other = (Times(values=np.array([1.0, 2, 3, last])) for last in (4, 4.5))
+    assert code(whole).encoded(whole, where).dtype == np.int64
+    both = summary(whole).merged(summary(other)).code(1)
+    assert [both.encoded(raw, where).dtype for raw in (whole, other)] == [np.float64] * 2
+    assert code(whole).fault(summary(other)) == "times with fractions, where whole numbers are wanted"
+    assert message(code(whole), other) == "t.csv, line 5: wanted a whole number as time; got 4.5."
+    large = Times(values=np.array([1e300] * 4))
+    assert code(large).encoded(large, where).tolist() == [1e300] * 4
+
+
+def test_keys_are_numbered_in_order() -> None:
+    raw = Keys(values=np.array([30, 2, 30, 900]))
+    made = code(raw)
+    assert made.encoded(raw, where).tolist() == [1, 0, 1, 2]
+    assert made.meta("item") == {"items": 3, "item_ids": [2, 30, 900]}
+    other = Keys(values=np.array([2, 1000, 2, 2]))
+    assert message(made, other) == "t.csv, line 3: 1000 is not one of the 3 items that are known."
+    assert made.fault(summary(other)) == "the item 1000 is not one of the 3 that are known"
+
+
+@pytest.mark.parametrize(
+    ("column", "fault"),
+    [
+        (np.zeros((4, 3)), None),
+        (np.zeros((4, 2)), "shape (2,), not (3,)"),
+        (np.zeros((4, 3), np.int64), "type '<i8', not '<f8'"),
+        (Ragged.from_rows([[1]] * 4), "type '<i8', not '<f8'"),
+    ],
+)
+def test_an_array_is_taken_as_it_is_if_its_type_is_the_same(column: Any, fault: str | None) -> None:
+    made, raw = code(Plain(values=np.zeros((4, 3)))), Plain(values=column)
+    assert made.fault(summary(raw)) == fault
+    if fault is None:
+        assert made.encoded(raw, where) is column
+    else:
+        assert message(made, raw) == f"t.csv, line 2: {fault}."
+
+
+RAW: list[RawColumn] = [
+    texts(), Labels(values=["a", "b", "c", "c"]), Features(names=("f",), values=np.ones((4, 1), np.float32)),
+    Times(values=np.arange(4.0)), Keys(values=np.arange(4)), Plain(values=np.arange(4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", RAW, ids=lambda raw: raw.kind)
+def test_a_kind_is_the_same_all_the_way(raw: RawColumn) -> None:
+    found: ColumnSummary = summary(raw)
+    made = found.code(1)
+    encoded = made.encoded(raw, where)
+    array = encoded.values if isinstance(encoded, Ragged) else encoded
+    assert raw.kind == found.kind == made.kind
+    assert len(raw) == len(encoded) == 4
+    assert array.dtype == made.dtype
+    assert made.fault(found) is None
+    assert found.merged(found).form == found.form
+    assert found.reveals()

@@ -1,0 +1,240 @@
+"""Summaries and encodings: read strictly, independent of order, and clear about what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData, many_user_text, toy
+from fedkeep.data.preparation import (
+    About,
+    Encoding,
+    Features,
+    Keys,
+    Labels,
+    Plain,
+    Raw,
+    Ready,
+    Rules,
+    Summary,
+    Texts,
+    Times,
+    agreeing,
+    merged,
+    prepared,
+)  # fmt: skip
+
+RULES = Rules(clients_a_word=2, standardise=True)
+
+
+def raw(client: str, words: str, labels: str, max_length: int = 5, **more: Any) -> Raw:
+    """Return a source of one client, a letter a row."""
+    rows = len(words)
+    columns = {
+        "text": Texts(values=list(words), tokens="word", size=9, max_length=max_length),
+        "label": Labels(values=list(labels)),
+        "x": Features(names=("f",), values=np.arange(rows, dtype=np.float32)[:, None] / 3),
+        "item": Keys(values=np.arange(rows) + ord(client)),
+        "time": Times(values=np.arange(rows) / 2),
+        "_words": Plain(values=np.ones(rows)),
+    }
+    return Raw(client=[client] * rows, split=None, columns=columns | more)
+
+
+NODES = [raw("a", "uvu", "ppn"), raw("b", "vw", "nn"), raw("c", "www", "xxx")]
+SUMMARIES = [node.summary(RULES) for node in NODES]
+
+
+def test_the_order_of_summaries_changes_nothing() -> None:
+    found = {Encoding.of(merged(order)).digest for order in itertools.permutations(SUMMARIES)}
+    assert len(found) == 1
+    nested = merged([merged(SUMMARIES[1:]), SUMMARIES[0]])
+    assert Encoding.of(nested).digest in found
+    encoding = Encoding.of(nested)
+    assert encoding.meta["vocabulary"]["symbols"] == ["w", "v"]  # u is a's alone
+    assert encoding.meta["label_names"] == ["n", "p", "x"]
+    assert encoding.sizes == {"vocabulary": 4, "classes": 3, "items": 5, "features": 1}
+    assert encoding.digest != Encoding.of(merged(SUMMARIES[:2])).digest
+
+
+def test_a_summary_and_an_encoding_are_read_as_they_were_written() -> None:
+    whole = merged(SUMMARIES)
+    assert Summary.from_json(whole.to_json()) == whole
+    encoding = Encoding.of(whole)
+    again = Encoding.from_json(encoding.to_json().encode())
+    assert again == encoding
+    assert again.digest == encoding.digest
+    assert Ready(data=toy()).summary() == Summary.from_json(Ready(data=toy()).summary().to_json())
+
+
+def changed(*path: Any, to: Any = None) -> str:
+    """Return the JSON of a summary with one value replaced, or taken out."""
+    content = json.loads(merged(SUMMARIES).to_json())
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    if to is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return json.dumps(content)
+
+
+TEXT = ("columns", "text")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no summary, or is damaged: Invalid JSON"),
+        ("[1]", "is no summary, or is damaged: Input should be an object"),
+        (changed("clients"), "clients: Field required"),
+        (changed("clients", to="3"), "clients: Input should be a valid integer"),
+        (changed("clients", to=0), "Wanted a client and a column at least"),
+        (changed("columns", to={}), "Wanted a client and a column at least"),
+        (changed("more", to=1), "more: Extra inputs are not permitted"),
+        (changed("format", to=2), "s.json is no sound summary: wanted format 1."),
+        (changed("what", to="encoding"), "s.json is no sound summary: wanted format 1."),
+        (changed(*TEXT, "kind", to="texts"), "columns.text: Input tag 'texts'"),
+        (changed(*TEXT, "note", to="hi"), "columns.text.text.note: Unexpected keyword argument"),
+        (changed(*TEXT, "counts", "w", to=0), "Wanted counts of words of at least 1"),
+        (changed(*TEXT, "counts", "w", to=1.5), "columns.text.text.counts.w: Input should be a valid integer"),
+        (changed(*TEXT, "clients", "w"), "Wanted for each word how many clients have it"),
+        (changed(*TEXT, "clients", "w", to=4), "how many of 3 clients have it, or more than that"),
+        (changed("clients_a_word", to=1), "how many of 3 clients have it, or more than that"),
+        (changed("columns", "x", "sums", to=[]), "Wanted 1 sums of features"),
+        (changed("columns", "x", "squares", to=[-1]), "Wanted 1 sums of features"),
+        (changed("columns", "label", "words", to=[]), "Wanted at least one label"),
+        (changed("about", "vocabulary", to={"size": "9"}), "Wanted a vocabulary that tells its size"),
+    ],
+)  # fmt: skip
+def test_a_summary_is_read_strictly(text: str, why: str) -> None:
+    with pytest.raises(DataError) as error:
+        Summary.from_json(text, "s.json")
+    assert str(error.value).startswith("s.json is no ")
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "field", "value", "why"),
+    [
+        ("text", "size", 9, "Wanted a vocabulary of 9 ids"),
+        ("text", "symbols", ["v", "v"], "A vocabulary needs different symbols; 'v' occurs more than once"),
+        ("text", "tokens", "chars", "columns.text.text.tokens: Input should be 'char', 'word'"),
+        ("label", "names", ["n", "n"], "label_names names 'n' more than once"),
+        ("label", "names", [], "Wanted at least one label"),
+        ("x", "means", [], "Wanted a mean and a scale, not 0, of each feature; got 0"),
+        ("x", "scales", [0.0], "Wanted a mean and a scale, not 0, of each feature; got 1"),
+        ("x", "scales", ["inf"], "columns.x.features.scales.0: Input should be a valid number"),
+        ("item", "keys", [3, 2], "Wanted at least one item, and items that rise"),
+        ("_words", "type", "<z9", "There is no type of numbers '<z9'"),
+    ],
+)
+def test_an_encoding_is_read_strictly(column: str, field: str, value: Any, why: str) -> None:
+    content = json.loads(Encoding.of(merged(SUMMARIES)).to_json())
+    content["columns"][column][field] = value
+    with pytest.raises(DataError) as error:
+        Encoding.from_json(json.dumps(content), "e.json")
+    assert why in str(error.value)
+
+
+def test_devices_that_differ_in_kind_are_left_out_by_name() -> None:
+    other = raw("d", "uu", "pp", max_length=7).summary(RULES)
+    plain = Summary(clients=1, clients_a_word=2, columns={"text": SUMMARIES[0].columns["text"]})
+    for names in itertools.permutations(["n1", "n2", "odd", "bare"]):
+        given = dict(zip(["n1", "n2", "odd", "bare"], [*SUMMARIES[:2], other, plain], strict=True))
+        inside, refused = agreeing({name: given[name] for name in names})
+        assert inside == merged(SUMMARIES[:2])
+        assert refused == {
+            "odd": "the column 'text' has max_length 7, not 5",
+            "bare": "the column '_words' is missing",
+        }
+    large = dataclasses.replace(other, clients=3)
+    assert agreeing({"n1": SUMMARIES[0], "n2": SUMMARIES[1], "odd": large})[1].keys() == {"n1", "n2"}
+    with pytest.raises(
+        DataError, match="The summaries differ: in one, the column 'text' has max_length 7, not 5"
+    ):
+        merged([SUMMARIES[0], other])
+    with pytest.raises(DataError, match="Wanted at least one summary; got none"):
+        merged([])
+    with pytest.raises(DataError, match="Wanted at least one summary; got none"):
+        agreeing({})
+    assert SUMMARIES[0].difference(NODES[0].summary(Rules(standardise=True))) == "clients_a_word 2, not 1"
+
+
+def test_what_a_summary_reveals_is_said_in_plain_words() -> None:
+    assert merged(SUMMARIES).describe() == (
+        "What the summary of 3 clients together tells the server:\n"
+        "  _words: numbers: their type (float64) and shape, nothing of their values.\n"
+        "  item: which of the 5 items occur, not how often.\n"
+        "  label: which labels there are, not how many of each: 'n', 'p', 'x'.\n"
+        "  text: how often each of 3 words occurs in the texts to train on (most: 'w', 'u', 'v'), and how many clients "
+        "have each: 1 only one. Rare words can point to a person.\n"
+        "  time: times: whether all are whole numbers.\n"
+        "  x: 1 features: over 8 rows to train on, the sum and the sum of squares of each. With a single row, these are "
+        "its values.\n"
+        "No example, no text and no client's traits or id is in it. No noise is added."
+    )
+    assert SUMMARIES[0].describe().endswith("so all of this is known of that client.")
+
+
+def test_nothing_undeclared_leaves() -> None:
+    """A canary in every place of a source that has no business in a summary."""
+    source = Raw(
+        client=["CANARY"] * 2, split=["train", "test"],
+        columns={
+            "text": Texts(values=["seen", "CANARY"], tokens="word", size=9, max_length=5),
+            "label": Labels(values=["CANARY", "CANARY"], names=("CANARIES", "CANARY")),
+            "x": Features(names=("f",), values=np.array([[1.0], [4242.0]], np.float32)),
+            "time": Times(values=np.array([4242.5, 4242.5])),
+            "_words": Plain(values=np.array([4242, 4242])),
+        },
+        meta={"name": "CANARY", "traits": {"CANARY": ["CANARY"]}, "source": {"CANARY": "CANARY"}},
+    )  # fmt: skip
+    text = source.summary(Rules(label_names=("p",))).to_json()
+    assert "CANARY" not in text
+    assert "4242" not in text
+    assert "seen" in text  # the search finds what it looks for
+
+
+# -- data that are encoded already
+
+
+def test_data_that_are_ready_stay_as_they_are() -> None:
+    for data in (toy(classes=4, features=7), many_user_text(users=5)):
+        made = prepared(Ready(data=data))
+        assert made.fingerprint() == data.fingerprint()
+        assert "encoding" not in data.meta
+        assert {k: v for k, v in made.meta.items() if k != "encoding"} == data.meta
+    assert Encoding.of(Ready(data=toy(classes=4, features=7)).summary()).sizes == {
+        "classes": 4,
+        "features": 7,
+    }
+
+
+def test_nodes_with_ready_data_get_the_classes_of_all() -> None:
+    def node(client: str, labels: list[int], **meta: Any) -> Ready:
+        x = np.ones((len(labels), 2), np.float32)
+        return Ready(
+            data=FederatedData.from_columns([client] * len(labels), {"x": x, "label": labels}, meta=meta)
+        )
+
+    nodes = [node("a", [0, 1]), node("b", [4, 0])]
+    encoding = Encoding.of(merged(n.summary() for n in nodes))
+    parts = [n.encoded(encoding) for n in nodes]
+    assert [(p.meta["task"], p.meta["classes"]) for p in parts] == [("multiclass", 5)] * 2
+    assert nodes[0].data.meta["classes"] == 2
+    late = node("c", [5, 0])
+    assert encoding.fault(late.summary()) == "there are 6 classes, more than 5"
+    with pytest.raises(DataError, match="The data do not fit the federation's encoding: there are 6 classes"):
+        late.encoded(encoding)
+    named = node("d", [0, 1], label_names=["no", "yes"])
+    assert encoding.fault(named.summary()) == "label_names ('no', 'yes'), not None"
+    tasks = {"clicks": {"task": "binary", "label": "label"}}
+    assert About(tasks=tasks).meta == {"tasks": tasks}
