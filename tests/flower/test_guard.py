@@ -94,4 +94,5 @@ def asked(link, project, said):
     end = time.monotonic() + 150
     while not link.state_of(run).startswith("finished"):
         assert time.monotonic() < end, link.processes.last("node-1")
+        time.sleep(5)
     return json.loads(said.read_text())

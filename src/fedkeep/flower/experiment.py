@@ -1,75 +1,45 @@
-"""From configurations to a run across machines: what the server runs, and what each device builds for itself.
-
-The server's configuration is the usual TOML. It needs no ``[data]``, as it has no data, and may have a table
-``[rounds]``: the fields of ``RoundPolicy``, and ``clients``, how many must be there before the first round.
-"""
+"""The experiment as server and devices both build it: from the part of a configuration that travels, and the encoding."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.data.preparation import Encoding, Summary, agreeing
+from fedkeep.core.errors import ConfigError
+from fedkeep.data.preparation import Encoding
 from fedkeep.experiments.build import build_method, build_model
 from fedkeep.experiments.config import Config, parse_config
-from fedkeep.experiments.sources import build_rules
 from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.methods import Method
-from fedkeep.remote.policy import RoundPolicy
-from fedkeep.remote.server import Federation
 
-NO_DATA = {"reader": "devices"}
-SENT = ("name", "seed", "model", "method", "preparation")
-"""What devices are told of a configuration: what they build model and method from."""
-POLICY = {f.name for f in fields(RoundPolicy)}
+ELSEWHERE = {"data": {"reader": "devices"}, "run": {"rounds": 0}}
+"""What stands for the tables that one side does not have: the server has no data, a device does not run rounds."""
+SENT = {"name", "seed", "model", "method", "preparation"}
+"""What devices are told of a configuration."""
 
 
-def federation_of(text: str, where: str = "config.toml") -> Federation:
-    """Return what a server's configuration says.
+def read_experiment(text: str, where: str = "The experiment") -> Config:
+    """Return the configuration of a text that may lack ``[data]`` or ``[run]``.
 
     Raises:
         ConfigError: it is wrong; every fault is named.
     """
-    content = _content(text, where)
-    config = parse_config(to_toml({"data": NO_DATA, **content}), where)
-    rounds = config.rounds or {}
-    for key in rounds:
-        if key not in POLICY | {"clients"}:
-            known = sorted(POLICY | {"clients"})
-            raise ConfigError(
-                f"{where}: rounds.{key}: unknown key.{did_you_mean(key, known)} Known here: {', '.join(known)}."
-            )
-    _check_run(config, where)
-    run = config.run
     try:
-        policy = RoundPolicy(
-            **{"minimum": max(1, run.min_clients), **{k: v for k, v in rounds.items() if k in POLICY}}
-        )
-    except TypeError as error:
-        raise ConfigError(f"{where}: rounds: {error}.") from error
-    sent = to_toml({key: content[key] for key in SENT if key in content})
-    return Federation(
-        name=config.name, text=sent, build=lambda encoding: build_experiment(sent, encoding), encode=encode,
-        summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
-        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=run.sampling,
-        evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
-        policy=policy, config=config.model_dump(mode="json"),
-    )  # fmt: skip
+        content = from_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is no valid TOML: {error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is no configuration: {error}.") from error
+    return parse_config(to_toml({**ELSEWHERE, **content}), where)
 
 
-def _check_run(config: Config, where: str) -> None:
-    if config.run.hold_out:
-        raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
-    if config.personalization is not None:
-        raise ConfigError(
-            f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
-        )
+def shared_text(config: Config) -> str:
+    """Return what devices are told of a configuration, as TOML."""
+    return to_toml(config.model_dump(exclude_unset=True, include=SENT))
 
 
 def build_experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
@@ -83,20 +53,3 @@ def build_experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module,
     )
     made = build_model(config, Encoding.from_json(json.dumps(encoding)))
     return made, build_method(config.method)
-
-
-def encode(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the one encoding, as JSON, that follows from the summaries of devices that agree in kind."""
-    summaries = {str(k): Summary.from_json(json.dumps(one)) for k, one in enumerate(told)}
-    agreed, _ = agreeing(summaries)
-    found: dict[str, Any] = json.loads(Encoding.of(agreed).to_json())
-    return found
-
-
-def _content(text: str, where: str) -> dict[str, Any]:
-    try:
-        return from_toml(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is no valid TOML: {error}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{where} is no configuration: {error}.") from error

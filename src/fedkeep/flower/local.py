@@ -15,10 +15,10 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.sources import build_source
 from fedkeep.experiments.toml import to_toml
-from fedkeep.flower.experiment import federation_of
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link, free_port
 from fedkeep.flower.project import new_project
+from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
 from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode

@@ -10,8 +10,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.flower.experiment import federation_of
 from fedkeep.flower.project import bundled
+from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import Status, write_status
 from fedkeep.flower.transport import LIMIT, GridTransport
 from fedkeep.remote.server import serve_run
