@@ -1,4 +1,4 @@
-"""The experiment as server and devices both build it: from the part of a configuration that travels, and the encoding."""
+"""The experiment as server and devices build it: from the part of a configuration that travels, and the encoding."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ def build_experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module,
     Raises:
         ConfigError, MethodError, SplitError: they cannot be made here.
     """
-    config = parse_config(
-        to_toml({"data": NO_DATA, "run": {"rounds": 0}, **_content(text, "The experiment")})
-    )
+    config = read_experiment(text)
     made = build_model(config, Encoding.from_json(json.dumps(encoding)))
     return made, build_method(config.method)
