@@ -118,14 +118,14 @@ class Drive:
                 self._announce(self.pending)
             while self.server.round < plan.rounds:
                 report = self._round()
-                judged = [] if self.pending is None else self._judged(self.pending)
+                judged = [] if self.pending is None else self.judged(self.pending)
                 records = judged + self._measured(report)
                 self.pending, done = None, self.server.round
                 if plan.every and (done % plan.every == 0 or done == plan.rounds):
                     if self._announce(self.server) and done < plan.rounds:
                         self.pending = self.server
                     else:
-                        judged = self._judged(self.server)
+                        judged = self.judged(self.server)
                         records += judged
                 shown |= {"loss": report.loss} | headlines(judged)
                 self.history += records
@@ -201,7 +201,7 @@ class Drive:
         model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
         return [model, plan.reference] if plan.evaluate_shared and plan.reference != model else [model]
 
-    def _judged(self, server: Global) -> list[Record]:
+    def judged(self, server: Global) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""
         plan, best, round = self.plan, self.best, server.round
         task = plan.tasks[0]

@@ -81,8 +81,8 @@ class RunDirectory:
             remove_leftovers(folder)
 
     @classmethod
-    def create(cls, folder: Path, info: Mapping[str, Any]) -> RunDirectory:
-        """Make a new run's folder.
+    def create(cls, folder: Path, info: Mapping[str, Any], *, run: str = "") -> RunDirectory:
+        """Make a new run's folder, of a new id if none is given.
 
         Raises:
             RunError: the folder exists and is not empty, or can't be written.
@@ -98,7 +98,7 @@ class RunDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
-        content = {**info, "format": FORMAT, "run": new_run_id()}
+        content = {**info, "format": FORMAT, "run": run or new_run_id()}
         run = cls(folder, content)
         with run._closed_on_error():
             run.write_info(content)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep.core.describe import check_kind, describe, digest
+from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.params import to
@@ -27,6 +27,7 @@ from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
+from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
@@ -159,11 +160,7 @@ class _Simulation:
             "min_clients": min_clients,
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
-            "model": {
-                "layers": repr(self.module),
-                "initial_sha256": digest(self.initial),
-                "frozen_sha256": method.split.halves(self.module).frozen_digest(self.initial),
-            },
+            "model": model_identity(self.module, method, self.initial),
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
@@ -261,7 +258,7 @@ class _Simulation:
             "status": "running",
             **self._length(),
             "seed": self.seed,
-            "initial": self._initial(),
+            "initial": initial_hashes(self.initial, self.net.trainable()),
             "method": self.method.name,
             "identity": self.identity,
             "split_table": self.method.split.table(self.module),
@@ -293,15 +290,6 @@ class _Simulation:
             "best": meta.get("best"),
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
-        }
-
-    def _initial(self) -> dict[str, Any]:
-        """Return a hash of each initial value by name, for reports: of what is frozen, and of what is trained."""
-        trained = self.net.trainable()
-        hashes = {n: digest({n: v})[:16] for n, v in self.initial.items()}
-        return {
-            "trained": {n: h for n, h in hashes.items() if n in trained},
-            "frozen": {n: h for n, h in hashes.items() if n not in trained},
         }
 
 

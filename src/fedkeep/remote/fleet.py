@@ -46,6 +46,9 @@ class Fleet:
         cohort: uploads that a round takes where more clients are asked.
         events: is told who was missing, and why.
         clock: gives the number of an attempt if it is larger than the last one's: microseconds.
+
+    Attributes:
+        committed: called when a round was committed.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Fleet:
     ) -> None:
         self.nodes, self.rules, self.ledger, self.policy = nodes, rules, ledger, policy
         self.cohort, self.events, self._clock = cohort, events, clock
+        self.committed: Callable[[], None] = lambda: None
         self._attempt = 0
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
@@ -142,6 +146,7 @@ class Fleet:
     def apply(self) -> None:
         """Make the prepared ledger valid."""
         self.ledger.store.apply()
+        self.committed()
 
     def next_attempt(self) -> int:
         """Return a number that is larger than all before, over restarts too as long as the clock does not go back."""

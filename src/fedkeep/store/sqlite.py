@@ -327,6 +327,17 @@ class SqliteStore(Staging):
                 ) from error
         self._ready = True
 
+    def copy(self, path: Path) -> None:
+        """Write a copy of the file, as it was last committed, to another place.
+
+        Raises:
+            RunError: the disk is full or can't be written.
+        """
+        try:
+            self._opened().query("VACUUM INTO ?", (str(path),))
+        except sqlite3.Error as error:
+            raise RunError(f"Cannot write {path}: {error}. Free some space or check the rights.") from error
+
     def rest(self) -> None:
         """Write no more: from now on there is one file, which is only read."""
         if self._file is not None and self.writable and self._ready:

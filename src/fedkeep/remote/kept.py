@@ -1,0 +1,97 @@
+"""Earlier rounds of a run's folder, kept so that its server can be rolled back to one of them.
+
+    kept/ROUND/commit.json, server-ROUND.safetensors, examples-N.safetensors, store.db
+
+Records only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
+keep old versions of private states themselves, and refuse by name where they do not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.files import beside, sync_folder, whole_or_error, write_whole
+from fedkeep.core.run_files import Commit, read_commit, read_info
+from fedkeep.experiments.run_directory import RunDirectory
+
+FOLDER = "kept"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Keeps the last rounds of a run.
+
+    Attributes:
+        folder: the run's.
+        rounds: how many beside the last.
+        copy_store: writes a copy of the run's store to a path.
+    """
+
+    folder: Path
+    rounds: int
+    copy_store: Callable[[Path], None]
+
+    def keep(self) -> None:
+        """Keep the round that was just committed; drop those that are too old."""
+        if self.rounds < 0:
+            raise ConfigError(f"keep_rounds must be at least 0; got {self.rounds}.")
+        if not self.rounds:
+            return
+        commit = read_commit(self.folder, read_info(self.folder))
+        place = self.folder / FOLDER / str(commit.round)
+        part = beside(place)
+        with whole_or_error(place):
+            part.mkdir(parents=True)
+            for name in _files(commit):
+                os.link(self.folder / name, part / name)
+            self.copy_store(part / "store.db")
+            shutil.rmtree(place, ignore_errors=True)  # of a later round that was taken back
+            os.replace(part, place)
+            sync_folder(place.parent)
+        for old in kept_rounds(self.folder)[: -self.rounds - 1]:
+            shutil.rmtree(self.folder / FOLDER / str(old), ignore_errors=True)
+
+
+def kept_rounds(folder: Path) -> list[int]:
+    """Return the rounds that a run's folder can be rolled back to, ascending."""
+    found = (folder / FOLDER).iterdir() if (folder / FOLDER).is_dir() else ()
+    return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def roll_back(folder: Path, round: int) -> None:
+    """Return a run's folder to an earlier round. Stopped on the way, it is called again.
+
+    Raises:
+        RunError: there is no run, it is in use, or the round is not kept.
+    """
+    known = kept_rounds(folder)
+    if round not in known:
+        raise RunError(
+            f"{folder} does not keep round {round}; it keeps {known or 'none'}. Serve the run with keep_rounds=N to keep "
+            f"the last N."
+        )
+    place, info = folder / FOLDER / str(round), read_info(folder)
+    directory = RunDirectory(folder, info)  # locked
+    try:
+        commit = read_commit(place, {**info, "status": "running"})
+        directory.write_info({**info, "status": "running"})
+        with whole_or_error(folder):
+            for name in _files(commit):
+                write_whole(folder / name, (place / name).read_bytes())
+            for end in ("-wal", "-shm"):
+                (folder / "private" / f"store.db{end}").unlink(missing_ok=True)
+            write_whole(folder / "private" / "store.db", (place / "store.db").read_bytes())
+        write_whole(folder / "commit.json", (place / "commit.json").read_bytes())
+        for later in known[known.index(round) + 1 :]:
+            shutil.rmtree(folder / FOLDER / str(later), ignore_errors=True)
+    finally:
+        directory.close()
+
+
+def _files(commit: Commit) -> list[str]:
+    return [name for name in ("commit.json", commit.server, commit.examples) if name]

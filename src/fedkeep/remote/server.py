@@ -1,0 +1,359 @@
+"""A run across machines, from its server's side: preparation, rounds, a commit after each, and the end.
+
+The server has no data. It keeps the usual run folder, with the ledger of versions in the place of private states, and
+``events.jsonl`` beside it. Stopped at any instant and started again it goes on at the next round by itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from fedkeep.core.describe import describe
+from fedkeep.core.errors import ConfigError, RoundError, RunError
+from fedkeep.core.net import Net
+from fedkeep.core.records import Record, to_line
+from fedkeep.data.ids import Ids, check_ids
+from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of
+from fedkeep.engines.base import declared
+from fedkeep.engines.faults import Faults
+from fedkeep.engines.judgement import tasks_in
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, restored
+from fedkeep.experiments.environment import environment
+from fedkeep.experiments.identity import initial_hashes, model_identity
+from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
+from fedkeep.experiments.simulate import count_rounds
+from fedkeep.methods import Global, Method
+from fedkeep.remote import fingerprint
+from fedkeep.remote.events import Events
+from fedkeep.remote.exchange import Rules
+from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.kept import Kept
+from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.transport import Transport
+from fedkeep.remote.wire import PROTOCOL, Encode, Hello
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """What runs, without any data.
+
+    Attributes:
+        name: for reports.
+        text: the configuration that devices build the experiment from.
+        build: makes model and method, given the encoding as JSON; devices do the same.
+        encode: makes the encoding as JSON of what devices told of their data. ``meta`` in it says what a data set's
+            description does: tasks, classes.
+        summarise: what devices are asked to tell; None: nothing.
+        clients: how many clients must be there for the run to begin.
+        rounds, epochs, cohort, seed, sampling, evaluate_every, evaluate_shared: as for ``simulate``.
+        on_nonfinite: about clients whose training becomes NaN, as for ``simulate``.
+        on_malformed: about clients whose upload is refused; on other machines that stops no run, unless it is said.
+        policy: of the rounds.
+        leaves: what of judging the server asks for.
+        device_seed: what devices draw batches by; None: the run's seed, so that a simulation gives the same bits.
+        simulated_noise: noise on uploads follows the seed too; for tests alone.
+        config: the configuration, for the run's folder.
+    """
+
+    name: str
+    text: str
+    build: Callable[[Mapping[str, Any]], tuple[nn.Module, Method]]
+    encode: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+    summarise: Mapping[str, Any] | None = None
+    clients: int = 1
+    rounds: int | None = None
+    epochs: float | None = None
+    cohort: int = 10
+    seed: int = 0
+    sampling: Literal["shuffled", "independent"] = "shuffled"
+    evaluate_every: int | None = None
+    evaluate_shared: bool = False
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    on_malformed: Literal["stop", "skip"] = "skip"
+    policy: RoundPolicy = RoundPolicy()
+    leaves: Leaves = "sums"
+    device_seed: int | None = None
+    simulated_noise: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a run, by id, and which of them have examples to train on."""
+
+    ids: Ids
+    counts: Sequence[Mapping[str, int]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def index(self, client: str) -> int:
+        """Return a client's place."""
+        place = self.ids.position(client)
+        if place < 0:
+            raise ConfigError(f"Client {client!r} is none of this run's {len(self)} clients.")
+        return place
+
+    @property
+    def trains(self) -> np.ndarray:
+        """The places of those who train."""
+        return np.flatnonzero([counts.get("train", 0) > 0 for counts in self.counts])
+
+    def plain(self) -> dict[str, Any]:
+        """Return it for ``run.json``."""
+        return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts]}
+
+    @classmethod
+    def of(cls, counts: Mapping[str, Mapping[str, int]]) -> Roster:
+        """Return the roster of clients, by id, in an order that no node decides."""
+        ids = sorted(counts)
+        return cls(check_ids(ids), [counts[client] for client in ids])
+
+
+def serve_run(
+    federation: Federation,
+    transport: Transport,
+    out: Path,
+    *,
+    patience: float = 3600.0,
+    pause: float = 10.0,
+    keep_rounds: int = 0,
+    judge_only: bool = False,
+    poll: float = 1.0,
+    again: float = 600.0,
+    progress: bool | None = None,
+) -> list[Record]:
+    """Run a federation to its end, or judge one; a folder that holds a run already is gone on with.
+
+    Args:
+        federation: what runs.
+        transport: reaches the devices.
+        out: the run's folder.
+        patience: seconds to wait for clients before the first round.
+        pause: seconds after a round that did not count, before it is tried again.
+        keep_rounds: how many finished rounds to keep beside the last, so that ``roll_back`` can return to them.
+        judge_only: train nothing; measure the finished rounds' models on all clients and write ``judged.jsonl``.
+        poll, again: as in ``Rules``.
+        progress: as for ``simulate``.
+
+    Returns:
+        The run's records; with ``judge_only`` those of judging.
+
+    Raises:
+        FedkeepError: with what was wanted, what was got and what to do.
+    """
+    goes_on = (out / "run.json").exists()
+    if judge_only and not goes_on:
+        raise RunError(f"{out} holds no run to judge. Name the folder of a run whose devices keep their states.")
+    serving = _Serving(federation, transport, out, patience, poll, again)
+    try:
+        serving.begin(goes_on)
+        return serving.judge() if judge_only else serving.run(pause, keep_rounds, progress)
+    finally:
+        serving.close()
+
+
+class _Serving:
+    """The pieces of one run across machines."""
+
+    def __init__(
+        self, federation: Federation, transport: Transport, out: Path, patience: float, poll: float, again: float
+    ) -> None:  # fmt: skip
+        self.federation, self.transport, self.out = federation, transport, out
+        self.patience, self.poll, self.again = patience, poll, again
+        self.events = Events(transport.now)
+        self.directory: RunDirectory | None = None
+
+    def begin(self, goes_on: bool) -> None:
+        """Meet the nodes, make or open the run's folder, and put all together."""
+        info = read_info(self.out) if goes_on else {"run": new_run_id()}
+        if goes_on and "encoding" not in info:
+            raise RunError(f"{self.out} is a simulation, not a run across machines. Name another folder.")
+        self.nodes = Nodes(self.transport, self._hello(str(info["run"])), self.events, patience=60 * self.poll)
+        if not goes_on:
+            self._wait("here", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
+        self.encoding = info["encoding"] if goes_on else self._encoding()
+        module, self.method = self.federation.build(self.encoding)
+        self.net = Net(self.method.made_for(module))
+        self.tasks: Sequence[Task] = tasks_in(self.encoding.get("meta", {}))
+        self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self.encoding)
+        self.nodes.encode(
+            Encode(run=str(info["run"]), encoding=dict(self.encoding), fingerprint=dict(self.parts))
+        )
+        if goes_on:
+            self.roster = Roster(check_ids(info["roster"]["ids"]), info["roster"]["counts"])
+        else:
+            self._wait("fit the encoding", lambda: len(self.nodes.place))
+            self.roster = Roster.of({client: self.nodes.counts[client] for client in self.nodes.place})
+        self._plan()
+        self.directory = (
+            RunDirectory.open(self.out, self.identity)
+            if goes_on
+            else RunDirectory.create(self.out, self._info(), run=str(info["run"]))
+        )
+        self.events.path = self.out / "events.jsonl"
+        self._recover(self.directory)
+
+    def run(self, pause: float, keep_rounds: int, progress: bool | None) -> list[Record]:
+        """Run the rounds that are left, and tell devices of the last."""
+        directory = self.directory
+        assert directory is not None
+        kept = Kept(self.out, keep_rounds, self.store.copy)
+        self.fleet.committed = kept.keep
+        drive = self._drive(directory, progress)
+        while True:
+            try:
+                drive.go()
+                break
+            except RoundError as error:
+                self.events.note("round", f"{error} It is tried again in {pause:g} s.")
+                self._pass(pause)
+        self.fleet.settle(orders_of(self.method, drive.server, map(str, self.roster.ids)))
+        directory.write_info({**directory.read_info(), "status": "finished"})
+        return drive.history
+
+    def judge(self) -> list[Record]:
+        """Judge all clients with what they keep and what the server has."""
+        assert self.directory is not None
+        drive = self._drive(self.directory, None)
+        records = drive.judged(self.server)
+        (self.out / "judged.jsonl").write_text("".join(map(to_line, records)), encoding="utf-8")
+        return records
+
+    def close(self) -> None:
+        """Release the folder."""
+        if self.directory is not None:
+            self.directory.close()
+
+    def _hello(self, run: str) -> Hello:
+        federation = self.federation
+        seed = federation.seed if federation.device_seed is None else federation.device_seed
+        asked = None if federation.summarise is None else dict(federation.summarise)
+        return Hello(
+            protocol=PROTOCOL, run=run, code=fingerprint.code(), experiment=federation.text, seed=seed,
+            simulated_noise=federation.simulated_noise, summarise=asked,
+        )  # fmt: skip
+
+    def _wait(self, what: str, count: Callable[[], int]) -> None:
+        """Wait until enough clients are there and every node has answered."""
+        end, wanted = self.transport.now() + self.patience, self.federation.clients
+        self.nodes.look()
+        while (count() < wanted or self.nodes.waiting) and not self.nodes.twice:
+            if self.transport.now() >= end:
+                break
+            self.transport.wait(self.poll)
+            self.nodes.look()
+        if self.nodes.twice:
+            raise ConfigError(next(iter(self.nodes.twice.values())))
+        if count() < max(1, wanted):
+            refusals = "".join(f"\n  Node {n!r}: {why}" for n, why in self.nodes.refusals.items())
+            raise ConfigError(
+                f"Wanted {wanted} clients that {what}, got {count()} in {self.patience:g} s. Start more devices, or ask "
+                f"for fewer clients.{refusals}"
+            )
+
+    def _pass(self, seconds: float) -> None:
+        end = self.transport.now() + seconds
+        while self.transport.now() < end:
+            self.transport.wait(end - self.transport.now())
+            self.nodes.look()
+
+    def _encoding(self) -> Mapping[str, Any]:
+        told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
+        return self.federation.encode(told)
+
+    def _plan(self) -> None:
+        federation = self.federation
+        over = federation.policy.over_selection
+        asked = -int(-(min(operator.index(federation.cohort), len(self.roster)) * over) // 1)
+        self.sampler = Sampler(self.roster.trains, asked, federation.sampling, federation.seed)
+        self.rounds = count_rounds(federation.rounds, federation.epochs, self.sampler.rounds_per_epoch)
+        every = federation.evaluate_every
+        self.every = self.sampler.rounds_per_epoch if every is None else every
+        self.identity = {
+            "seed": federation.seed, "rounds": self.rounds, "cohort": federation.cohort,
+            "sampling": federation.sampling, "pooled": False, "evaluate_every": self.every, "hold_out": 0.0,
+            "on_nonfinite": federation.on_nonfinite, "min_clients": federation.policy.minimum,
+            "method": describe(self.method),
+            **({"evaluate_shared": True} if federation.evaluate_shared else {}),
+            "model": model_identity(self.net.module, self.method, self.net.initial()),
+            "encoding": digest_of(self.encoding), "policy": asdict(federation.policy),
+        }  # fmt: skip
+
+    def _recover(self, directory: RunDirectory) -> None:
+        federation = self.federation
+        self.store = store = directory.store(COLUMNS, self.roster.ids)
+        state = directory.recover(store)
+        server = first_global(self.method, self.net, self.roster, "cpu", self.sampler.count)
+        if state is not None:
+            phases = len(self.method.client.phases)
+            server = restored(directory.folder, state, server, Sequential(), phases).but(
+                round=directory.round
+            )
+        self.server: Global = server
+        rules = Rules(
+            run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=digest_of(self.encoding),
+            split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
+        )  # fmt: skip
+        self.fleet = Fleet(
+            self.nodes, rules, Ledger(store, self.roster), federation.policy,
+            cohort=min(federation.cohort, len(self.roster.trains)), events=self.events,
+        )  # fmt: skip
+
+    def _drive(self, directory: RunDirectory, progress: bool | None) -> Drive:
+        federation, method = self.federation, self.method
+        personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
+        faults = Faults(
+            broken=federation.on_nonfinite, malformed=federation.on_malformed, minimum=federation.policy.minimum
+        )
+        plan = Plan(
+            name=federation.name, method=method, rounds=self.rounds, sampler=self.sampler, roster=self.roster.ids,
+            judged=range(len(self.roster)), tasks=self.tasks, every=self.every, faults=faults,
+            evaluate_shared=federation.evaluate_shared, reference="shared" if personal else "own",
+            declared=declared(method, self.net), progress=progress,
+        )  # fmt: skip
+        extra = directory.extra
+        pending = self.server if extra.get("pending") == self.server.round and self.server.round else None
+        return Drive(
+            plan=plan, server=self.server, device=self.fleet, history=directory.history(),
+            best=dict(extra.get("best", {})), directory=directory, pending=pending,
+        )  # fmt: skip
+
+    def _info(self) -> dict[str, Any]:
+        federation, meta = self.federation, self.encoding.get("meta", {})
+        initial = self.net.initial()
+        federated = self.method.split.halves(self.net.module).federated(initial)
+        size = sum(v.numel() * v.element_size() for v in federated.values())
+        counts = {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")}
+        return {
+            "name": federation.name, "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "status": "running", "config": describe(dict(federation.config)), "config_text": federation.text,
+            "seed": federation.seed, "initial": initial_hashes(initial, self.net.trainable()),
+            "method": self.method.name, "identity": self.identity, "split_table": self.method.split.table(self.net.module),
+            "environment": environment(),
+            "data": {
+                "name": meta.get("name", "data"), "task": meta.get("task", "multiclass"), "clients": len(self.roster),
+                "held_out": 0, "counts": counts, "fingerprint": {"encoding": digest_of(self.encoding)}, "source": None,
+            },
+            "engine": "remote", "engine_reason": "clients on other machines", "device": "cpu", "pooled": False,
+            "rounds": self.rounds, "rounds_per_epoch": self.sampler.rounds_per_epoch, "cohort": self.sampler.cohort,
+            "metric": HEADLINE[self.tasks[0].kind], "bytes_down": size, "bytes_up": size,
+            "encoding": self.encoding, "roster": self.roster.plain(),
+        }  # fmt: skip
+
+
+def digest_of(encoding: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of an encoding: of its JSON, keys sorted."""
+    return hashlib.sha256(json.dumps(encoding, sort_keys=True).encode()).hexdigest()
