@@ -23,6 +23,7 @@ from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.ids import Ids, check_ids
+from fedkeep.data.preparation import Encoding
 from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
@@ -187,10 +188,13 @@ class _Serving:
         self.encoding = info["encoding"] if goes_on else self._encoding()
         module, self.method = self.federation.build(self.encoding)
         self.net = Net(self.method.made_for(module))
-        self.tasks: Sequence[Task] = tasks_in(self.encoding.get("meta", {}))
+        self.tasks: Sequence[Task] = tasks_in(meta_of(self.encoding))
         self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self.encoding)
         self.nodes.encode(
-            Encode(run=str(info["run"]), encoding=dict(self.encoding), fingerprint=dict(self.parts))
+            Encode(
+                run=str(info["run"]), hello=self._hello(str(info["run"])), encoding=dict(self.encoding),
+                fingerprint=dict(self.parts),
+            )
         )
         if goes_on:
             self.roster = Roster(check_ids(info["roster"]["ids"]), info["roster"]["counts"])
@@ -332,7 +336,7 @@ class _Serving:
         )  # fmt: skip
 
     def _info(self) -> dict[str, Any]:
-        federation, meta = self.federation, self.encoding.get("meta", {})
+        federation, meta = self.federation, meta_of(self.encoding)
         initial = self.net.initial()
         federated = self.method.split.halves(self.net.module).federated(initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
@@ -357,3 +361,8 @@ class _Serving:
 def digest_of(encoding: Mapping[str, Any]) -> str:
     """Return the SHA-256 of an encoding: of its JSON, keys sorted."""
     return hashlib.sha256(json.dumps(encoding, sort_keys=True).encode()).hexdigest()
+
+
+def meta_of(encoding: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a data set's description says of data in an encoding: tasks, classes."""
+    return Encoding.from_json(json.dumps(encoding)).meta
