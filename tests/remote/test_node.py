@@ -13,15 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-import fedkeep
-from fedkeep import Phase, averaging, methods
+from fedkeep import Phase, methods
 from fedkeep.core.errors import LostError, MethodError, NonFiniteError
 from fedkeep.data.preparation import Ready
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.methods.terms import squared_error
 from fedkeep.privacy import GaussianNoise
-from fedkeep.remote import Packet, fingerprint
+from fedkeep.remote import Packet
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.node import Node, Terms
@@ -35,7 +34,6 @@ from fedkeep.remote.wire import (
     told,
     work_packet,
 )
-from fedkeep.split import Split
 from tests.engines.test_round import BROKEN, Fragile
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, bits, classes, files, same_bits
@@ -376,30 +374,3 @@ def test_two_runs_do_not_meet(tmp_path: Path) -> None:
     for hand, alone in zip((one, two), both, strict=True):
         assert same_bits(hand.kept(), alone.kept())
         assert same_bits(hand.server.params, alone.server.params)
-
-
-class TestFingerprint:
-    def test_the_code_is_the_version_and_a_digest_of_the_files(self) -> None:
-        version, _, source = fingerprint.code().partition(" ")
-        assert version == fedkeep.__version__
-        assert len(source) == 64
-
-    def test_every_part_is_told_apart(self) -> None:
-        def parts(model: nn.Module, method: Any, encoding: Mapping[str, Any]) -> dict[str, str]:
-            module = method.made_for(model)
-            return fingerprint.parts(module, method, dict(module.state_dict()), encoding)
-
-        first = parts(Logits(), FURL, {"a": 1})
-        assert fingerprint.differing(first, parts(Logits(), FURL, {"a": 1})) == ""
-        assert fingerprint.differing(first, parts(Logits(), FURL, {"a": 2})) == "encoding"
-        server = FURL.but(server=averaging(by="uniform"))
-        assert fingerprint.differing(first, parts(Logits(), server, {"a": 1})) == "method"
-        frozen = FURL.but(split=Split("user", frozen="linear.bias"))
-        assert (
-            fingerprint.differing(first, parts(Logits(), frozen, {"a": 1}))
-            == "method, frozen values, split, uploads"
-        )
-        assert fingerprint.differing(first, parts(Logits(labels=4), FURL, {"a": 1})) == (
-            "layers, initial values, uploads"
-        )
-        assert fingerprint.differing({**first, "more": "x"}, first) == "more"

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,6 +16,7 @@ from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
 
 LONGEST_FILE = 1 << 20  # bytes
+M = TypeVar("M", bound=BaseModel)
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -227,6 +228,17 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
     """
+    text = read_text(path)
+    config = parse_config(text, str(path), overrides)
+    return config, config.to_toml() if overrides else text
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a configuration file.
+
+    Raises:
+        ConfigError: it is missing, no text, or too long to be one.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST_FILE + 1)
@@ -240,8 +252,7 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> tuple
         raise ConfigError(
             f"Cannot read the configuration {path}: {reason}. `fedkeep list` names the built-in ones."
         ) from error
-    config = parse_config(text, str(path), overrides)
-    return config, config.to_toml() if overrides else text
+    return text
 
 
 def parse_config(
@@ -257,22 +268,41 @@ def parse_config(
     Raises:
         ConfigError: as for ``read_config``.
     """
-    try:
-        content = from_toml(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is no valid TOML: {error}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{where} is no configuration: {error}.") from error
+    content = parse_toml(text, where)
     for key, value in (overrides or {}).items():
         _set(content, key, _toml_value(key, value))
     try:
         check_bounds(content)
     except ValueError as error:  # a key of many parts, or a text that is no TOML
         raise ConfigError(f"{where} with --set is no configuration: {error}.") from error
+    return checked(Config, content, where)
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the tables of a configuration's text.
+
+    Raises:
+        ConfigError: it is no TOML, or too deep or long to be a configuration.
+    """
     try:
-        return Config.model_validate(content)
+        return from_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is no valid TOML: {error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is no configuration: {error}.") from error
+
+
+def checked(kind: type[M], content: Mapping[str, Any], where: str) -> M:
+    """Return a configuration of a kind.
+
+    Raises:
+        ConfigError: a key is unknown, or a value doesn't fit; all faults are named.
+    """
+    try:
+        return kind.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{where}:\n" + "\n".join(_fault(e) for e in error.errors())) from None
+        lines = [_fault(e, kind) for e in error.errors()]
+        raise ConfigError(f"{where}:\n" + "\n".join(lines)) from None
 
 
 def parse_overrides(given: list[str]) -> dict[str, str]:
@@ -329,10 +359,10 @@ def _parts(key: str) -> list[str]:
     return parts
 
 
-def _fault(error: Any) -> str:
+def _fault(error: Any, kind: type[BaseModel]) -> str:
     place = _short(".".join(str(p) for p in error["loc"])) or "configuration"
     if error["type"] == "extra_forbidden":
-        known = _known(error["loc"][:-1])
+        known = _known(error["loc"][:-1], kind)
         near = did_you_mean(str(error["loc"][-1])[:40], known)
         return f"  {place}: unknown key.{near} Known here: {', '.join(known)}."
     if error["type"] == "missing":
@@ -349,8 +379,8 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:80]} …"
 
 
-def _known(location: tuple[Any, ...]) -> list[str]:
-    model: Any = Config
+def _known(location: tuple[Any, ...], kind: type[BaseModel]) -> list[str]:
+    model: Any = kind
     for part in location:
         field = model.model_fields.get(str(part))
         candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []

@@ -1,0 +1,116 @@
+"""A device's own configuration: where its data and its private states are, and what its owner lays down.
+
+    [data]
+    reader = "table"
+    path = "notes.csv"
+
+    [device]
+    owner = "ann"
+    folder = "states"
+    clients = ["ann"]
+
+Relative paths are looked up beside the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.data.preparation import Encoding, Source
+from fedkeep.engines import Leaves
+from fedkeep.experiments.build import build_method, build_model, build_source
+from fedkeep.experiments.config import DataConfig, checked, parse_config, parse_toml, read_text
+from fedkeep.experiments.environment import check_device
+from fedkeep.methods import Method
+from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.own_clients import of_clients
+
+OnChange = Literal["refuse", "anew"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DeviceConfig(_Strict):
+    """What the device's owner lays down; but for the first three as in ``Terms``.
+
+    Attributes:
+        owner: whose device it is: a name of its own, which its private states bear.
+        folder: where private states are kept; only its owner may enter it.
+        clients: the clients that take part, of those in the data; empty: all.
+    """
+
+    owner: Annotated[str, Field(min_length=1, max_length=200)]
+    folder: Annotated[str, Field(min_length=1)]
+    clients: list[str] = []
+    history: Annotated[int, Field(ge=0)] = 1
+    on_missing: OnChange = "refuse"
+    on_change: OnChange = "refuse"
+    leaves: Leaves = "sums"
+    clients_a_word: Annotated[int, Field(ge=1)] = 1
+    simulated_noise: bool = False
+    compute: str = "cpu"
+    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+
+    @property
+    def terms(self) -> Terms:
+        """The owner's terms."""
+        return Terms(**self.model_dump(exclude={"folder", "clients"}))
+
+
+class NodeConfig(_Strict):
+    """A device's configuration: ``seed`` is of what ``data`` draws where that names none."""
+
+    seed: int = 0
+    data: DataConfig
+    device: DeviceConfig
+
+
+def read_node_config(path: Path) -> NodeConfig:
+    """Read a device's configuration.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, a key is unknown, or a value doesn't fit; all faults are named.
+    """
+    return checked(NodeConfig, parse_toml(read_text(path), str(path)), str(path))
+
+
+def states_folder(path: Path) -> Path:
+    """Return the folder of private states that a device's configuration names."""
+    return path.parent / read_node_config(path).device.folder
+
+
+def build_node(path: Path, tell: Callable[[str], None] = lambda text: None) -> Node:
+    """Return the node of a configuration file.
+
+    Raises:
+        ConfigError: as for ``read_node_config``; or a client is named of whom there are no data.
+        DataError: a fault in the data.
+    """
+    config = read_node_config(path)
+    check_device(config.device.compute)
+    source: Source = build_source(config.data, config.seed, path.parent)
+    if config.device.clients:
+        source = of_clients(source, config.device.clients, f"{path}: device.clients")
+    if not len(source.ids):
+        raise ConfigError(f"{path}: the data hold no client. Name another file or reader in [data].")
+    folder = path.parent / config.device.folder
+    return Node(source, folder, config.device.terms, experiment, tell=tell)
+
+
+def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
+    """Make model and method of a configuration's text and an encoding as JSON; server and device do the same.
+
+    Raises:
+        ConfigError, DataError: they don't fit.
+    """
+    config = parse_config(text, "The server's configuration")
+    return build_model(config, Encoding.from_json(json.dumps(encoding))), build_method(config.method)

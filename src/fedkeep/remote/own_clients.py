@@ -1,0 +1,75 @@
+"""Some of a source's clients: the others' examples shape no summary, and are not encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.data import Ragged
+from fedkeep.data.ids import as_id, group_rows
+from fedkeep.data.preparation import Raw, Ready, Source
+from fedkeep.data.preparation.columns import Where
+from fedkeep.experiments.sources import ConfiguredSource
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Names a row that was taken from another source."""
+
+    where: Where
+    rows: Sequence[int]
+
+    def __call__(self, row: int) -> str:
+        return self.where(self.rows[row])
+
+
+def of_clients(source: Source, clients: Sequence[str], what: str) -> Source:
+    """Return the source of these clients alone.
+
+    Args:
+        source: has them and others.
+        clients: their ids.
+        what: names them in messages.
+
+    Raises:
+        ConfigError: there are no data of one of them, or it is named twice.
+    """
+    ids, there = [as_id(client) for client in clients], {str(client) for client in source.ids}
+    for place, client in enumerate(ids):
+        if client in ids[:place]:
+            raise ConfigError(f"{what}: {client!r} is named twice.")
+        if client not in there:
+            raise ConfigError(
+                f"{what}: there are no data of {client!r}.{did_you_mean(client, sorted(there))} There are data of "
+                f"{len(there)} clients."
+            )
+    return _of(source, ids)
+
+
+def _of(source: Source, ids: Sequence[str]) -> Source:
+    if isinstance(source, ConfiguredSource):
+        return replace(source, read=_of(source.read, ids))
+    if isinstance(source, Ready):
+        return Ready(data=source.data.select(sorted(source.data.index(client) for client in ids)))
+    if isinstance(source, Raw):
+        names, client = group_rows(source.client)
+        chosen = np.isin(client, [names.index(each) for each in ids]).nonzero()[0]
+        split = None if source.split is None else [source.split[row] for row in chosen.tolist()]
+        columns: dict[str, Any] = {
+            name: replace(column, values=_taken(column.values, chosen))  # type: ignore[attr-defined, type-var]
+            for name, column in source.columns.items()
+        }
+        owner = [names[c] for c in client[chosen]]
+        where = _Where(source.where, chosen.tolist())
+        return replace(source, client=owner, split=split, columns=columns, where=where)
+    raise ConfigError(f"device.clients: {type(source).__name__} cannot be cut to some clients. Leave it out.")
+
+
+def _taken(values: Any, rows: np.ndarray) -> Any:
+    if isinstance(values, Ragged):
+        return values.take(rows)
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]

@@ -1,0 +1,134 @@
+"""A device's configuration file: what it names is built, and what is wrong with it is said in a clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.data.preparation import Encoding, Rules
+from fedkeep.remote.config import build_node, experiment, read_node_config, states_folder
+from fedkeep.remote.fingerprint import parts
+from fedkeep.remote.node import Terms
+
+TABLE = """user,text,label,split
+ann,good tea,pos,train
+ann,bad tea,neg,train
+bob,good film,pos,train
+bob,dull secret,neg,train
+ann,good cup,pos,test
+"""
+NODE = """
+[data]
+reader = "table"
+path = "notes.csv"
+user = "user"
+tokens = "word"
+
+[device]
+owner = "ann's laptop"
+folder = "states"
+"""
+SERVER = """
+name = "notes"
+seed = 3
+[data]
+reader = "table"
+[model]
+kind = "bag_of_words"
+[method]
+kind = "furl"
+private = "user"
+[run]
+rounds = 2
+"""
+
+
+def written(folder: Path, text: str = NODE) -> Path:
+    (folder / "notes.csv").write_text(TABLE)
+    path = folder / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_it_does_not_say_is_strict(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert read_node_config(path).device.terms == Terms(owner="ann's laptop")
+    assert states_folder(path) == tmp_path / "states"
+
+
+def test_it_says_everything(tmp_path: Path) -> None:
+    more = (
+        'clients = ["bob"]\nhistory = 3\non_missing = "anew"\non_change = "anew"\nleaves = "clients"\n'
+        "clients_a_word = 5\npatience = 2.5\n"
+    )
+    path = written(tmp_path, NODE + more)
+    assert read_node_config(path).device.terms == Terms(
+        owner="ann's laptop", history=3, on_missing="anew", on_change="anew", leaves="clients",
+        clients_a_word=5, patience=2.5,
+    )  # fmt: skip
+    assert build_node(path).clients == ["bob"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("owner", "ower"), "  device.owner: missing.\n  device.ower: unknown key. Did you mean 'owner'? Known here: "),
+        (("folder = \"states\"", "folder = 3"), "device.folder: wanted a valid string; got 3"),
+        (("[device]", "[device]\nhistory = -1"), "device.history: wanted greater than or equal to 0; got -1"),
+        (("[device]", "[device]\non_missing = 'reset'"), "device.on_missing: wanted 'refuse' or 'anew'; got 'reset'"),
+        (("[device]", "[device]\nleaves = 'all'"), "device.leaves: wanted 'sums', 'clients' or 'examples'; got 'all'"),
+        (("[data]", "data = 3\n[other]"), "data: wanted a table; got 3"),
+        (("[device]", "[device"), "is no valid TOML"),
+        (("[device]", "[device]\nclients = ['anne']"), "device.clients: there are no data of 'anne'. Did you mean 'ann'? There are data of 2 clients."),
+        (("[device]", "[device]\nclients = ['ann', 'ann']"), "device.clients: 'ann' is named twice."),
+        (("[device]", "[device]\ncompute = 'tpu9'"), "The device 'tpu9' cannot be used"),
+        (('reader = "table"', 'reader = "tabel"'), "data.reader: there is no reader 'tabel'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_node(written(tmp_path, NODE.replace(*change)))
+    assert said in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot read the configuration .*node.toml: No such file"):
+        build_node(tmp_path / "node.toml")
+    path = written(tmp_path)
+    (tmp_path / "notes.csv").unlink()
+    with pytest.raises(DataError, match="notes.csv"):
+        build_node(path)
+
+
+def test_clients_that_take_no_part_are_not_summed_up(tmp_path: Path) -> None:
+    path = written(tmp_path, NODE + "clients = ['ann']\n")
+    told = build_node(path).source.summary(Rules()).to_json()
+    assert "tea" in told
+    assert "secret" not in told
+    assert "film" not in told
+    assert "secret" in build_node(written(tmp_path)).source.summary(Rules()).to_json()
+
+
+def test_their_examples_are_those_of_the_whole_table(tmp_path: Path) -> None:
+    whole = build_node(written(tmp_path)).source
+    alone = build_node(written(tmp_path, NODE + "clients = ['ann']\n")).source
+    encoding = Encoding.of(whole.summary())
+    mine, all_of_it = alone.encoded(encoding), whole.encoded(encoding)
+    wanted = all_of_it.select([all_of_it.index("ann")])
+    assert mine.fingerprint() == wanted.fingerprint()
+
+
+def test_server_and_device_build_the_same_experiment(tmp_path: Path) -> None:
+    encoding = Encoding.of(build_node(written(tmp_path)).source.summary())
+    plain = json.loads(encoding.to_json())
+
+    def built(text: str) -> dict[str, str]:
+        model, method = experiment(text, plain)
+        module = method.made_for(model)
+        return parts(module, method, dict(module.state_dict()), plain)
+
+    assert built(SERVER) == built(SERVER)
+    assert built(SERVER)["initial values"] != built(SERVER.replace("seed = 3", "seed = 4"))["initial values"]

@@ -1,0 +1,208 @@
+"""Orders, answers and results of judging are read as they were written, and refused where they are malformed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep import methods
+from fedkeep.core.errors import LostError, NonFiniteError, UploadError
+from fedkeep.engines import Answer, Judged, LocalDevice, Order, Sequential, orders_of
+from fedkeep.engines.base import first_global
+from fedkeep.methods import Sent
+from fedkeep.remote import Packet
+from fedkeep.remote.wire import (
+    Answers,
+    ClientOrder,
+    Judging,
+    Work,
+    answers_packet,
+    read_answers,
+    read_work,
+    work_packet,
+)
+from fedkeep.split import Split
+from tests.tiny import Logits, classes, job
+
+SPLIT = Split(["user"])
+ONE = Sent(params={"w/x": torch.ones(3), "b": torch.tensor(2)}, state={"c": torch.zeros(2)})
+TWO = Sent(params={"w/x": torch.zeros(3), "b": torch.tensor(1)})
+
+
+def order(client: str, sent: Sent = ONE, **given: Any) -> ClientOrder:
+    return ClientOrder(order=Order(round=3, client=client, sent=sent, progress=0.25), **given)
+
+
+WORK = Work(
+    run="r", fingerprint="f", encoding="e", round=3, attempt=9, leaves="clients",
+    orders=(
+        order("a", judge=(Judging(split="test", models=("own", "shared")),)),
+        order("ü", TWO, version=2, attempt=7, share=1 / 3, train=False),
+        order("c", version=1, attempt=2**63 - 1, share=1.0),
+    ),
+)  # fmt: skip
+
+
+def carried(packet: Packet) -> Packet:
+    return Packet.from_bytes(packet.to_bytes())
+
+
+def upload(weight: float = 3.0) -> Any:
+    rows = {"w": torch.tensor([1, 4])}
+    return SPLIT.upload(
+        {"w": torch.ones(2, 2)}, {"w": torch.zeros(2, 2), "user": torch.ones(1)}, weight, rows
+    )
+
+
+ANSWERS = Answers(
+    run="r", round=3, attempt=9,
+    answers=(
+        Answer(client="a", upload=upload(), loss=0.1),
+        Answer(client="b", upload=upload(0.0), loss=math.nan),
+        Answer(client="c", fault=NonFiniteError("c: the loss became NaN")),
+        Answer(client="d", fault=LostError("gone")),
+        Answer(client="e", loss=math.inf),
+    ),
+)  # fmt: skip
+
+
+class TestWork:
+    def test_it_is_read_as_it_was_written(self) -> None:
+        read = read_work(carried(work_packet(WORK)))
+        assert dataclasses.replace(read, orders=()) == dataclasses.replace(WORK, orders=())
+        for got, wanted in zip(read.orders, WORK.orders, strict=True):
+            assert (got.version, got.attempt, got.share) == (wanted.version, wanted.attempt, wanted.share)
+            assert (got.train, got.judge, got.order.client) == (
+                wanted.train,
+                wanted.judge,
+                wanted.order.client,
+            )
+            assert (got.order.round, got.order.progress) == (3, 0.25)
+            sent, given = got.order.sent.flat, wanted.order.sent.flat
+            assert list(sent) == list(given)
+            assert all(torch.equal(sent[n], v) for n, v in given.items())
+        assert read.orders[0].order.sent is read.orders[2].order.sent  # the same travels once
+        assert len(work_packet(WORK).tensors) == 3 + 2
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda h, t: h.pop("run"), "run: Field required"),
+            (lambda h, t: h.update(more=1), "more: Extra inputs are not permitted"),
+            (lambda h, t: h.update(attempt=0), "attempt: Input should be greater than or equal to 1"),
+            (lambda h, t: h.update(round=True), "round: Input should be a valid integer"),
+            (lambda h, t: h.update(round=-1), "round: Input should be greater"),
+            (lambda h, t: h["orders"][0].update(share=1.5), "orders.0.share: Input should be less than or equal"),
+            (lambda h, t: h["orders"][0].update(version="2"), "orders.0.version: Input should be a valid integer"),
+            (lambda h, t: h["orders"][0].update(judge=[{"split": "all", "models": ["own"]}]), "orders.0.judge.0.split"),
+            (lambda h, t: h["orders"][0].update(judge=[{"split": "test", "models": []}]), "orders.0.judge.0.models"),
+            (lambda h, t: h["orders"][1].update(client="a"), "client 'a' stands in its orders twice"),
+            (lambda h, t: h["orders"][1].update(group=5), "the groups should be 0 … 1; they are [0, 5]"),
+            (lambda h, t: t.update(more=torch.ones(1)), "the tensor 'more' has no place in it"),
+            (lambda h, t: t.update({"group/2/params/w": torch.ones(1)}), "'group/2/params/w' has no place"),
+            (lambda h, t: t.update({"group/0/kept/w": torch.ones(1)}), "'group/0/kept/w' has no place"),
+            (lambda h, t: t.update({"group/0/params/client/w": torch.ones(1)}), "has the name of a state"),
+            (lambda h, t: t.update({"group/0/state/c": torch.tensor([math.nan])}), "holds a NaN or an infinity"),
+        ],
+    )  # fmt: skip
+    def test_what_is_malformed_is_refused(self, change: Callable[[Any, Any], None], said: str) -> None:
+        packet = carried(work_packet(WORK))
+        header, tensors = dict(packet.header), dict(packet.tensors)
+        change(header, tensors)
+        with pytest.raises(UploadError) as error:
+            read_work(Packet(header, tensors))
+        assert said in str(error.value)
+
+
+class TestAnswers:
+    def test_they_are_read_as_they_were_written(self) -> None:
+        read = read_answers(carried(answers_packet(ANSWERS)), SPLIT)
+        assert (read.run, read.round, read.attempt) == ("r", 3, 9)
+        for got, wanted in zip(read.answers, ANSWERS.answers, strict=True):
+            assert (got.client, repr(got.loss)) == (wanted.client, repr(wanted.loss))
+            assert (type(got.fault), str(got.fault)) == (type(wanted.fault), str(wanted.fault))
+            assert (got.upload is None) == (wanted.upload is None)
+        first = read.answers[0].upload
+        assert first is not None
+        assert first.weight == 3.0
+        assert torch.equal(first.deltas["w"], -torch.ones(2, 2))
+        assert first.rows["w"].tolist() == [1, 4]
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda h, t: t.pop("losses"), "losses should be 5 float64 numbers"),
+            (lambda h, t: t.update(losses=torch.zeros(5)), "losses should be 5 float64 numbers"),
+            (lambda h, t: t.update({"answer/0/deltas/user": torch.ones(1)}), "the private 'user' is in it"),
+            (lambda h, t: t.update({"answer/3/deltas/w": torch.ones(1)}), "client 'd' is 'lost', and there is an upload"),
+            (lambda h, t: t.update({"answer/5/deltas/w": torch.ones(1)}), "has no place in it"),
+            (lambda h, t: h["answers"][1].update(client="a"), "client 'a' stands in its answers twice"),
+            (lambda h, t: h["answers"][1].update(status="well"), "answers.1.status: Input should be 'trained', 'idle'"),
+            (lambda h, t: h["answers"][1].update(weight=None), "answers.1.weight: Input should be a valid number"),
+        ],
+    )  # fmt: skip
+    def test_what_is_malformed_is_refused(self, change: Callable[[Any, Any], None], said: str) -> None:
+        packet = carried(answers_packet(ANSWERS))
+        header, tensors = dict(packet.header), dict(packet.tensors)
+        change(header, tensors)
+        with pytest.raises(UploadError) as error:
+            read_answers(Packet(header, tensors), SPLIT)
+        assert said in str(error.value)
+
+
+def judged(leaves: Any, kind: str = "multiclass") -> Judged:
+    """Return what judging two models of four clients gives."""
+    data = classes((3, 4, 2, 5), labels=2 if kind == "binary" else 3)
+    data.meta["task"] = kind
+    work = job(Logits(labels=2 if kind == "binary" else 3).double(), methods.furl("user"), data)
+    device = LocalDevice(work, Sequential(), leaves=leaves)
+    orders = orders_of(work.method, first_global(work.method, work.net, data), map(str, data.ids))
+    (found,) = device.judge(orders, "test", ("own", "shared"))
+    return found
+
+
+class TestJudged:
+    @pytest.mark.parametrize("kind", ["multiclass", "binary"])
+    @pytest.mark.parametrize("leaves", ["sums", "clients", "examples"])
+    def test_it_is_read_as_it_was_written(self, leaves: str, kind: str) -> None:
+        wanted = judged(leaves, kind)
+        sent = answers_packet(dataclasses.replace(ANSWERS, judged=(("test", wanted),)))
+        ((split, got),) = read_answers(carried(sent), SPLIT).judged
+        assert (split, got.task, got.models, got.leaves) == ("test", wanted.task, wanted.models, leaves)
+        for model in wanted.models:
+            assert repr(got.metrics(model)) == repr(wanted.metrics(model))
+            assert got.per_client(model) == wanted.per_client(model)
+        assert np.array_equal(got.tallies.agreed, wanted.tallies.agreed)
+        assert got.tallies.clients == wanted.tallies.clients
+        assert bool(got.examples) == (leaves == "examples")
+
+    @pytest.mark.parametrize(
+        ("leaves", "change", "said"),
+        [
+            ("sums", lambda h, t: t.pop("judged/0/count"), "missing ['count']"),
+            ("sums", lambda h, t: t.update({"judged/0/more": torch.ones(1)}), "unknown ['more']"),
+            ("sums", lambda h, t: t["judged/0/count"].neg_(), "'count' holds a number below 0"),
+            ("sums", lambda h, t: t.update({"judged/0/loss": torch.ones(1, 2)}), "'loss' should be (1, 2) torch.float64"),
+            ("clients", lambda h, t: h["judged"][0]["clients"].pop(), "should be (3,"),
+            ("sums", lambda h, t: h["judged"][0].update(models=["own", "own"]), "a model stands twice"),
+            ("sums", lambda h, t: h["judged"][0].update(kind="unknown"), "judged.0.kind"),
+            ("examples", lambda h, t: t["judged/0/0/client"].add_(4), "an example is of none of the 4 clients"),
+            ("examples", lambda h, t: t.update({"judged/0/1/loss": torch.ones(1)}), "'1/loss' should be (12,)"),
+            ("examples", lambda h, t: t.pop("judged/0/1/loss"), "missing ['1/loss']"),
+        ],
+    )  # fmt: skip
+    def test_what_is_malformed_is_refused(
+        self, leaves: str, change: Callable[[Any, Any], None], said: str
+    ) -> None:
+        packet = carried(answers_packet(dataclasses.replace(ANSWERS, judged=(("test", judged(leaves)),))))
+        header, tensors = dict(packet.header), dict(packet.tensors)
+        change(header, tensors)
+        with pytest.raises(UploadError) as error:
+            read_answers(Packet(header, tensors), SPLIT)
+        assert said in str(error.value)
