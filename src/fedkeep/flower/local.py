@@ -12,8 +12,9 @@ from typing import Any
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.experiments.config import parse_config
-from fedkeep.experiments.sources import build_source
+from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.sources import build_source, located
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link, free_port
@@ -37,7 +38,6 @@ class Local:
         folder: keeps all of it: keys, project, nodes, logs, and the server's run.
         config_text: the experiment.
         data: the table ``[data]`` of every node.
-        data_folder: where its paths are looked up.
         seed: of divisions that it leaves to a seed.
         clients: by node, the clients that live there.
         port: of the link; 0 takes a free one.
@@ -47,7 +47,6 @@ class Local:
     config_text: str
     data: Mapping[str, Any]
     clients: Mapping[str, Sequence[str]]
-    data_folder: Path | None = None
     seed: int = 0
     port: int = 0
 
@@ -85,8 +84,6 @@ class Local:
             "owner": name,
             "clients": list(self.clients[name]),
         }
-        if self.data_folder is not None:
-            device["data"] = str(self.data_folder.resolve())
         table = {
             "seed": self.seed,
             "device": device,
@@ -186,9 +183,18 @@ def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port
     config = parse_config(text)
     ids = [str(client) for client in build_source(config.data, config.seed, data_folder).ids]
     return Local(
-        folder=folder, config_text=text, data=config.data.model_dump(exclude_unset=True),
-        clients=share_out(ids, nodes), data_folder=data_folder, seed=config.seed, port=port,
+        folder=folder, config_text=text, data=located_data(config, data_folder), clients=share_out(ids, nodes),
+        seed=config.seed, port=port,
     )  # fmt: skip
+
+
+def located_data(config: Config, folder: Path | None) -> dict[str, Any]:
+    """Return the table ``[data]``, its path looked up in the folder of data, so that it can be read from anywhere."""
+    table = config.data.model_dump(exclude_unset=True)
+    reader = offered_readers()[config.data.reader]
+    if reader.argument is not None and (place := table.get(reader.argument, reader.place)) is not None:
+        table[reader.argument] = str(located(f"The reader {config.data.reader!r}", place, folder).resolve())
+    return table
 
 
 def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:

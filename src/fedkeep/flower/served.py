@@ -13,12 +13,17 @@ from typing import Any
 
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.data.preparation import Encoding, Summary, agreeing
-from fedkeep.experiments.config import Config
+from fedkeep.experiments.config import Config, parse_config, parse_toml
 from fedkeep.experiments.sources import build_rules
-from fedkeep.flower.experiment import build_experiment, read_experiment, shared_text
+from fedkeep.experiments.toml import to_toml
+from fedkeep.remote.config import experiment
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import Federation
 
+NO_DATA = {"reader": "devices"}
+"""Stands for ``[data]``, which a server does not have."""
+SENT = {"seed", "model", "method", "preparation"}
+"""What devices are told of a configuration."""
 POLICY = {f.name for f in fields(RoundPolicy)}
 
 
@@ -28,7 +33,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     Raises:
         ConfigError: it is wrong; every fault is named.
     """
-    config = read_experiment(text, where)
+    config = parse_config(to_toml({"data": NO_DATA, **parse_toml(text, where)}), where)
     rounds = config.rounds or {}
     for key in rounds:
         if key not in POLICY | {"clients"}:
@@ -44,9 +49,10 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         )
     except TypeError as error:
         raise ConfigError(f"{where}: rounds: {error}.") from error
-    sent = shared_text(config)
+    told = {"data": NO_DATA, "run": {"rounds": 0}, **config.model_dump(exclude_unset=True, include=SENT)}
+    sent = to_toml(told)
     return Federation(
-        name=config.name, text=sent, build=lambda encoding: build_experiment(sent, encoding), encode=encode,
+        name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
         summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
         epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=run.sampling,
         evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
