@@ -2,42 +2,98 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedkeep import FederatedData, Method
+from fedkeep import Method
 from fedkeep.core.params import Params
-from fedkeep.remote import Packet, RoundPolicy
+from fedkeep.data.preparation import Encoding, Ready, Summary, merged
+from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.memory import MemoryTransport
+from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import Federation
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED
-from tests.remote.stub import StubNode
-from tests.tiny import everyone
+
+
+def encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the encoding of what devices told."""
+    summaries = [Summary.from_json(json.dumps(one)) for one in told]
+    plain: Mapping[str, Any] = json.loads(Encoding.of(merged(summaries)).to_json())
+    return plain
+
+
+def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
+    """Return model and method of ``case, type``."""
+    case, kind = text.split(", ")
+    torch.manual_seed(0)
+    return CASES[case].model().to(getattr(torch, kind)), CASES[case].method
 
 
 def federation(case: str, kind: str = "float32", **changes: Any) -> Federation:
     """Return a case of the conformance table as a run across machines."""
-    what = CASES[case]
-
-    def build(encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
-        torch.manual_seed(0)
-        return what.model().to(getattr(torch, kind)), what.method
-
-    meta = {k: what.data.meta[k] for k in ("task", "tasks", "classes", "name") if k in what.data.meta}
+    what, text = CASES[case], f"{case}, {kind}"
     options = {"cohort": COHORT, "seed": SEED, "evaluate_every": 2, "rounds": ROUNDS, **what.options}
     given: dict[str, Any] = {
-        "name": case, "text": case, "build": build, "encode": lambda told: {"meta": meta},
-        "clients": len(what.data), "leaves": "clients", "simulated_noise": True, **options, **changes,
+        "name": case, "text": text, "build": lambda encoding: experiment(text, encoding), "encode": encode,
+        "summarise": {}, "clients": len(what.data), "leaves": "clients", "simulated_noise": True, **options, **changes,
     }  # fmt: skip
     return Federation(**given)
 
 
-def dealt(data: FederatedData, nodes: int) -> list[FederatedData]:
-    """Return the clients dealt out to nodes in turn."""
-    return [data.select(list(range(k, len(data), nodes))) for k in range(min(nodes, len(data)))]
+class Devices:
+    """Nodes with device stores on the disk, among which the clients of a case are dealt out in turn.
+
+    Attributes:
+        nodes: by their number, the process that lives now.
+        transport: reaches them; a node that dies comes back under another name.
+    """
+
+    def __init__(self, case: str, folder: Path, nodes: int = 2, *, back: float = 30.0, **options: Any) -> None:
+        self.data, self.folder, self.back = CASES[case].data, folder, back
+        self.count = min(nodes, len(self.data))
+        self.nodes = [self.start(number) for number in range(self.count)]
+        self.names = {f"node-{number}": number for number in range(self.count)}
+        self.lives = [0] * self.count
+        served = {name: self.nodes[number].serve for name, number in self.names.items()}
+        self.transport = MemoryTransport(served, **{"takes": lambda name, packet: 1.0, **options})
+        self.transport.on_death = lambda name: self.transport.after(self.back, lambda: self.restart(name))
+
+    def start(self, number: int) -> Node:
+        """Return a new process of a node."""
+        data = self.data.select(list(range(number, len(self.data), self.count)))
+        terms = Terms(owner="ann", leaves="clients", simulated_noise=True, patience=0.1)
+        return Node(Ready(data=data), self.folder / str(number), terms, experiment)
+
+    def restart(self, name: str) -> None:
+        """Let a node come back as another process under another name."""
+        number = self.names[name]
+        self.transport.leave(name)
+        self.nodes[number].close()
+        self.lives[number] += 1
+        self.nodes[number] = self.start(number)
+        new = f"node-{number}.{self.lives[number]}"
+        self.names[new] = number
+        self.transport.join(new, self.nodes[number].serve)
+
+    def kept(self, entries: Mapping[str, Any]) -> Params:
+        """Return what all clients keep of the versions that a ledger names, stacked in the order of the data."""
+        rows: dict[str, Params] = {}
+        for node in self.nodes:
+            ((run, running),) = node._runs.items()
+            store = running.store or node._open(run, running)
+            for client in node.clients:
+                entry = entries[client]
+                rows[client] = store.begin(client, Wanted(entry.version, entry.attempt, entry.share))
+            store.discard()
+        every = [rows[str(client)] for client in self.data.ids]
+        return {name: torch.stack([row[name] for row in every]) for name in every[0]}
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for node in self.nodes:
+            node.close()

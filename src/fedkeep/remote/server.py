@@ -7,7 +7,6 @@ The server has no data. It keeps the usual run folder, with the ledger of versio
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from fedkeep.core.describe import describe
 from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
+from fedkeep.data.preparation import Encoding
 from fedkeep.data.ids import Ids, check_ids
 from fedkeep.data.preparation import Encoding
 from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of
@@ -54,8 +54,7 @@ class Federation:
         name: for reports.
         text: the configuration that devices build the experiment from.
         build: makes model and method, given the encoding as JSON; devices do the same.
-        encode: makes the encoding as JSON of what devices told of their data. ``meta`` in it says what a data set's
-            description does: tasks, classes.
+        encode: makes the encoding as JSON of what devices told of their data.
         summarise: what devices are asked to tell; None: nothing.
         clients: how many clients must be there for the run to begin.
         rounds, epochs, cohort, seed, sampling, evaluate_every, evaluate_shared: as for ``simulate``.
@@ -188,14 +187,14 @@ class _Serving:
         self.encoding = info["encoding"] if goes_on else self._encoding()
         module, self.method = self.federation.build(self.encoding)
         self.net = Net(self.method.made_for(module))
-        self.tasks: Sequence[Task] = tasks_in(meta_of(self.encoding))
+        self.meta = Encoding.from_json(json.dumps(self.encoding)).meta
+        self.tasks: Sequence[Task] = tasks_in(self.meta)
         self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self.encoding)
         self.nodes.encode(
             Encode(
-                run=str(info["run"]), hello=self._hello(str(info["run"])), encoding=dict(self.encoding),
-                fingerprint=dict(self.parts),
+                run=str(info["run"]), hello=self.nodes.hello, encoding=dict(self.encoding), fingerprint=dict(self.parts)
             )
-        )
+        )  # fmt: skip
         if goes_on:
             self.roster = Roster(check_ids(info["roster"]["ids"]), info["roster"]["counts"])
         else:
@@ -293,7 +292,7 @@ class _Serving:
             "method": describe(self.method),
             **({"evaluate_shared": True} if federation.evaluate_shared else {}),
             "model": model_identity(self.net.module, self.method, self.net.initial()),
-            "encoding": digest_of(self.encoding), "policy": asdict(federation.policy),
+            "encoding": self.parts["encoding"], "policy": asdict(federation.policy),
         }  # fmt: skip
 
     def _recover(self, directory: RunDirectory) -> None:
@@ -308,7 +307,7 @@ class _Serving:
             )
         self.server: Global = server
         rules = Rules(
-            run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=digest_of(self.encoding),
+            run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=self.parts["encoding"],
             split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
         )  # fmt: skip
         self.fleet = Fleet(
@@ -336,7 +335,7 @@ class _Serving:
         )  # fmt: skip
 
     def _info(self) -> dict[str, Any]:
-        federation, meta = self.federation, meta_of(self.encoding)
+        federation, meta = self.federation, self.meta
         initial = self.net.initial()
         federated = self.method.split.halves(self.net.module).federated(initial)
         size = sum(v.numel() * v.element_size() for v in federated.values())
@@ -349,20 +348,10 @@ class _Serving:
             "environment": environment(),
             "data": {
                 "name": meta.get("name", "data"), "task": meta.get("task", "multiclass"), "clients": len(self.roster),
-                "held_out": 0, "counts": counts, "fingerprint": {"encoding": digest_of(self.encoding)}, "source": None,
+                "held_out": 0, "counts": counts, "fingerprint": {"encoding": self.parts["encoding"]}, "source": None,
             },
             "engine": "remote", "engine_reason": "clients on other machines", "device": "cpu", "pooled": False,
             "rounds": self.rounds, "rounds_per_epoch": self.sampler.rounds_per_epoch, "cohort": self.sampler.cohort,
             "metric": HEADLINE[self.tasks[0].kind], "bytes_down": size, "bytes_up": size,
             "encoding": self.encoding, "roster": self.roster.plain(),
         }  # fmt: skip
-
-
-def digest_of(encoding: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an encoding: of its JSON, keys sorted."""
-    return hashlib.sha256(json.dumps(encoding, sort_keys=True).encode()).hexdigest()
-
-
-def meta_of(encoding: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a data set's description says of data in an encoding: tasks, classes."""
-    return Encoding.from_json(json.dumps(encoding)).meta

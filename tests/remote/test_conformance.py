@@ -1,0 +1,68 @@
+"""Nodes on the disk, a server and its run's folder train every method of the conformance table as ``sequential`` does."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedkeep.core.files import read_tensors
+from fedkeep.core.params import Params
+from fedkeep.core.records import Record
+from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.remote.ledger import COLUMNS, Entry, Ledger
+from fedkeep.remote.server import Roster, serve_run
+from tests.engines.test_conformance import CASES, reference
+from tests.remote.federations import Devices, federation
+from tests.tiny import everyone, on_server, same_bits
+
+FEW = ["furl", "the share of FedAvg", "scaffold", "feddyn", "a client sits out", "top-k with error feedback"]
+TABLE = [
+    pytest.param(case, kind, marks=() if case in FEW and kind == "float32" else pytest.mark.slow)
+    for case in CASES
+    for kind in ("float32", "float64")
+]
+
+
+@pytest.mark.parametrize(("case", "kind"), TABLE)
+def test_a_run_across_machines_equals_sequential_to_the_bit(case: str, kind: str, tmp_path: Path) -> None:
+    expected = reference(case, kind)
+    devices = Devices(case, tmp_path / "devices")
+    history = serve_run(federation(case, kind), devices.transport, tmp_path / "run", progress=False)
+    assert same_bits(server_of(tmp_path / "run"), on_server(expected))
+    kept = devices.kept(ledger_of(tmp_path / "run"))
+    devices.close()
+    assert same_bits(kept, everyone(expected.private, len(expected.data)))
+    assert_near(history, expected.history)
+
+
+def server_of(folder: Path) -> Params:
+    """Return what a run's folder has of the server: parameters, and the method's state under ``server/NAME``."""
+    (path,) = folder.glob("server-*.safetensors")
+    found = read_tensors(path)
+    kinds = {"params/": "", "state/": "server/"}
+    return {
+        new + n.removeprefix(old): v for old, new in kinds.items() for n, v in found.items() if n.startswith(old)
+    }
+
+
+def ledger_of(folder: Path) -> dict[str, Entry]:
+    """Return the lines of all clients in a run's folder."""
+    directory = RunDirectory.open(folder, write=False)
+    info = directory.read_info()
+    roster = Roster.of(dict(zip(info["roster"]["ids"], info["roster"]["counts"], strict=True)))
+    store = directory.store(COLUMNS, roster.ids)
+    directory.recover(store)
+    directory.close()
+    return Ledger(store, roster).entries(list(roster.ids))
+
+
+def assert_near(found: list[Record], expected: list[Record]) -> None:
+    """Assert that records are the same; numbers within 1e-9, as sums are formed in another order."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.round, one.epoch, one.split, one.client, one.metric, one.n) == (
+            other.round, other.epoch, other.split, other.client, other.metric, other.n,
+        )  # fmt: skip
+        assert math.isclose(one.value, other.value, rel_tol=0, abs_tol=1e-9) or math.isnan(one.value * other.value)
