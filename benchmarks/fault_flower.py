@@ -124,11 +124,11 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
 def differences(folder: Path, text: str) -> str:
     """Return what differs from a simulation that nothing happened to."""
     run = folder / "run"
-    expected = run_config(parse_config(text, overrides={"run.engine": "sequential"}), out=folder / "simulation")
+    expected = run_config(parse_config(text, "faults", {"run.engine": "sequential"}), out=folder / "simulation")
     if rounds_done(run) != expected.round:
         return f"{rounds_done(run)} rounds instead of {expected.round}"
-    state = read_commit(run, read_info(run)).state
-    found = load_verified(run / state["file"], state["sha256"])
+    last = read_commit(run, read_info(run))
+    found = load_verified(run / last.server, last.server_sha256)
     for name, value in expected.server.items():
         if not torch.equal(found[f"params/{name}"], value):
             return f"the server's {name} differs"
@@ -136,11 +136,11 @@ def differences(folder: Path, text: str) -> str:
         file = DeviceFile(next((node / "state").glob("*.db")), node.name)
         try:
             for client in {version.client for version in file.versions()}:
-                last = max((v for v in file.versions(client) if v.accepted), key=lambda v: v.version)
+                kept = max((v for v in file.versions(client) if v.accepted), key=lambda v: v.version)
                 own = expected.private.read([expected.data.index(client)])
-                if last.version != expected.round:
-                    return f"{client} has version {last.version}"
-                for name, value in file.values(last).items():
+                if kept.version != expected.round:
+                    return f"{client} has version {kept.version}"
+                for name, value in file.values(kept).items():
                     if not torch.equal(own[name][0], value):
                         return f"{client}'s {name} differs"
         finally:

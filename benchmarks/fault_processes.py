@@ -174,15 +174,18 @@ class Harm:
         name = self._node()
         path = self._state(name)
         place = self.draw.randrange(100, path.stat().st_size - 100)
+        right = path.read_bytes()[place : place + 64]
+        wrong = bytes(byte ^ 0xFF for byte in right)
 
-        def flip() -> None:
+        def put(old: bytes, new: bytes) -> None:
             with path.open("r+b") as file:
                 file.seek(place)
-                found = file.read(64)
-                file.seek(place)
-                file.write(bytes(byte ^ 0xFF for byte in found))
+                if file.read(64) == old:  # else the file has been written since
+                    file.seek(place)
+                    file.write(new)
 
-        return self._until_told(name, flip, flip, may_pass=True) + f", bytes {place} to {place + 64}"
+        told = self._until_told(name, lambda: put(right, wrong), lambda: put(wrong, right), may_pass=True)
+        return f"{told}, bytes {place} to {place + 64}"
 
     def remove_state(self) -> str:
         """Take a node's private states away, until the server has heard of it."""
