@@ -68,7 +68,9 @@ minimum = {clients}
 
 def main(words: Sequence[str] | None = None) -> int:
     """Return 0 if nothing was lost."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fault_flower", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fault_flower", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("fault-flower"), help="of the trainings")
@@ -91,9 +93,7 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
     """Train once, with faults; return a line of each."""
     shutil.rmtree(folder, ignore_errors=True)
     draw = random.Random(f"{seed}/{leg}")
-    text = CONFIG.format(
-        seed=leg, clients=CLIENTS, rounds=LEG + 2, clip="" if leg % 2 else "clip_norm = 5.0"
-    )
+    text = CONFIG.format(seed=leg, clients=CLIENTS, rounds=LEG + 2, clip="" if leg % 2 else "clip_norm = 5.0")
     place = local_of(folder, text, None, NODES)
     kinds = [draw.choice(list(KINDS)) for _ in range(LEG)]
     lines = []
@@ -124,7 +124,9 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
 def differences(folder: Path, text: str) -> str:
     """Return what differs from a simulation that nothing happened to."""
     run = folder / "run"
-    expected = run_config(parse_config(text, "faults", {"run.engine": "sequential"}), out=folder / "simulation")
+    expected = run_config(
+        parse_config(text, "faults", {"run.engine": "sequential"}), out=folder / "simulation"
+    )
     if rounds_done(run) != expected.round:
         return f"{rounds_done(run)} rounds instead of {expected.round}"
     last = read_commit(run, read_info(run))

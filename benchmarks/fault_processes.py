@@ -16,10 +16,11 @@ from typing import Any
 from benchmarks.fault_proxy import Proxy
 from fedkeep.core.errors import RunError
 from fedkeep.flower.link import PATIENCE, Link
-from fedkeep.flower.local import JOINED, Local, rounds_done, start_node
+from fedkeep.flower.local import Local, rounds_done, start_node
 from fedkeep.flower.processes import marked
 from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
+from fedkeep.flower.watch import JOINED
 
 LONGEST = 600.0  # seconds until a round counts as stuck
 SHIFTED = """
@@ -56,7 +57,7 @@ class Harm:
     def begin(self) -> None:
         """Put wires that can be cut between nodes and link, and start the training."""
         for name, proxy in self.proxies.items():
-            self.link.processes.kill(name)
+            self.link.processes.stop_one(name)
             self.nodes[name] = self.place.node(name, f"127.0.0.1:{proxy.port}")
             self._start(name)
         self._submit()
@@ -212,7 +213,12 @@ class Harm:
         name, seconds = self._node(), self.draw.choice([-86400, -400, 60, 86400])
         self.link.processes.kill(name)
         node = self.nodes[name]
-        python, *words = [str(Path(os.sys.executable)), "-c", SHIFTED.format(seconds=seconds), *node.command()]
+        python, *words = [
+            str(Path(os.sys.executable)),
+            "-c",
+            SHIFTED.format(seconds=seconds),
+            *node.command(),
+        ]
         self.link.processes.start(name, [python, *words], **node.environment())
         joined = False
         try:

@@ -16,7 +16,7 @@ from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.processes import Processes, check_port, program
 
 READY = "Uvicorn running"
-PATIENCE = 120.0  # seconds for a process to be ready; a busy machine needs tens
+PATIENCE = 180.0  # seconds for a process to be ready; a busy machine needs tens
 
 
 class Link:

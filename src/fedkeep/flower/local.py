@@ -23,10 +23,10 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import sign_project
 from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
+from fedkeep.flower.watch import JOINED
 
 LOOK = 0.5  # seconds between two looks at how far the run is
 SILENT = 20.0  # seconds between two questions to Flower whether the server app still runs
-JOINED = "SuperNode ID:"
 Say = Callable[[str], None]
 
 

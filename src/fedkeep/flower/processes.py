@@ -20,6 +20,7 @@ from fedkeep.core.errors import ConfigError, RunError
 MARK = "FEDKEEP_DEPLOYMENT"
 """Environment variable by which the processes of a deployment, and all that they start, are known."""
 LAST_LINES = 12
+WATCH = Path(__file__).with_name("watch.py")
 
 
 class Processes:
@@ -45,11 +46,11 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str | Path], **environment: str) -> None:
-        """Start a command; its output goes to its log."""
+        """Start a command; its output goes to its log, and it ends if this process dies."""
         with open(self.logs / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
-                [str(word) for word in command], env={**self.environment, **environment}, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, str(WATCH), "--with-parent", *map(str, command)], stdin=subprocess.PIPE, stdout=log,
+                stderr=log, env={**self.environment, **environment}, start_new_session=True,
             )  # fmt: skip
 
     def await_text(self, name: str, wanted: str, patience: float) -> None:
@@ -86,19 +87,29 @@ class Processes:
         """End a process and all of its group at once, as a power cut would."""
         process = self.running.pop(name)
         _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        _done(process)
+
+    def stop_one(self, name: str, patience: float = 30.0) -> None:
+        """Ask a process to end, and wait until it has."""
+        process = self.running.pop(name)
+        _signal(process.pid, signal.SIGTERM)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            _signal_group(process.pid, signal.SIGKILL)
+        _done(process)
 
     def stop(self, patience: float = 8.0) -> None:
         """Ask all to end, wait a little, then end them and whatever they have started."""
         for process in reversed(self.running.values()):
-            _signal_group(process.pid, signal.SIGTERM)
+            _signal(process.pid, signal.SIGTERM)
         end = time.monotonic() + patience
         for process in self.running.values():
             try:
                 process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _signal_group(process.pid, signal.SIGKILL)
-                process.wait()
+            _done(process)
         self.running.clear()
         while (left := marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.1)
@@ -116,6 +127,12 @@ def marked(mark: str) -> list[int]:
         except OSError:  # it has just ended, or belongs to somebody else
             continue
     return found
+
+
+def _done(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -1,58 +1,90 @@
-"""Starts a node, passes on what it says, and says in one line why it could not. Knows Python's own library alone.
+"""Starts a process of Flower's, ends it with its parent, and says in one line why a node could not join.
 
-It is run as a file, so that the process that watches holds no torch: ``python watch.py COMMAND …``.
+It is run as a file and knows Python's own library alone, so that the process that watches holds no torch:
+``python watch.py [--with-parent] COMMAND …``. With ``--with-parent`` the command is ended when standard input closes,
+which it does even if the parent is killed.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from types import FrameType
 
 WRONG_USE = 2
-# What Flower 1.41 writes, and what that means; the first that is found is told.
+JOINED = "SuperNode ID:"
+STILL_THERE = "Failed to activate SuperNode"
+"""What Flower says of a key whose node is taken to be there; after a node was killed, for up to a minute."""
+AGAIN, PATIENCE = 5.0, 150.0  # seconds between tries to join, and until it is given up
+KEY = "the link does not know this node's key. Register it there: flwr supernode register NAME.pub"
+AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
 REASONS = {
-    "Public key not valid": "its key is no key that Flower takes",
-    "No SuperNode found with the given public key": (
-        "the link does not know this node's key. Register it there: flwr supernode register NAME.pub"
-    ),
-    "Node not found": "the link does not know this node's key. Register it there: flwr supernode register NAME.pub",
-    "already active": "a node with this key is there already. Give each node a key of its own",
-    "Invalid SuperNode authentication": (
-        "the link does not take this node's signature. Its key is not registered, or its clock is wrong"
-    ),
-    "certificate verify failed": "the link's certificate is not signed by the authority that this node trusts",
-    "CERTIFICATE_VERIFY_FAILED": "the link's certificate is not signed by the authority that this node trusts",
-    "address already in use": "its port is in use. Name another: link.port",
-    "version": "the link runs another version of Flower",
+    STILL_THERE: "a node with this key is there already. Give each node a key of its own",
+    "No SuperNode found": KEY,
+    "Node not found": KEY,
+    "Node ID not found": KEY,
+    "Invalid SuperNode authentication": "the link does not take this node's signature: is its clock right?",
+    "CERTIFICATE_VERIFY_FAILED": AUTHORITY,
+    "certificate verify failed": AUTHORITY,
+    "address already in use": "its port is in use. Name another (link.port)",
 }
+"""What Flower 1.41 writes, and what that means; the first that is found is told."""
 
 
-def main(command: list[str]) -> int:
-    """Run a command; return its exit code, or 2 where it could not join."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+class Watch:
+    """A command that runs, once or, while its node is still taken to be there, several times."""
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command, self.ended = list(command), False
+        self.process: subprocess.Popen[str] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    said: list[str] = []
-    joined = False
-    assert process.stdout is not None  # it is a pipe
-    for line in process.stdout:
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        joined = joined or "SuperNode ID:" in line
-        said = [*said[-40:], line]
-    code = process.wait()
-    if joined or code in (0, -signal.SIGTERM, -signal.SIGINT):
-        return code
-    sys.stderr.write(f"Error: the node could not join: {reason(''.join(said))}.\n")
-    return WRONG_USE
+    def run(self) -> int:
+        """Return the command's exit code, or 2 where its node could not join."""
+        began = time.monotonic()
+        while True:
+            code, said = self._once()
+            if self.ended or code == 0 or JOINED in said:
+                return 0 if self.ended else code
+            if STILL_THERE not in said or time.monotonic() > began + PATIENCE:
+                sys.stderr.write(f"Error: the node could not join: {reason(said)}.\n")
+                return WRONG_USE
+            time.sleep(AGAIN)
+
+    def _once(self) -> tuple[int, str]:
+        said: list[str] = []
+        joined = ""
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
+        )  # fmt: skip
+        for line in self.process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            joined = joined or (line if JOINED in line else "")
+            said = [*said[-40:], line]
+        return self.process.wait(), "".join([joined, *said])
+
+    def end_with_parent(self) -> None:
+        """End the command when standard input closes."""
+
+        def wait() -> None:
+            while os.read(0, 1024):
+                pass
+            self._end(signal.SIGTERM, None)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        self.ended = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
 
 
 def reason(said: str) -> str:
@@ -61,6 +93,15 @@ def reason(said: str) -> str:
         if words in said:
             return meaning
     return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+
+
+def main(words: Sequence[str]) -> int:
+    """Watch a command."""
+    with_parent = words[:1] == ["--with-parent"]
+    watch = Watch(words[1:] if with_parent else words)
+    if with_parent:
+        watch.end_with_parent()
+    return watch.run()
 
 
 if __name__ == "__main__":
