@@ -16,7 +16,18 @@ from fedkeep.experiments.reproductions import reproductions
 from fedkeep.methods import METHODS
 from tests.cli.conftest import Command
 
-COMMANDS = ["demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"]
+COMMANDS = [
+    "demo",
+    "prepare",
+    "run",
+    "check",
+    "evaluate",
+    "personalize",
+    "report",
+    "reproduce",
+    "list",
+    "device",
+]
 
 
 def test_the_commands() -> None:

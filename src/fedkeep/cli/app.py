@@ -17,7 +17,11 @@ from typer.core import TyperGroup
 import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
+<<<<<<< HEAD
 from fedkeep.cli.deploy import deploy
+=======
+from fedkeep.cli.device import device
+>>>>>>> device
 from fedkeep.cli.evaluate import evaluate
 from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
@@ -113,7 +117,9 @@ def _add(function: Any, example: str, name: str | None = None) -> None:
 
 
 _add(demo, "fedkeep demo")
-_add(prepare, "fedkeep prepare my.toml --summary mine.json, then fedkeep prepare --merge *.json --out encoding")
+_add(
+    prepare, "fedkeep prepare my.toml --summary mine.json, then fedkeep prepare --merge *.json --out encoding"
+)
 _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
@@ -123,6 +129,8 @@ _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=1")
 _add(list_all, "fedkeep list", "list")
 app.add_typer(flower)
+
+app.add_typer(device)
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.experiments.build import build_rules, build_source, data_folder
 
-ShowOption = Annotated[bool, typer.Option("--show", help="Print the summary itself too: all that would leave.")]
+ShowOption = Annotated[
+    bool, typer.Option("--show", help="Print the summary itself too: all that would leave.")
+]
 
 
 def prepare(
@@ -57,16 +59,16 @@ def prepare(
 
 def _of_config(named: list[str], data: Path | None, overrides: list[str] | None) -> Summary:
     if len(named) > 1:
-        raise ConfigError(
-            f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge."
-        )
+        raise ConfigError(f"Wanted one configuration; got {len(named)}. To add summaries up, say --merge.")
     config = find_config(named[0], overrides).config
     return build_source(config.data, config.seed, data_folder(data)).summary(build_rules(config))
 
 
 def _merged(named: list[str]) -> Summary:
-    found = {}
+    found: dict[str, Summary] = {}
     for name in named:
+        if name in found:
+            raise ConfigError(f"{name} is named twice. Each device's summary counts once.")
         try:
             found[name] = Summary.from_json(Path(name).read_bytes(), name)
         except OSError as error:

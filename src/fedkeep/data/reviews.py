@@ -107,6 +107,7 @@ def raw_reviews(
         reviews = _with_valid(reviews, valid, seed)
     given = None if isinstance(vocabulary, int) else vocabulary
     size = vocabulary + SPECIAL if isinstance(vocabulary, int) else len(vocabulary)
+    left_out = labels - set(reviews.label)
     names, row = None if label_names is None else tuple(map(str, label_names)), reviews.row
     lengths = [len(TokenVocabulary.words(text)) for text in reviews.text]
     return Raw(
@@ -114,7 +115,7 @@ def raw_reviews(
         split=reviews.split or None,
         columns={
             "text": Texts(values=reviews.text, tokens="token", size=size, max_length=max_length, given=given),
-            "label": Labels(values=reviews.label, names=names, task="multiclass", elsewhere=labels),
+            "label": Labels(values=reviews.label, names=names, task="multiclass", elsewhere=left_out),
             # The whole length, which the cut text no longer tells; the underscore keeps it out of batches.
             "_words": Plain(values=np.asarray(lengths, dtype=np.int64)),
         },

@@ -103,7 +103,13 @@ class Device(Protocol):
 
 @runtime_checkable
 class Defers(Protocol):
-    """A device that can judge on the way: with the next round's training, where one message carries both."""
+    """A device that can judge on the way: with the next round's training, where one message carries both.
+
+    Attributes:
+        defers: whether it does.
+    """
+
+    defers: bool
 
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
         """Take note of what ``judge`` will ask after the next round, of clients as they are now: models by split."""

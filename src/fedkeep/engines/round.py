@@ -200,18 +200,27 @@ def run_round(
         server = server.but(links=chain.update(server.links, received.reports, len(received.weights)))
     combined = time.perf_counter()
     device.accept(received.shares)
-    return server.but(round=server.round + 1), RoundReport(
+    return server.but(round=server.round + 1), report_of(
+        received, nbytes(sent.flat), began, seconds + combined - trained, reduction.held_bytes
+    )
+
+
+def report_of(
+    received: Received, download_bytes: int, began: float, aggregate_seconds: float, held_bytes: int
+) -> RoundReport:
+    """Return the measurements of a round; ``download_bytes`` are told where nobody took part."""
+    return RoundReport(
         clients=received.clients,
-        examples=total,
+        examples=sum(received.weights.values()),
         loss=received.loss,
-        download_bytes=round_mean(received.download_bytes, nbytes(sent.flat)),
+        download_bytes=round_mean(received.download_bytes, download_bytes),
         upload_bytes=round_mean(received.upload_bytes, 0),
-        aggregate_seconds=seconds + combined - trained,
+        aggregate_seconds=aggregate_seconds,
         seconds=time.perf_counter() - began,
         refused=tuple(str(fault) for fault in received.faults),
         lost=sum(isinstance(fault, LostError) for fault in received.faults),
         late=sum(isinstance(fault, LateError) for fault in received.faults),
-        held_bytes=reduction.held_bytes,
+        held_bytes=held_bytes,
     )
 
 

@@ -189,7 +189,7 @@ class Drive:
 
     def _announce(self, server: Global) -> bool:
         """Tell a device that judges later what it will be asked; False: it judges at once."""
-        if not isinstance(self.device, Defers):
+        if not (isinstance(self.device, Defers) and self.device.defers):
             return False
         models = self._models()
         self.device.announce(list(self._orders(server)), {"valid": models[:1], "test": models})

@@ -18,7 +18,11 @@ def serve(message: Message, context: Context) -> Message:
     """Answer a message; what is malformed, and a device that cannot serve, is answered by a reason."""
     try:
         packet = from_records(message.content)
-        reply = node_of(context).serve(packet)
+        node = node_of(context)
+        try:
+            reply = node.serve(packet)
+        finally:
+            node.release()  # the next message may be another process's
     except FedkeepError as error:
         reply = Packet({"kind": "refused", "run": "", "reason": str(error)})
     return Message(to_records([reply])[0], reply_to=message)

@@ -84,5 +84,5 @@ def feddyn(alpha: float = 0.1, *, local: Phase = Phase(), server: Server = avera
         phases=(local.but(loss=loss),), state=zeros_like_trainable, finish=NewSlope(alpha=float(alpha))
     )
     update = MoveDynamic(alpha=float(alpha), step=server.update)
-    moving = server.but(state=zeros_on_server, send=parameters_alone, update=update)
+    moving = server.but(state=zeros_on_server, send=parameters_alone, update=update, synchronous=True)
     return Method(name="feddyn", client=client, server=moving)

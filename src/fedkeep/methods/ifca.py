@@ -132,6 +132,6 @@ def ifca(
     )  # fmt: skip
     keeping = Server(
         state=OtherModels(clusters=clusters, spread=float(spread), seed=seed), update=MoveEach(step=step),
-        reduce=MeanByGroup(group=CLUSTER, groups=clusters, mean=mean),
+        reduce=MeanByGroup(group=CLUSTER, groups=clusters, mean=mean), synchronous=True,
     )  # fmt: skip
     return Method(name="ifca", client=client, server=keeping, predict=predict_with_pick, predict_shared=None)

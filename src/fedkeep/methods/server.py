@@ -222,12 +222,15 @@ class Server(Changeable):
         reduce: makes one result of a round's uploads.
         update: gives the server's next values from these and the result. It may change only ``params``, ``state`` and
             ``optimizer``; names, shapes and types stay.
+        synchronous: whether it assumes that all uploads of a round began with what the server has now, e.g. as clients
+            and server keep states in step; buffered rounds refuse it.
     """
 
     state: Callable[[Net, Roster], State] = no_state
     send: Callable[[Global, str], Sent] | None = None
     reduce: Reduction = WeightedMean()
     update: Callable[[Global, Reduced], Global] = Optimize()
+    synchronous: bool = False
 
     def __post_init__(self) -> None:
         check_kind("reduce", self.reduce, Reduction, "a reduction, e.g. fedkeep.WeightedMean()")

@@ -122,8 +122,6 @@ class DeviceStore:
 
     def _before(self, client: str, row: Version, rows: Sequence[Version]) -> Params:
         """Return what a staged version was trained from."""
-        if row.version == 1 and client not in self.file.about.began:
-            return self.default(client)
         parent = _named(rows, row.version - 1, row.parent)
         if parent is None or not parent.accepted:
             raise StoreError(
@@ -172,6 +170,9 @@ class DeviceStore:
                     self.file.put(*accepted[client])
                 if client in staged:
                     made, row = staged[client]
+                    if made.version == 1 and self.accept is not newest and _named(rows, 0, 0) is None:
+                        first = Version(0, client, 0, 0, 0, 0, accepted=True)  # the rule will want it
+                        self.file.put(first, self.file.packed(self.default(client), client))
                     there = _named(rows, made.version, made.attempt)
                     if there is None or not there.accepted:  # a late repetition changes nothing
                         self.file.put(made, row)

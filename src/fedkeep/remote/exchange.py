@@ -95,6 +95,7 @@ class Exchange:
     heard: set[str] = field(default_factory=set)
     _sent: dict[str, _Sent] = field(default_factory=dict)
     _refusals: dict[str, int] = field(default_factory=dict)
+    _repeats: dict[str, int] = field(default_factory=dict)
     _taken: int = 0
     _told: bool = False
 
@@ -122,32 +123,36 @@ class Exchange:
             self.step()
 
     def step(self) -> None:
-        """Hear what has come, send again what must be, and wait a little if there was nothing."""
+        """Hear what has come, send what must be, and wait a little if there was nothing."""
+        if self.poll() or not self.open or self.closed:
+            return
+        transport = self.nodes.transport
+        left = self.rules.poll if self.deadline is None else self.deadline - transport.now()
+        transport.wait(max(0.0, min(self.rules.poll, left)))
+
+    def poll(self) -> bool:
+        """Hear what has come; send to clients that are at a new place, or were sent something that nobody answered."""
         transport = self.nodes.transport
         replies = transport.receive(list(self._sent)) if self._sent else []
         for reply in replies:
             sent = self._sent.pop(reply.ticket, None)
             if sent is not None:
                 self._hear(sent, reply.packet, reply.reason)
-        moved = [client for client in self.nodes.look() if client in self.open]
-        self._send({client: self.open[client] for client in moved})
-        for sent in list(self._sent.values()):
+        self.nodes.look()
+        for sent in self._sent.values():
             if transport.now() >= sent.since + sent.patience:
-                again = {client: self.open[client] for client in sent.orders if client in self.open}
-                patience, sent.patience = sent.patience, math.inf  # its answer is taken still, if it comes
-                if again:
-                    said = f"Node {sent.node!r} did not answer for {patience:g} s; its orders are sent again."
-                    self.events.note("again", said, node=sent.node)
-                    self._send(again, 2 * patience)
+                said = f"Node {sent.node!r} did not answer for {sent.patience:g} s; its orders are sent again."
+                self._repeats[sent.node] = self._repeats.get(sent.node, 0) + 1
+                sent.patience = math.inf  # its answer is taken still, if it comes
+                self.events.note("again", said, node=sent.node)
+        self._send(self.open)
         if not self._sent and self.open and not self._told:
             self._told = True
-            some = sorted(self.open)[:3]
-            self.events.note("again", f"{len(self.open)} clients are on no node, e.g. {', '.join(some)}; waiting.")
-        if not replies and self.open and not self.closed:
-            left = self.rules.poll if self.deadline is None else self.deadline - transport.now()
-            transport.wait(max(0.0, min(self.rules.poll, left)))
+            some = ", ".join(sorted(self.open)[:3])
+            self.events.note("again", f"{len(self.open)} clients are on no node, e.g. {some}; waiting for them.")
+        return bool(replies)
 
-    def _send(self, orders: Mapping[str, ClientOrder], patience: float | None = None) -> None:
+    def _send(self, orders: Mapping[str, ClientOrder]) -> None:
         by_node: dict[str, dict[str, ClientOrder]] = {}
         awaited = {
             (s.node, client) for s in self._sent.values() if s.patience < math.inf for client in s.orders
@@ -159,7 +164,7 @@ class Exchange:
         messages = [(node, self._packet(some)) for node, some in by_node.items()]
         now, tickets = self.nodes.transport.now(), self.nodes.transport.send(messages) if messages else []
         for ticket, (node, some) in zip(tickets, by_node.items(), strict=True):
-            self._sent[ticket] = _Sent(node, some, now, patience or self.rules.again)
+            self._sent[ticket] = _Sent(node, some, now, self.rules.again * 2 ** self._repeats.get(node, 0))
 
     def _packet(self, orders: Mapping[str, ClientOrder]) -> Packet:
         rules = self.rules

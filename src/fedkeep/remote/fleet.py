@@ -17,7 +17,7 @@ from fedkeep.engines import Adaptation, Answer, Judged, Judgement, Model, Order,
 from fedkeep.engines.tally import ROWS, tallied
 from fedkeep.remote.events import Events, Kind
 from fedkeep.remote.exchange import Exchange, Rules
-from fedkeep.remote.ledger import Ledger
+from fedkeep.remote.ledger import Ledger, Made
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.wire import ClientOrder, Judging, Partition
@@ -48,6 +48,7 @@ class Fleet:
         clock: gives the number of an attempt if it is larger than the last one's: microseconds.
 
     Attributes:
+        defers: whether judging rides with the next round's training.
         committed: called when a round was committed.
     """
 
@@ -63,13 +64,13 @@ class Fleet:
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.nodes, self.rules, self.ledger, self.policy = nodes, rules, ledger, policy
+        self.defers = policy.mode == "synchronous"
         self.cohort, self.events, self._clock = cohort, events, clock
         self.committed: Callable[[], None] = lambda: None
         self._attempt = 0
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
-        self._round = 0  # of the last training
-        self._attempts: dict[str, int] = {}  # by client, of that training
+        self._made: dict[str, Made] = {}  # by client, what it has staged
         self._settled: dict[str, int] = {}  # by client, the version it was told of last
 
     def announce(self, orders: Sequence[Order], asked: Mapping[str, Sequence[Model]]) -> None:
@@ -80,14 +81,13 @@ class Fleet:
         """Let clients train; the answers come in the order of ``orders``, as soon as they are there."""
         if not orders:
             return
-        self._round, self._results = orders[0].round, None
-        asked = self._with_judging(orders)
-        over = self.policy.over_selection > 1
-        exchange = self._exchange(self._round, asked, enough=self.cohort if over else None)
-        self._attempts = dict.fromkeys((order.client for order in orders), exchange.attempt)
+        self._results = None
+        enough = self.cohort if self.policy.over_selection > 1 else None
+        exchange = self.exchange(self._with_judging(orders), enough)
+        self.staged([order.client for order in orders], exchange)
         for order in orders:
             answer = exchange.answer(order.client)
-            self._tell_fault(answer)
+            self.tell_fault(answer)
             yield answer
             del answer  # its upload is large
         exchange.finish()
@@ -99,7 +99,11 @@ class Fleet:
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Note which clients' states count; they hear of it with their next order."""
-        self.ledger.accept(shares, self._round, self._attempts)
+        self.ledger.accept(shares, self._made)
+
+    def staged(self, clients: Sequence[str], exchange: Exchange) -> None:
+        """Note what these clients stage: that of an exchange."""
+        self._made |= dict.fromkeys(clients, Made(exchange.round, exchange.attempt))
 
     def judge(self, orders: Iterable[Order], split: str, models: Sequence[Model]) -> list[Judged]:
         """Judge models of clients, or give what was announced and has come with the last training."""
@@ -111,7 +115,7 @@ class Fleet:
             asked, self._announced = dict(self._announced[1]), None  # all at once, as no training follows
         elif self._results is not None and self._results.answers(round, split, models):
             return self._joined(self._results.judged, split, tuple(models))
-        exchange = self._exchange(round, self._with_entries([(order, False, asked) for order in orders]))
+        exchange = self.exchange(self.with_entries([(order, False, asked) for order in orders]))
         exchange.finish()
         self._heard(exchange)
         self._tell_unjudged(exchange, [order.client for order in orders])
@@ -135,7 +139,7 @@ class Fleet:
         entries = self.ledger.entries([order.client for order in orders])
         news = [order for order in orders if entries[order.client].version != self._settled.get(order.client, 0)]
         if news:
-            exchange = self._exchange(news[0].round, self._with_entries([(order, False, {}) for order in news]))
+            exchange = self.exchange(self.with_entries([(order, False, {}) for order in news]))
             exchange.finish()
             self._heard(exchange)
 
@@ -148,18 +152,17 @@ class Fleet:
         self.ledger.store.apply()
         self.committed()
 
-    def next_attempt(self) -> int:
-        """Return a number that is larger than all before, over restarts too as long as the clock does not go back."""
+    def _next_attempt(self) -> int:
+        """Return a number that no message of the run had: larger than all before; after a restart the clock's."""
         self._attempt = max(self._attempt + 1, self._clock())
         return self._attempt
 
-    def _exchange(
-        self, round: int, orders: Mapping[str, ClientOrder], enough: int | None = None
-    ) -> Exchange:
+    def exchange(self, orders: Mapping[str, ClientOrder], enough: int | None = None) -> Exchange:
+        """Send orders of one round."""
+        round, deadline = next(iter(orders.values())).order.round, self.policy.deadline
         self.events.round = round
-        deadline = self.policy.deadline
         return Exchange(
-            self.rules, self.nodes, self.events, round, self.next_attempt(), orders,
+            self.rules, self.nodes, self.events, round, self._next_attempt(), orders,
             None if deadline is None else self.nodes.transport.now() + deadline, enough,
         )  # fmt: skip
 
@@ -176,12 +179,13 @@ class Fleet:
         for order in judged:
             if order.client not in trained:
                 sent = groups.get(id(order.sent.params), order.sent)
-                wanted.append((replace(order, sent=sent, round=self._round), False, asked))
-        return self._with_entries(wanted)
+                wanted.append((replace(order, sent=sent, round=orders[0].round), False, asked))
+        return self.with_entries(wanted)
 
-    def _with_entries(
+    def with_entries(
         self, wanted: Sequence[tuple[Order, bool, Mapping[str, Sequence[Model]]]]
     ) -> dict[str, ClientOrder]:
+        """Return orders, each to train or not and with what to judge, with the client's line of the ledger."""
         entries = self.ledger.entries([order.client for order, _, _ in wanted])
         return {
             order.client: ClientOrder(
@@ -194,7 +198,7 @@ class Fleet:
     def _heard(self, exchange: Exchange) -> None:
         self._settled |= {client: exchange.orders[client].version for client in exchange.heard}
 
-    def _tell_fault(self, answer: Answer) -> None:
+    def tell_fault(self, answer: Answer) -> None:
         fault = answer.fault
         if fault is not None:
             kinds: dict[type, Kind] = {LateError: "late", LostError: "lost", NonFiniteError: "broken"}

@@ -26,6 +26,13 @@ COLUMNS = Default(
 """What stands in the ledger of a client that was never accepted."""
 
 
+class Made(NamedTuple):
+    """What made a client's staged state: its order's round, and the message's attempt."""
+
+    round: int
+    attempt: int
+
+
 class Entry(NamedTuple):
     """A client's line.
 
@@ -60,15 +67,15 @@ class Ledger:
         lines = zip(*(columns[name].tolist() for name in Entry._fields), strict=True)
         return {client: Entry(*line) for client, line in zip(clients, lines, strict=True)}
 
-    def accept(self, shares: Mapping[str, float], round: int, attempts: Mapping[str, int]) -> None:
-        """Note that these clients' states of a round count, given z and the message's attempt of each."""
+    def accept(self, shares: Mapping[str, float], made: Mapping[str, Made]) -> None:
+        """Note that these clients' staged states count, given z of each, and what made it."""
         if not shares:
             return
         before = self.entries(list(shares))
         columns = {
             "version": torch.tensor([entry.version + 1 for entry in before.values()]),
             "share": torch.tensor(list(shares.values()), dtype=torch.float64),
-            "round": torch.full((len(shares),), round),
-            "attempt": torch.tensor([attempts[client] for client in shares]),
+            "round": torch.tensor([made[client].round for client in shares]),
+            "attempt": torch.tensor([made[client].attempt for client in shares]),
         }
         self.store.write([self.roster.index(client) for client in shares], columns)

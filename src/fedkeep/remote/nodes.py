@@ -52,7 +52,6 @@ class Nodes:
         self.refusals: dict[str, str] = {}
         self._nodes: dict[str, _Node] = {}
         self._encode: Encode | None = None
-        self._moved: list[str] = []
 
     @property
     def here(self) -> dict[str, Here]:
@@ -71,8 +70,8 @@ class Nodes:
             if node.state == "here":
                 self._send(name, "encoding", message)
 
-    def look(self) -> list[str]:
-        """See who is there and hear what they say; return the clients that are on a node since the last look."""
+    def look(self) -> None:
+        """See who is there and hear what they say."""
         names = self.transport.nodes()
         for name in [name for name in self._nodes if name not in names]:
             self.forget(name, "it is not there any more")
@@ -88,12 +87,11 @@ class Nodes:
         for name, node in list(self._nodes.items()):
             if node.ticket and self.transport.now() > node.since + self.patience:
                 self.forget(name, f"it did not answer for {self.patience:g} s")
-        moved, self._moved = self._moved, []
-        return moved
 
     def ask_anew(self, name: str) -> None:
         """Begin anew with a node: it has forgotten the run, e.g. as it was restarted."""
         if name in self._nodes:
+            self._unplace(name)
             self._send(name, "asked", self.hello)
 
     def forget(self, name: str, why: str) -> None:
@@ -103,10 +101,13 @@ class Nodes:
             return
         self.events.note("left", f"Node {name!r}: {why}.", node=name)
         self.refusals.pop(name, None)
-        for client in [client for client, place in self.place.items() if place == name]:
-            del self.place[client]
+        self._unplace(name)
         for client, other in node.claims.items():
             self._put(client, other)
+
+    def _unplace(self, name: str) -> None:
+        for client in [client for client, place in self.place.items() if place == name]:
+            del self.place[client]
 
     def _send(self, name: str, state: Literal["asked", "encoding"], message: Header) -> None:
         node = self._nodes[name]
@@ -133,8 +134,7 @@ class Nodes:
 
     def _refused(self, name: str, reason: str) -> None:
         self._nodes[name].state, self.refusals[name] = "refused", reason
-        for client in [client for client, place in self.place.items() if place == name]:
-            del self.place[client]
+        self._unplace(name)
         self.events.note("refused", f"Node {name!r} takes no part: {reason}", node=name)
 
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
@@ -171,4 +171,3 @@ class Nodes:
         if client in self.counts and self.place.get(client) != name:
             self.events.note("moved", f"Client {client!r} is on node {name!r}.", node=name, client=client)
         self.place[client], self.counts[client] = name, node.fits[client]
-        self._moved.append(client)

@@ -23,8 +23,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding
 from fedkeep.data.ids import Ids, check_ids
-from fedkeep.data.preparation import Encoding
-from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of
+from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of, run_round
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.judgement import tasks_in
@@ -35,6 +34,7 @@ from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_inf
 from fedkeep.experiments.simulate import count_rounds
 from fedkeep.methods import Global, Method
 from fedkeep.remote import fingerprint
+from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
@@ -282,6 +282,13 @@ class _Serving:
         over = federation.policy.over_selection
         asked = -int(-(min(operator.index(federation.cohort), len(self.roster)) * over) // 1)
         self.sampler = Sampler(self.roster.trains, asked, federation.sampling, federation.seed)
+        policy, population = federation.policy, len(self.roster.trains)
+        if policy.mode == "buffered":
+            check_buffered(self.method)
+            if policy.buffer > population:
+                raise ConfigError(
+                    f"rounds.buffer must be at most the {population} clients that train; got {policy.buffer}."
+                )
         self.rounds = count_rounds(federation.rounds, federation.epochs, self.sampler.rounds_per_epoch)
         every = federation.evaluate_every
         self.every = self.sampler.rounds_per_epoch if every is None else every
@@ -327,12 +334,18 @@ class _Serving:
             evaluate_shared=federation.evaluate_shared, reference="shared" if personal else "own",
             declared=declared(method, self.net), progress=progress,
         )  # fmt: skip
+        train: Any = run_round
+        if federation.policy.mode == "buffered":
+            train = Buffered(method, self.fleet, self._cohort, self.sampler.cohort, self.sampler.count)
         extra = directory.extra
         pending = self.server if extra.get("pending") == self.server.round and self.server.round else None
         return Drive(
             plan=plan, server=self.server, device=self.fleet, history=directory.history(),
-            best=dict(extra.get("best", {})), directory=directory, pending=pending,
+            best=dict(extra.get("best", {})), directory=directory, pending=pending, train=train,
         )  # fmt: skip
+
+    def _cohort(self, number: int) -> list[str]:
+        return [str(self.roster.ids[place]) for place in self.sampler(number)]
 
     def _info(self) -> dict[str, Any]:
         federation, meta = self.federation, self.meta

@@ -170,7 +170,7 @@ def test_features_are_standardised_where_the_rules_say_so() -> None:
 def test_times_are_whole_where_all_are() -> None:
     whole, other = (Times(values=np.array([1.0, 2, 3, last])) for last in (4, 4.5))
     assert code(whole).encoded(whole, where).dtype == np.int64
-    both = summary(whole).merged(summary(other)).code(1)
+    both = summary(whole).merged([summary(other)]).code(1)
     assert [both.encoded(raw, where).dtype for raw in (whole, other)] == [np.float64] * 2
     assert code(whole).fault(summary(other)) == "times with fractions, where whole numbers are wanted"
     assert message(code(whole), other) == "t.csv, line 5: wanted a whole number as time; got 4.5."
@@ -193,8 +193,8 @@ def test_keys_are_numbered_in_order() -> None:
     [
         (np.zeros((4, 3)), None),
         (np.zeros((4, 2)), "shape (2,), not (3,)"),
-        (np.zeros((4, 3), np.int64), "type '<i8', not '<f8'"),
-        (Ragged.from_rows([[1]] * 4), "type '<i8', not '<f8'"),
+        (np.zeros((4, 3), np.int64), "type 'int64', not 'float64'"),
+        (Ragged.from_rows([[1]] * 4), "type 'int64', not 'float64'"),
     ],
 )
 def test_an_array_is_taken_as_it_is_if_its_type_is_the_same(column: Any, fault: str | None) -> None:
@@ -222,5 +222,5 @@ def test_a_kind_is_the_same_all_the_way(raw: RawColumn) -> None:
     assert len(raw) == len(encoded) == 4
     assert array.dtype == made.dtype
     assert made.fault(found) is None
-    assert found.merged(found).form == found.form
+    assert found.merged([found]).form == found.form
     assert found.reveals()

@@ -133,7 +133,8 @@ def test_a_summary_is_read_strictly(text: str, why: str) -> None:
         ("x", "scales", [0.0], "Wanted a mean and a scale, not 0, of each feature; got 1"),
         ("x", "scales", ["inf"], "columns.x.features.scales.0: Input should be a valid number"),
         ("item", "keys", [3, 2], "Wanted at least one item, and items that rise"),
-        ("_words", "type", "<z9", "There is no type of numbers '<z9'"),
+        ("_words", "type", "float9", "There is no type of numbers 'float9'"),
+        ("_words", "type", "object", "There is no type of numbers 'object'"),
     ],
 )
 def test_an_encoding_is_read_strictly(column: str, field: str, value: Any, why: str) -> None:
@@ -177,10 +178,11 @@ def test_what_a_summary_reveals_is_said_in_plain_words() -> None:
         "  text: how often each of 3 words occurs in the texts to train on (most: 'w', 'u', 'v'), and how many clients "
         "have each: 1 only one. Rare words can point to a person.\n"
         "  time: times: whether all are whole numbers.\n"
-        "  x: 1 features: over 8 rows to train on, the sum and the sum of squares of each. With a single row, these are "
-        "its values.\n"
+        "  x: the names of features (1), and of each the sum and the sum of squares over 8 rows to train on. With a single "
+        "row, these are its values.\n"
         "No example, no text and no client's traits or id is in it. No noise is added."
     )
+    assert "\n  What the data say of themselves: task, classes.\n" in Ready(data=toy()).summary().describe()
     assert SUMMARIES[0].describe().endswith("so all of this is known of that client.")
 
 

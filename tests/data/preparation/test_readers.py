@@ -164,6 +164,18 @@ def test_nodes_with_reviews_and_with_films(tmp_path: Path) -> None:
     assert encoding.sizes == {"classes": 1, "items": 4}
 
 
+def test_a_label_keeps_its_number_where_a_limit_leaves_its_rows_out(tmp_path: Path) -> None:
+    rows = "".join(f"good tea,{label}\n" for label in ("b", "c", "a") * 3)
+    (tmp_path / "shop.train.csv").write_text("text,label\n" + rows)
+    (tmp_path / "shop.test.csv").write_text("text,label\nbad tea,c\n")
+    source = raw_review_files(tmp_path, limit=1)
+    assert len(set(source.columns["label"].values)) < 3  # type: ignore[attr-defined]
+    assert Encoding.of(source.summary()).meta["label_names"] == ["a", "b", "c"]
+    unknown = raw_review_files(tmp_path, limit=1, label_names=["a", "b"])
+    with pytest.raises(DataError, match=r"shop\.test\.csv, line 2: label 'c' is not one of label_names"):
+        unknown.encoded(Encoding.of(unknown.summary()))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (DATA and Path(DATA, "fdu_mtl").is_dir()),

@@ -7,7 +7,7 @@ all summaries, and is the same for every device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
@@ -67,8 +67,8 @@ class ColumnSummary(ABC):
         """What summaries must agree in."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.pooled}
 
-    def merged(self, other: Self) -> Self:
-        """Return the summary of both devices' rows; their forms are the same."""
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return the summary of all these devices' rows; their forms are the same."""
         return self
 
     @abstractmethod

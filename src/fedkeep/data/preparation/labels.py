@@ -77,9 +77,9 @@ class LabelSummary(ColumnSummary):
         if not self.words and not self.names:
             raise DataError("Wanted at least one label; got none. Sum the device's data up again.")
 
-    def merged(self, other: Self) -> Self:
-        """Return the labels of either."""
-        return replace(self, words=tuple(sorted({*self.words, *other.words})))
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return the labels of all."""
+        return replace(self, words=tuple(sorted({*self.words}.union(*(other.words for other in others)))))
 
     def code(self, clients_a_word: int) -> LabelCode:
         """Return the numbers of the labels.

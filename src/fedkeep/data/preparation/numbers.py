@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, Self
@@ -91,13 +91,14 @@ class FeatureSummary(ColumnSummary):
         if len(self.sums) != wanted or len(self.squares) != wanted or min(self.squares, default=0) < 0:
             raise DataError(f"Wanted {wanted} sums of features and of their squares. Sum the data up again.")
 
-    def merged(self, other: Self) -> Self:
-        """Return the sums over both devices' rows."""
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return the sums over all devices' rows."""
+        every = [self, *others]
         return replace(
             self,
-            count=self.count + other.count,
-            sums=tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)),
-            squares=tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
+            count=sum(one.count for one in every),
+            sums=tuple(map(sum, zip(*(one.sums for one in every), strict=True))),
+            squares=tuple(map(sum, zip(*(one.squares for one in every), strict=True))),
         )
 
     def code(self, clients_a_word: int) -> FeatureCode:
@@ -117,10 +118,10 @@ class FeatureSummary(ColumnSummary):
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""
         if not self.standardise:
-            return f"{len(self.names)} features: their names, and nothing of their values"
+            return f"the names of features ({len(self.names)}), and nothing of their values"
         return (
-            f"{len(self.names)} features: over {self.count:,} rows to train on, the sum and the sum of squares of "
-            f"each. With a single row, these are its values"
+            f"the names of features ({len(self.names)}), and of each the sum and the sum of squares over "
+            f"{self.count:,} rows to train on. With a single row, these are its values"
         )
 
 
@@ -196,9 +197,9 @@ class TimeSummary(ColumnSummary):
     kind: Literal["time"] = "time"
     whole: bool
 
-    def merged(self, other: Self) -> Self:
-        """Return whether the times of both are whole numbers."""
-        return replace(self, whole=self.whole and other.whole)
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return whether all devices' times are whole numbers."""
+        return replace(self, whole=self.whole and all(other.whole for other in others))
 
     def code(self, clients_a_word: int) -> TimeCode:
         """Return whole numbers as int64, others as float64."""
@@ -258,9 +259,9 @@ class KeySummary(ColumnSummary):
     kind: Literal["key"] = "key"
     keys: tuple[int, ...]
 
-    def merged(self, other: Self) -> Self:
-        """Return the keys of either."""
-        return replace(self, keys=tuple(sorted({*self.keys, *other.keys})))
+    def merged(self, others: Sequence[Self]) -> Self:
+        """Return the keys of all."""
+        return replace(self, keys=tuple(sorted({*self.keys}.union(*(other.keys for other in others)))))
 
     def code(self, clients_a_word: int) -> KeyCode:
         """Number the keys in their order."""
@@ -331,7 +332,7 @@ class Plain:
 def plain_summary(column: Column) -> PlainSummary:
     """Return what leaves a device of a column that needs no encoding."""
     array = column.values if isinstance(column, Ragged) else column
-    return PlainSummary(type=array.dtype.str, shape=array.shape[1:], ragged=isinstance(column, Ragged))
+    return PlainSummary(type=array.dtype.name, shape=array.shape[1:], ragged=isinstance(column, Ragged))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +350,7 @@ class PlainSummary(ColumnSummary):
 
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""
-        return f"numbers: their type ({np.dtype(self.type)}) and shape, nothing of their values"
+        return f"numbers: their type ({self.type}) and shape, nothing of their values"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,9 +364,11 @@ class PlainCode(Code):
 
     def __post_init__(self) -> None:
         try:
-            np.dtype(self.type)
+            known = np.dtype(self.type).name == self.type and self.dtype.kind in "biuf"
         except TypeError:
-            raise DataError(f"There is no type of numbers {shown(self.type)}.") from None
+            known = False
+        if not known:
+            raise DataError(f"There is no type of numbers {shown(self.type)}.")
 
     def encoded(self, raw: Plain, where: Where) -> Column:
         """Return the column as it is."""

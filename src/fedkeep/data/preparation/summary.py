@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -96,15 +97,17 @@ class Summary:
         for name, form in theirs["columns"].items():
             if fault := difference(form, ours["columns"][name]):
                 return f"the column {name!r} has {fault}"
-        whole = {"clients_a_word": 0, **theirs["about"]}, {"clients_a_word": 0, **ours["about"]}
-        whole[0]["clients_a_word"], whole[1]["clients_a_word"] = wanted.clients_a_word, self.clients_a_word
-        return difference(*whole)
+        if self.clients_a_word != wanted.clients_a_word:
+            return f"clients_a_word {self.clients_a_word}, not {wanted.clients_a_word}"
+        return difference(theirs["about"], ours["about"])
 
     def describe(self) -> str:
         """Return in plain words what the server learns from this summary, a line for each column."""
         who = "one client" if self.clients == 1 else f"{self.clients:,} clients together"
         lines = [f"What the summary of {who} tells the server:"]
         lines += [f"  {name}: {column.reveals()}." for name, column in sorted(self.columns.items())]
+        if self.about.meta:
+            lines.append(f"  What the data say of themselves: {', '.join(self.about.meta)}.")
         lines.append("No example, no text and no client's traits or id is in it. No noise is added.")
         if self.clients == 1:
             lines.append("It is the summary of a single client, so all of this is known of that client.")
@@ -141,27 +144,22 @@ def merged(summaries: Iterable[Summary]) -> Summary:
     """Return the summary of all devices' data together: the same in whatever order they come.
 
     Raises:
-        DataError: there is none, or two differ in kind; see :func:`agreed`.
+        DataError: there is none, or two differ in kind; see :func:`agreeing`.
     """
-    whole: Summary | None = None
-    for summary in summaries:
-        if whole is None:
-            whole = summary
-            continue
-        if fault := summary.difference(whole):
+    every = list(summaries)
+    if not every:
+        raise DataError("Wanted at least one summary; got none.")
+    first, *rest = every
+    for summary in rest:
+        if fault := summary.difference(first):
             raise DataError(
                 f"The summaries differ: in one, {fault}. Give all devices the same settings of data."
             )
-        columns = {name: whole.columns[name].merged(column) for name, column in summary.columns.items()}
-        whole = replace(
-            whole,
-            clients=whole.clients + summary.clients,
-            columns=columns,
-            about=whole.about.merged(summary.about),
-        )
-    if whole is None:
-        raise DataError("Wanted at least one summary; got none.")
-    return whole
+    columns = {
+        name: column.merged([one.columns[name] for one in rest]) for name, column in first.columns.items()
+    }
+    about = functools.reduce(About.merged, (one.about for one in rest), first.about)
+    return replace(first, clients=sum(one.clients for one in every), columns=columns, about=about)
 
 
 def agreeing(summaries: Mapping[str, Summary]) -> tuple[Summary, dict[str, str]]:

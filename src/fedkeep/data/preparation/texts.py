@@ -104,11 +104,12 @@ class TextSummary(ColumnSummary):
         if self.clients and self.clients.keys() != self.counts.keys():
             raise DataError("Wanted for each word how many clients have it. Sum the device's data up again.")
 
-    def merged(self, other: Self) -> Self:
+    def merged(self, others: Sequence[Self]) -> Self:
         """Return the sums of the counts."""
         counts, clients = Counter(self.counts), Counter(self.clients)
-        counts.update(other.counts)
-        clients.update(other.clients)
+        for other in others:
+            counts.update(other.counts)
+            clients.update(other.clients)
         return replace(self, counts=dict(counts), clients=dict(clients))
 
     def code(self, clients_a_word: int) -> TextCode:

@@ -1,0 +1,255 @@
+"""``fedkeep device``: what a device of a federation keeps of its clients: shown, taken out, forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from safetensors.torch import save
+
+from fedkeep.cli.output import complain, say, show_table
+from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
+from fedkeep.core.files import NEW_FILE, layout
+from fedkeep.remote.config import states_folder
+from fedkeep.remote.device_file import DeviceFile, Version, file_of, remove, runs_in
+from fedkeep.report.wording import size
+
+PATIENCE = 5.0
+BEYOND = (
+    "Backups and snapshots are beyond fedkeep, and so is what a disk still has in blocks that were freed."
+)
+
+device = typer.Typer(
+    name="device",
+    no_args_is_help=True,
+    help="What a device of a federation keeps of its clients: show it, take it out, forget it.",
+    epilog="Example: fedkeep device status node.toml",
+)
+
+PlaceArgument = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The folder of private states, or the device's configuration file."),
+]
+RunOption = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="The run's id. [default: all, or the only one]")
+]
+
+
+@device.command(epilog="Example: fedkeep device status states --client ann")
+def status(
+    place: PlaceArgument,
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="ID", help="Show this client alone.")
+    ] = None,
+    run: RunOption = None,
+) -> None:
+    """Show what is kept, for whom, of which run, and since which round; rounds count from 1, as in records."""
+    folder, damaged, shown = _folder(place), False, False
+    for name in _runs(folder, run):
+        try:
+            with _opened(folder, name) as file:
+                shown |= _show(file, client)
+        except StoreError as error:
+            complain(f"Error: {error}")
+            damaged = True
+    if damaged:
+        raise typer.Exit(2)
+    if client is not None and not shown:
+        raise ConfigError(f"{folder} keeps nothing of client {client!r}.")
+
+
+def _show(file: DeviceFile, client: str | None) -> bool:
+    by_client: dict[str, list[Version]] = {}
+    for version in file.versions():
+        if client in (None, version.client):
+            by_client.setdefault(version.client, []).append(version)
+    if client is not None and not by_client:
+        return False
+    rows = []
+    for name, versions in sorted(by_client.items()):
+        last = max((v for v in versions if v.accepted), key=lambda v: v.number, default=None)
+        staged = [v for v in versions if not v.accepted]
+        for version in versions:
+            file.values(version)  # raises if it is damaged
+        rows.append(
+            [
+                name,
+                "none" if last is None else _of_round(last),
+                ", ".join(f"round {v.round + 1}" for v in staged) or "none",
+                f"{len(versions)}",
+                size(len(versions) * file.format.bytes),
+            ]
+        )
+    about = file.about
+    began = f", begun from what run {about.began_from} left" if about.began_from else ""
+    values = ", ".join(str(column[0]) for column in about.columns) or "nothing"
+    on_disk = sum(path.stat().st_size for path in file.path.parent.glob(f"{file.path.name}*"))
+    show_table(
+        f"Run {file.run} of {about.owner}{began}",
+        ["Client", "Accepted", "Awaits the server's word", "Versions", "Bytes"],
+        rows,
+        3,
+        f"Each version holds {values}. The file takes {size(on_disk)} of the disk.",
+    )
+    return True
+
+
+def _of_round(version: Version) -> str:
+    return f"version {version.version}, round {version.round + 1}" if version.version else "as it began"
+
+
+@device.command(epilog="Example: fedkeep device export states --client ann --out ann.safetensors")
+def export(
+    place: PlaceArgument,
+    client: Annotated[str, typer.Option("--client", metavar="ID", help="Whose values.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="A new safetensors file; FILE.json says what it is.")
+    ],
+    run: RunOption = None,
+) -> None:
+    """Write what a client keeps, as its server accepted it last, to a file that other programs can read."""
+    folder = _folder(place)
+    there: dict[str, list[Version]] = {}
+    for name in _runs(folder, run):
+        with _opened(folder, name) as file:
+            if versions := file.versions(client):
+                there[name] = versions
+    if not there:
+        raise ConfigError(f"{folder} keeps nothing of client {client!r}.{_near(folder, run, client)}")
+    if len(there) > 1:
+        raise ConfigError(
+            f"Client {client!r} has states of the runs {', '.join(there)}. Name one with --run."
+        )
+    ((name, versions),) = there.items()
+    accepted = [version for version in versions if version.accepted]
+    version = (accepted or versions)[-1]
+    with _opened(folder, name) as file:
+        values = file.values(version)
+        about = {
+            "client": client, "run": name, "owner": file.about.owner, "accepted": version.accepted,
+            "version": version.version, "round": version.round + 1 if version.version else 0, "values": layout(values),
+        }  # fmt: skip
+    text = json.dumps(about, indent=1) + "\n"
+    _write_new(out, save({n: value.contiguous() for n, value in values.items()}))
+    _write_new(out.with_name(f"{out.name}.json"), text.encode())
+    state = (
+        _of_round(version)
+        if version.accepted
+        else f"round {version.round + 1}, not accepted by the server yet"
+    )
+    say(
+        f"{out}: {len(values)} values of client {client!r} in the run {name} ({state}). They are private: keep the "
+        f"file safe."
+    )
+
+
+@device.command(epilog="Example: fedkeep device forget states --client ann")
+def forget(
+    place: PlaceArgument,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", metavar="ID", help="Forget this client alone. May be repeated."),
+    ] = None,
+    run: RunOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove private states for good: of all clients, or of some; of all runs, or of one.
+
+    What is removed is overwritten with zeros in the file, and the log is emptied. A server that goes on with such a
+    run is told that the client's state is missing.
+    """
+    folder, clients = _folder(place), set(client or ())
+    runs = _runs(folder, run)
+    if clients:
+        _check_known(folder, runs, clients)
+    what = f"clients {', '.join(sorted(clients))}" if clients else "all clients"
+    _ask(f"Forget what {folder} keeps of {what} in {len(runs)} run{'s' * (len(runs) != 1)} for good?", yes)
+    for name in runs:
+        if not clients:
+            for path in remove(file_of(folder, name), PATIENCE):
+                say(f"Run {name}: {path.name} is removed.")
+            continue
+        with _opened(folder, name) as file:
+            gone = file.forget(clients)
+            say(
+                f"Run {name}: {gone} version{'s' * (gone != 1)} of {what} removed, {len(file.versions())} left."
+            )
+    say(f"Nothing of {what} is left in {folder}{' of ' + run if run else ''}. {BEYOND}")
+
+
+def _folder(place: Path) -> Path:
+    folder = states_folder(place) if place.is_file() else place
+    if not folder.is_dir():
+        raise ConfigError(
+            f"There is no folder of private states {folder}. Name it, or the device's configuration file."
+        )
+    return folder
+
+
+def _runs(folder: Path, run: str | None) -> Sequence[str]:
+    runs = runs_in(folder)
+    if run is None and runs:
+        return runs
+    if run in runs:
+        return [run]
+    if not runs:
+        raise ConfigError(f"{folder} keeps no private states.")
+    raise ConfigError(
+        f"{folder} keeps nothing of the run {run!r}; it keeps {', '.join(runs)}.{did_you_mean(str(run), runs)}"
+    )
+
+
+@contextmanager
+def _opened(folder: Path, run: str) -> Iterator[DeviceFile]:
+    file = DeviceFile(file_of(folder, run), None, PATIENCE)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def _clients(folder: Path, runs: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for name in runs:
+        with _opened(folder, name) as file:
+            found |= {version.client for version in file.versions()}
+    return found
+
+
+def _near(folder: Path, run: str | None, client: str) -> str:
+    return did_you_mean(client, _clients(folder, _runs(folder, run)))
+
+
+def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
+    known = _clients(folder, runs)
+    for client in sorted(clients - known):
+        raise ConfigError(f"{folder} keeps nothing of client {client!r}.{did_you_mean(client, known)}")
+
+
+def _ask(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("Forgetting is for good: say --yes where nobody can be asked.")
+    typer.confirm(question, abort=True)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that was not there, for its owner alone."""
+    try:
+        handle = os.open(path, NEW_FILE, 0o600)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already. Name another file, or remove it.") from error
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise

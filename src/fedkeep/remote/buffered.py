@@ -1,0 +1,153 @@
+"""Buffered asynchrony: the server updates whenever enough answers are there, whatever version they were trained from.
+
+Source: FedBuff (Nguyen et al., 2022), algorithm 1, and its appendix on the factor (1 + s)^-a of an upload that is s
+versions old. A version is an update. As many clients as a cohort has are under way at any time, each with one order; who
+is next follows from the draws of cohorts. What has come at one instant is used before others are sent off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fedkeep.core.errors import LateError, MethodError
+from fedkeep.core.params import Params, nbytes, prefixed
+from fedkeep.engines import Device, Order, RoundReport
+from fedkeep.engines.base import UPLOAD
+from fedkeep.engines.faults import Faults
+from fedkeep.engines.round import Received, report_of, take, updated, with_links
+from fedkeep.methods import Global, Method
+from fedkeep.remote.exchange import Exchange
+from fedkeep.remote.fleet import Fleet
+from fedkeep.split import Upload
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    order: Order
+    exchange: Exchange
+    version: int
+
+
+class Buffered:
+    """Rounds of a buffer's length; called like ``run_round``.
+
+    Args:
+        fleet: the clients; its policy says how many answers make an update, and what becomes of old ones.
+        draw: returns the ids of the cohort of a number.
+        concurrency: how many clients are under way.
+        population: how many clients are drawn from.
+
+    Raises:
+        MethodError: the method's state assumes synchronous rounds.
+    """
+
+    def __init__(
+        self, method: Method, fleet: Fleet, draw: Callable[[int], Sequence[str]], concurrency: int,
+        population: int,
+    ) -> None:  # fmt: skip
+        check_buffered(method)
+        self.fleet, self.concurrency, self.population = fleet, concurrency, population
+        self._under_way: dict[str, _UnderWay] = {}
+        self._draw, self._next = draw, iter(())
+
+    def __call__(
+        self, method: Method, device: Device, server: Global, cohort: Sequence[str], declared: Params, faults: Faults
+    ) -> tuple[Global, RoundReport]:
+        """Wait for a buffer of uploads and update; the clients that are still under way stay so."""
+        began, policy = time.perf_counter(), self.fleet.policy
+        if not self._under_way:
+            self._next = _stream(self._draw, server.round)
+        received, uploads = Received(), dict[str, Upload]()
+        self._refill(method, server, uploads)
+        while len(uploads) < policy.buffer:
+            arrived = 0
+            for arrived, (client, one) in enumerate(self._arrived(), 1):
+                answer = one.exchange.answer(client)
+                self.fleet.tell_fault(answer)
+                upload = take(method, one.order, answer, declared, received, faults)
+                age = server.round - one.version
+                if upload is not None and policy.oldest is not None and age > policy.oldest:
+                    self._drop(client, age, received)
+                elif upload is not None and len(uploads) < policy.buffer:
+                    self.fleet.staged([client], one.exchange)
+                    uploads[client] = _scaled(upload, (1.0 + age) ** -policy.staleness)
+                if len(uploads) == policy.buffer:
+                    break
+            if arrived and len(uploads) < policy.buffer:
+                self._refill(method, server, uploads)
+        full = time.perf_counter()
+        start = {**server.params, **declared}
+        reduction = method.server.reduce.begin(server, start, list(uploads))
+        for client in sorted(uploads):
+            reduction.add(client, uploads[client])
+        if sum(received.weights.values()) > 0:
+            server = updated(method, server, reduction.value())
+            links = method.chain().update(server.links, received.reports, len(received.weights))
+            server = server.but(links=links)
+        device.accept(received.shares)
+        return server.but(round=server.round + 1), report_of(
+            received, nbytes(server.params), began, time.perf_counter() - full, reduction.held_bytes
+        )
+
+    def _refill(self, method: Method, server: Global, uploads: dict[str, Upload]) -> None:
+        """Send free clients off, until as many are under way as shall be; one of this buffer's is free after the update."""
+        links = prefixed(UPLOAD, method.chain().sent(server.links))
+        shared = None if method.server.send is not None else with_links(method.server.sent(server, ""), links)
+        orders: list[Order] = []
+        tried: set[str] = set()
+        free = self.concurrency - len(self._under_way)
+        while len(orders) < free and len(tried) < self.population:
+            client = next(self._next)
+            if client in tried or client in self._under_way or client in uploads:
+                tried.add(client)
+                continue
+            tried.add(client)
+            sent = shared or with_links(method.server.sent(server, client), links)
+            orders.append(Order(round=server.round, client=client, sent=sent, progress=server.progress))
+        if orders:
+            exchange = self.fleet.exchange(self.fleet.with_entries([(order, True, {}) for order in orders]))
+            self._under_way |= {o.client: _UnderWay(o, exchange, server.round) for o in orders}
+
+    def _arrived(self) -> Iterator[tuple[str, _UnderWay]]:
+        """Wait for the next answers; yield those that have come or will not come any more, in the order of ids."""
+        exchanges = {id(one.exchange): one.exchange for one in self._under_way.values()}
+        heard = [exchange.poll() for exchange in exchanges.values()]
+        done = [c for c, one in self._under_way.items() if c not in one.exchange.open or one.exchange.closed]
+        if not done and not any(heard):
+            self.fleet.nodes.transport.wait(self.fleet.rules.poll)
+        for client in sorted(done):
+            yield client, self._under_way.pop(client)
+
+    def _drop(self, client: str, age: int, received: Received) -> None:
+        error = LateError(
+            f"The upload of client {client!r} is {age} versions old; the oldest taken are {self.fleet.policy.oldest}."
+        )
+        self.fleet.events.note("late", str(error), client=client)
+        received.faults.append(error)
+        received.clients -= 1
+        for column in (received.weights, received.losses):
+            del column[client]
+        received.upload_bytes.pop()
+        received.download_bytes.pop()
+
+
+def check_buffered(method: Method) -> None:
+    """Raise MethodError where a method's state assumes synchronous rounds."""
+    if method.server.synchronous:
+        raise MethodError(
+            f"{method.name!r} assumes that all uploads of a round began with what the server has now, so it cannot run "
+            f"with rounds.mode = 'buffered'. Use 'synchronous', or another method."
+        )
+
+
+def _scaled(upload: Upload, factor: float) -> Upload:
+    """Return an upload whose changes are multiplied by a factor; integer counters are no changes."""
+    return upload.but({n: v * factor if v.is_floating_point() else v for n, v in upload.deltas.items()})
+
+
+def _stream(draw: Callable[[int], Sequence[str]], number: int) -> Iterator[str]:
+    while True:
+        yield from draw(number)
+        number += 1

@@ -1,0 +1,169 @@
+"""``fedkeep device``: what is kept is shown, taken out, and forgotten for good."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedkeep.methods.client import by_share
+from fedkeep.remote.device_file import file_of
+from fedkeep.remote.device_store import Wanted
+from tests.cli.conftest import Command
+from tests.remote.device_states import RUN, after, made, opened, train_rounds
+
+OTHER = "other"
+
+
+@pytest.fixture
+def states(fedkeep: Command) -> Path:
+    """Return a folder of two runs: one after three rounds, one that was just made."""
+    folder = Path("states")
+    made(folder)
+    train_rounds(folder, 3)
+    made(folder, run=OTHER, began_from=RUN)
+    return folder
+
+
+def lines(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
+
+
+class TestStatus:
+    def test_it_says_what_is_kept_for_whom_and_since_which_round(
+        self, fedkeep: Command, states: Path
+    ) -> None:
+        result = fedkeep("device", "status", "states")
+        assert result.exit_code == 0, result.output
+        shown = lines(result.stdout)
+        assert ["Run abc123 of ann"] in shown
+        assert ["Run other of ann, begun from what run abc123 left"] in shown
+        for client in "abc":  # versions 1 and 2 are accepted, 3 is staged; 16 bytes each
+            assert [client, "version 2, round 2", "round 3", "3", "48 B"] in shown
+        size = file_of(states, RUN).stat().st_size
+        said = f"Each version holds user, client/count. The file takes {size / 1000:.1f} kB of the disk."
+        assert said in result.stdout
+
+    def test_of_one_client_and_run(self, fedkeep: Command, states: Path) -> None:
+        result = fedkeep("device", "status", "states", "--client", "b", "--run", RUN)
+        assert [row[0] for row in lines(result.stdout) if len(row) == 5] == ["Client", "b"]
+
+    def test_by_the_devices_configuration(self, fedkeep: Command, states: Path) -> None:
+        Path("node.toml").write_text('[data]\nreader = "toy"\n[device]\nowner = "ann"\nfolder = "states"\n')
+        assert fedkeep("device", "status", "node.toml").stdout == fedkeep("device", "status", "states").stdout
+
+    def test_a_damaged_run_is_named_and_the_others_are_shown(self, fedkeep: Command, states: Path) -> None:
+        file_of(states, OTHER).write_bytes(b"nonsense")
+        result = fedkeep("device", "status", "states")
+        assert result.exit_code == 2
+        assert "Run abc123 of ann" in result.stdout
+        assert result.stderr.startswith("Error: The private state of the run 'other' cannot be read: ")
+
+    def test_it_changes_nothing(self, fedkeep: Command, states: Path) -> None:
+        before = {p.name: p.read_bytes() for p in states.glob("*.db*")}
+        fedkeep("device", "status", "states")
+        assert {p.name: p.read_bytes() for p in states.glob("*.db*")} == before
+
+
+class TestExport:
+    def test_the_version_accepted_last_is_written(self, fedkeep: Command, states: Path) -> None:
+        result = fedkeep("device", "export", "states", "--client", "b", "--out", "b.safetensors")
+        assert result.exit_code == 0, result.output
+        values = load_file("b.safetensors")
+        assert (values["user"].tolist(), int(values["client/count"])) == after(2)
+        assert json.loads(Path("b.safetensors.json").read_text()) == {
+            "client": "b", "run": RUN, "owner": "ann", "version": 2, "round": 2, "accepted": True,
+            "values": {"client/count": "int64 scalar", "user": "float32 2"},
+        }  # fmt: skip
+        for name in ("b.safetensors", "b.safetensors.json"):
+            assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+        assert "2 values of client 'b' in the run abc123 (version 2, round 2)" in result.stdout
+
+    def test_what_awaits_the_servers_word_is_told_so(self, fedkeep: Command) -> None:
+        made(Path("states"))
+        train_rounds(Path("states"), 1)
+        store = opened(Path("states"))
+        store.file.drop([v.number for v in store.file.versions() if v.accepted])
+        store.close()
+        result = fedkeep("device", "export", "states", "--client", "a", "--out", "a")
+        assert "(round 1, not accepted by the server yet)" in result.stdout
+        assert json.loads(Path("a.json").read_text())["accepted"] is False
+
+    def test_what_cannot_be_exported(self, refused: Callable[..., str], states: Path) -> None:
+        Path("there").touch()
+        for given, said in (
+            (["--client", "z", "--out", "o"], "Error: states keeps nothing of client 'z'."),
+            (["--client", "a", "--out", "there"], "Error: there is there already. Name another file, or remove it."),
+            (["--client", "a", "--out", "o", "--run", "abc12"], "Error: states keeps nothing of the run 'abc12'; it keeps abc123, other. Did you mean 'abc123'?"),
+        ):  # fmt: skip
+            assert refused("device", "export", "states", *given) == said
+        assert Path("there").read_bytes() == b""
+
+    def test_of_several_runs_one_is_named(self, refused: Callable[..., str], states: Path) -> None:
+        store = opened(states, run=OTHER)
+        store.begin("a")
+        store.stage(
+            "a", {"user": torch.zeros(2), "client/count": torch.tensor(1)}, Wanted(), round=0, attempt=1
+        )
+        store.commit()
+        store.close()
+        said = "Error: Client 'a' has states of the runs abc123, other. Name one with --run."
+        assert refused("device", "export", "states", "--client", "a", "--out", "o") == said
+
+
+class TestForget:
+    def test_a_client_is_nowhere_any_more_and_the_others_are_as_they_were(
+        self, fedkeep: Command, states: Path
+    ) -> None:
+        needle = torch.tensor(after(2)[0]).numpy().tobytes()
+        content = file_of(states, RUN).read_bytes()
+        assert content.count(needle) == 3  # all clients have the same values
+        result = fedkeep("device", "forget", "states", "--client", "a", "--client", "c", "--yes")
+        assert result.exit_code == 0, result.output
+        assert "Run abc123: 6 versions of clients a, c removed, 3 left." in result.stdout
+        assert "Nothing of clients a, c is left in states. Backups" in result.stdout
+        assert {p.name for p in states.iterdir() if p.suffix != ".lock"} == {"abc123.db", "other.db"}
+        content = file_of(states, RUN).read_bytes()
+        assert content.count(needle) == 1
+        store = opened(states, accept=by_share)
+        assert {v.client for v in store.file.versions()} == {"b"}
+        store.close()
+
+    def test_a_run_goes_with_all_its_files(self, fedkeep: Command, states: Path) -> None:
+        result = fedkeep("device", "forget", "states", "--run", RUN, "--yes")
+        assert "Run abc123: abc123.db is removed." in result.stdout
+        assert [p.name for p in states.iterdir()] == ["other.db"]
+
+    def test_everything_goes_damaged_states_too(self, fedkeep: Command, states: Path) -> None:
+        file_of(states, OTHER).write_bytes(b"nonsense")
+        assert fedkeep("device", "forget", "states", "--yes").exit_code == 0
+        assert list(states.iterdir()) == []
+
+    def test_it_asks_before(self, refused: Callable[..., str], states: Path) -> None:
+        said = "Error: Forgetting is for good: say --yes where nobody can be asked."
+        assert refused("device", "forget", "states") == said
+        assert file_of(states, RUN).exists()
+
+    def test_what_is_not_there(self, refused: Callable[..., str], states: Path) -> None:
+        said = "Error: states keeps nothing of client 'd'."
+        assert refused("device", "forget", "states", "--client", "d", "--yes") == said
+
+
+@pytest.mark.parametrize("command", ["status", "forget"])
+def test_a_folder_that_is_none(refused: Callable[..., str], command: str) -> None:
+    assert refused("device", command, "nowhere") == (
+        "Error: There is no folder of private states nowhere. Name it, or the device's configuration file."
+    )
+    Path("empty").mkdir()
+    assert refused("device", command, "empty") == "Error: empty keeps no private states."
+
+
+def test_each_command_has_help_with_an_example(fedkeep: Command) -> None:
+    for command in ("status", "export", "forget"):
+        shown = fedkeep("device", command, "--help")
+        assert f"Example: fedkeep device {command} states" in shown.stdout

@@ -1,0 +1,146 @@
+"""FedBuff over a virtual clock equals a plain loop that shares nothing with it but the draw of cohorts."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import functional_call, grad
+from torch.nn.functional import cross_entropy
+
+from fedkeep import Phase, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.engines import Sampler
+from fedkeep.methods import METHODS
+from fedkeep.methods.client import nothing
+from fedkeep.methods.server import no_state
+from fedkeep.remote import Packet, RoundPolicy
+from fedkeep.remote.buffered import check_buffered
+from fedkeep.remote.server import serve_run
+from tests.engines.test_conformance import CASES, Case
+from tests.methods.table import ROWS
+from tests.remote.federations import Devices, federation
+from tests.remote.test_conformance import server_of
+from tests.tiny import Logits, classes, same_bits
+
+SECONDS = (1.03, 2.57, 7.11, 3.49, 1.61, 4.73)
+"""How long each of six clients trains; no two of them ever end at one instant."""
+DATA = classes(counts=(5, 9, 3, 7, 4, 6))
+PLAIN = methods.fedavg(local=Phase(batch_size=1000, epochs=1, optimizer=sgd(0.2)))
+
+
+@pytest.fixture(autouse=True)
+def _case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "plain", Case(Logits, PLAIN, DATA))
+
+
+def took(name: str, packet: Packet) -> float:
+    """Return how long a node with one client takes: to train it; the rest takes no time."""
+    trains = any(order["train"] for order in packet.header.get("orders", ()))
+    return SECONDS[int(name.split("-")[1])] if trains else 0.0
+
+
+@dataclass(frozen=True)
+class Loop:
+    """FedBuff by hand, all examples in one step: K answers make an update, M clients are under way."""
+
+    rounds: int
+    buffer: int
+    concurrency: int
+    exponent: float
+    oldest: int | None = None
+
+    def run(self) -> dict[str, torch.Tensor]:
+        model = Logits().double()
+        w = {n: p.detach().clone() for n, p in model.named_parameters()}
+        sampler = Sampler(6, self.concurrency, "shuffled", 3)
+        queue, number = list[int](), 0
+        busy: dict[int, tuple[int, dict[str, torch.Tensor]]] = {}
+        due: list[tuple[float, int]] = []
+        now = 0.0
+        for version in range(self.rounds):
+            buffer: dict[int, dict[str, torch.Tensor]] = {}
+            while len(buffer) < self.buffer:
+                tried: set[int] = set()
+                while len(busy) < self.concurrency and len(tried) < 6:
+                    if not queue:
+                        queue, number = sampler(number), number + 1
+                    client = queue.pop(0)
+                    if client not in tried and client not in busy and client not in buffer:
+                        busy[client] = version, w
+                        heapq.heappush(due, (now + SECONDS[client], client))
+                    tried.add(client)
+                now, client = heapq.heappop(due)
+                began, x = busy.pop(client)
+                if self.oldest is not None and version - began > self.oldest:
+                    continue
+                factor = (1 + version - began) ** -self.exponent
+                buffer[client] = {n: factor * d for n, d in self.change(model, x, client).items()}
+            weights = {c: len(DATA.rows(c, "train")) for c in buffer}
+            total = sum(weights.values())
+            w = {n: v + sum(weights[c] * buffer[c][n] for c in buffer) / total for n, v in w.items()}
+        return w
+
+    @staticmethod
+    def change(model: torch.nn.Module, x: dict[str, torch.Tensor], client: int) -> dict[str, torch.Tensor]:
+        batch = DATA.batch(DATA.rows(client, "train"))
+        loss = lambda p: cross_entropy(functional_call(model, p, batch["x"].double()), batch["label"])  # noqa: E731
+        return {n: -0.2 * g for n, g in grad(loss)(x).items()}
+
+
+@pytest.mark.parametrize(
+    ("buffer", "concurrency", "exponent", "oldest"), [(2, 4, 0.5, None), (1, 3, 0.5, None), (3, 5, 0.0, None), (2, 5, 0.5, 1)]
+)
+def test_buffered_rounds_equal_a_loop_by_hand(
+    buffer: int, concurrency: int, exponent: float, oldest: int | None, tmp_path: Path
+) -> None:
+    policy = RoundPolicy(mode="buffered", buffer=buffer, staleness=exponent, oldest=oldest)
+    devices = Devices("plain", tmp_path / "devices", 6, takes=took)
+    run = federation("plain", "float64", policy=policy, cohort=concurrency, rounds=8, evaluate_every=0)
+    serve_run(run, devices.transport, tmp_path / "run", progress=False, poll=0.25)
+    devices.close()
+    expected = Loop(8, buffer, concurrency, exponent, oldest).run()
+    for name, value in server_of(tmp_path / "run").items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10)
+
+
+def test_without_delay_and_with_a_buffer_as_large_as_the_cohort_it_is_synchronous_fedavg(tmp_path: Path) -> None:
+    devices = Devices("plain", tmp_path / "devices", 3, takes=lambda name, packet: 0.0)
+    policy = RoundPolicy(mode="buffered", buffer=3)
+    run = federation("plain", "float64", policy=policy, cohort=3, rounds=4, evaluate_every=2)
+    history = serve_run(run, devices.transport, tmp_path / "run", progress=False)
+    devices.close()
+    plain = simulate(
+        Logits().double(), PLAIN, DATA, rounds=4, cohort=3, seed=3, engine="sequential", evaluate_every=2
+    )
+    assert same_bits(server_of(tmp_path / "run"), plain.server)
+    assert [(r.round, r.split, r.metric, r.n) for r in history if r.client is None] == [
+        (r.round, r.split, r.metric, r.n) for r in plain.history if r.client is None
+    ]
+
+
+def test_methods_whose_state_assumes_synchrony_say_so_and_are_refused_by_name() -> None:
+    refused = set()
+    for name in METHODS:
+        _, method = ROWS[name]
+        keeps = method.server.state is not no_state or method.server.send is not None
+        assert method.server.synchronous == (keeps or method.client.sends is not nothing), name
+        if method.server.synchronous:
+            refused.add(name)
+            with pytest.raises(MethodError, match=f"^{method.name!r} assumes that all uploads of a round began"):
+                check_buffered(method)
+        else:
+            check_buffered(method)
+    assert refused == {"scaffold", "feddyn", "ifca", "pfedhn", "fedproto"}
+
+
+def test_a_buffer_larger_than_the_clients_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    devices = Devices("plain", tmp_path / "devices", 2)
+    run = federation("plain", policy=RoundPolicy(mode="buffered", buffer=7))
+    with pytest.raises(ConfigError, match=r"^rounds.buffer must be at most the 6 clients that train; got 7\.$"):
+        serve_run(run, devices.transport, tmp_path / "run", progress=False)
+    devices.close()
+    assert not (tmp_path / "run").exists()
