@@ -18,7 +18,7 @@ import fedkeep
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
-from fedkeep.cli.device import device
+from fedkeep.cli.device_run import device
 from fedkeep.cli.evaluate import evaluate
 from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all

@@ -18,7 +18,6 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.wire import (
     Answers,
     ClientOrder,
-    Header,
     Refused,
     Work,
     header_of,

@@ -21,8 +21,8 @@ from fedkeep.core.describe import describe
 from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
-from fedkeep.data.preparation import Encoding
 from fedkeep.data.ids import Ids, check_ids
+from fedkeep.data.preparation import Encoding
 from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of, run_round
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
