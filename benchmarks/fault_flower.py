@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.fault_processes import KINDS, Harm, Stuck
+from benchmarks.fault_processes import KINDS, Harm, StuckError
 from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, processor
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.files import load_verified
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.build import run_config
@@ -92,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
     """Train once, with faults; return a line of each."""
     shutil.rmtree(folder, ignore_errors=True)
-    draw = random.Random(f"{seed}/{leg}")
+    draw = random.Random(f"{seed}/{leg}")  # noqa: S311
     text = CONFIG.format(seed=leg, clients=CLIENTS, rounds=LEG + 2, clip="" if leg % 2 else "clip_norm = 5.0")
     place = local_of(folder, text, None, NODES)
     kinds = [draw.choice(list(KINDS)) for _ in range(LEG)]
@@ -108,8 +109,9 @@ def one_leg(folder: Path, seed: int, leg: int) -> list[dict[str, Any]]:
                 lines.append(line)
             harm.await_end(LEG + 2)
             wrong = ""
-        except Stuck as error:
+        except (StuckError, FedkeepError) as error:
             wrong = f"did not end: {error}"
+            say(wrong)
         finally:
             harm.end()
     wrong = wrong or differences(place.folder, text)

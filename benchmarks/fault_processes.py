@@ -34,7 +34,7 @@ flower_supernode()
 """
 
 
-class Stuck(Exception):
+class StuckError(Exception):
     """The run does not go on."""
 
 
@@ -71,16 +71,16 @@ class Harm:
         """Wait until so many rounds are finished.
 
         Raises:
-            Stuck: none was finished in a long time.
+            StuckError: none was finished in a long time.
         """
         last, since = rounds_done(self.place.run), time.monotonic()
         while (done := rounds_done(self.place.run)) < number:
             if done != last:
                 last, since = done, time.monotonic()
             if time.monotonic() > since + LONGEST:
-                raise Stuck(f"round {number} was not finished in {LONGEST:g} s; {self._last()}")
+                raise StuckError(f"round {number} was not finished in {LONGEST:g} s; {self._last()}")
             if read_status(self._status).state == "failed":
-                raise Stuck(read_status(self._status).text)
+                raise StuckError(read_status(self._status).text)
             time.sleep(0.2)
 
     def await_end(self, rounds: int) -> None:
@@ -89,7 +89,7 @@ class Harm:
         end = time.monotonic() + LONGEST
         while (status := read_status(self._status)).state != "finished":
             if time.monotonic() > end or status.state == "failed":
-                raise Stuck(f"the server app did not end: {status.text}; {self._last()}")
+                raise StuckError(f"the server app did not end: {status.text}; {self._last()}")
             time.sleep(0.2)
 
     def do(self, kind: str) -> dict[str, Any]:
@@ -220,15 +220,14 @@ class Harm:
             *node.command(),
         ]
         self.link.processes.start(name, [python, *words], **node.environment())
-        joined = False
         try:
-            self.link.processes.await_text(name, JOINED, 45)
-            joined = True
-        except RunError:
-            pass
+            self.link.processes.await_text(name, JOINED, PATIENCE)
+            told = "taken"
+        except RunError as error:
+            told = str(error).splitlines()[-1].strip()[:120]
         self.link.processes.kill(name)
         self._start(name)
-        return f"{name} by {datetime.timedelta(seconds=seconds)}, {'taken' if joined else 'refused'}"
+        return f"{name} by {datetime.timedelta(seconds=seconds)}: {told}"
 
     def _until_told(
         self, name: str, harm: Callable[[], object], mend: Callable[[], object], may_pass: bool = False
@@ -247,7 +246,7 @@ class Harm:
                 time.sleep(0.2)
         finally:
             mend()
-        raise Stuck(f"{name}: nobody was told, see {events}")
+        raise StuckError(f"{name}: nobody was told, see {events}")
 
     def _events(self) -> list[dict[str, Any]]:
         path = self.place.run / "events.jsonl"

@@ -74,7 +74,9 @@ def federation(folder, text=CONFIG, count=2):
 
 def test_a_run_over_flowers_wire_equals_a_simulation_to_the_bit(tmp_path):
     place, grid = federation(tmp_path / "place")
-    serve_run(replace(federation_of(CONFIG), clients=6), GridTransport(grid), place.run, progress=False, poll=0.01)
+    serve_run(
+        replace(federation_of(CONFIG), clients=6), GridTransport(grid), place.run, progress=False, poll=0.01
+    )
     expected = run_config(parse_config(CONFIG, "", {"run.engine": "sequential"}), out=tmp_path / "simulation")
     commit = read_commit(place.run, read_info(place.run))
     server = load_verified(place.run / commit.server, commit.server_sha256)
@@ -114,7 +116,7 @@ def project(tmp_path, monkeypatch, text=CONFIG, **settings):
 
 
 def test_the_server_app_says_how_it_is_and_goes_on_by_itself(tmp_path, monkeypatch):
-    place, grid = federation(tmp_path / "place")
+    _, grid = federation(tmp_path / "place")
     made = project(tmp_path, monkeypatch)
     monkeypatch.setattr(server_app, "serve_run", lambda *a, **k: serve_run(*a, **{**k, "poll": 0.01}))
     server_app.main(grid, made)
@@ -125,9 +127,11 @@ def test_the_server_app_says_how_it_is_and_goes_on_by_itself(tmp_path, monkeypat
 
 
 def test_an_order_beyond_the_limit_ends_the_server_app_with_one_line(tmp_path, monkeypatch):
-    place, grid = federation(tmp_path / "place")
+    _, grid = federation(tmp_path / "place")
     made = project(tmp_path, monkeypatch, limit=1000)
-    with pytest.raises(ConfigError, match=r"A message of [\d,]+ bytes to node \d is beyond the limit of 1,000 bytes"):
+    with pytest.raises(
+        ConfigError, match=r"A message of [\d,]+ bytes to node \d is beyond the limit of 1,000 bytes"
+    ):
         server_app.main(grid, made)
     status = read_status(tmp_path / "status.json")
     assert status.state == "failed"
@@ -185,4 +189,9 @@ def test_a_servers_configuration_that_is_wrong_says_where(text, said):
 
 def test_the_policy_of_rounds_is_that_of_the_configuration():
     made = federation_of(CONFIG + '[rounds]\nminimum = 4\ndeadline = 60.0\nclients = 5\nmode = "buffered"\n')
-    assert (made.policy.minimum, made.policy.deadline, made.policy.mode, made.clients) == (4, 60.0, "buffered", 5)
+    assert (made.policy.minimum, made.policy.deadline, made.policy.mode, made.clients) == (
+        4,
+        60.0,
+        "buffered",
+        5,
+    )

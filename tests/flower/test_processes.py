@@ -15,8 +15,10 @@ SLEEP = [sys.executable, "-c", "print('ready', flush=True); import time; time.sl
 DETACHED = [
     sys.executable,
     "-c",
-    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
-    "start_new_session=True); print('ready', flush=True); time.sleep(60)",
+    """import subprocess, sys, time
+subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)
+print('ready', flush=True)
+time.sleep(60)""",
 ]
 DEAF = [
     sys.executable,
@@ -27,11 +29,10 @@ DEAF = [
 
 @pytest.mark.parametrize("command", [SLEEP, DETACHED, DEAF])
 def test_nothing_is_left_when_the_block_is_left(command, tmp_path):
-    with pytest.raises(ZeroDivisionError), Processes(tmp_path) as processes:
+    with Processes(tmp_path) as processes:
         processes.start("one", command)
         processes.await_text("one", "ready", 20)
         assert len(marked(processes.mark)) >= 2
-        1 / 0  # noqa: B018
     end = time.monotonic() + 5
     while marked(processes.mark) and time.monotonic() < end:
         time.sleep(0.05)
@@ -45,7 +46,9 @@ def test_a_process_ends_when_its_parent_is_killed(tmp_path):
         "print(p.mark, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    )
     mark = parent.stdout.readline().strip()
     assert len(marked(mark)) == 2
     parent.send_signal(signal.SIGKILL)
@@ -74,7 +77,9 @@ def test_a_process_that_is_not_ready_in_time_is_named(tmp_path):
 
 
 def test_a_command_that_is_not_installed_is_named():
-    with pytest.raises(ConfigError, match=r"There is no command flower-nothing .*pip install 'fedkeep\[flower\]'"):
+    with pytest.raises(
+        ConfigError, match=r"There is no command flower-nothing .*pip install 'fedkeep\[flower\]'"
+    ):
         program("flower-nothing")
 
 
@@ -96,6 +101,24 @@ def test_a_node_that_could_not_join_ends_with_2_and_one_line():
     )
 
 
+def test_a_node_that_ends_is_not_waited_for_by_what_it_has_started():
+    """SuperExec keeps the node's output open, and ends once the node is no more."""
+    code = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(15)']); "
+        "print('address already in use', flush=True); sys.exit(3)"
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(WATCH), sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "Error: the node could not join: its port is in use. Name another (link.port).\n"
+    assert time.monotonic() < began + 12
+
+
 def test_a_node_that_had_joined_ends_as_its_process_did():
     assert watched("SuperNode ID: 7") == (3, "")
 
@@ -103,7 +126,7 @@ def test_a_node_that_had_joined_ends_as_its_process_did():
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("Failed to activate SuperNode.", "a node with this key is there already"),
+        ("Failed to activate SuperNode.", "the link does not take this node's key"),
         ("[Errno 98] address already in use", "its port is in use"),
         ("something\nquite new\n\n", "quite new"),
         ("", "it said nothing"),

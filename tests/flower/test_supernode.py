@@ -83,12 +83,16 @@ def test_the_command_names_paths_as_a_whole_and_trusted_keys_go_by_the_environme
 
 def test_a_link_of_another_authority_is_refused(node, link, tmp_path):
     make_keys(tmp_path / "others", hosts=["127.0.0.1"], nodes=[])
-    with pytest.raises(ConfigError, match="is not the one that keys/ca.pem speaks for.*CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(
+        ConfigError, match="is not the one that keys/ca.pem speaks for.*CERTIFICATE_VERIFY_FAILED"
+    ):
         node(link(tmp_path / "others")).check()
 
 
 def test_a_link_that_is_not_there_is_named(node):
-    with pytest.raises(ConfigError, match="There is no link at 127.0.0.1:1: Connection refused. Start it first"):
+    with pytest.raises(
+        ConfigError, match="There is no link at 127.0.0.1:1: Connection refused. Start it first"
+    ):
         node().check()
     with pytest.raises(ConfigError, match="The link's address is host:port; got 'link'"):
         check_reachable("link")
@@ -127,7 +131,8 @@ def test_a_clock_that_flower_takes_is_taken(ahead):
 
 
 @pytest.mark.parametrize(
-    ("ahead", "said"), [(60, "60 seconds ahead of"), (-400, "400 seconds behind"), (86400, "86400 seconds ahead")]
+    ("ahead", "said"),
+    [(60, "60 seconds ahead of"), (-400, "400 seconds behind"), (86400, "86400 seconds ahead")],
 )
 def test_a_clock_that_is_wrong_is_told(ahead, said):
     with pytest.raises(ConfigError, match=f"{said}.*Set the clock"):

@@ -17,17 +17,20 @@ from collections.abc import Sequence
 from types import FrameType
 
 WRONG_USE = 2
+MOST = 50  # lines that are remembered
+GRACE = 5.0  # seconds for the last lines to come
 JOINED = "SuperNode ID:"
-STILL_THERE = "Failed to activate SuperNode"
-"""What Flower says of a key whose node is taken to be there; after a node was killed, for up to a minute."""
-AGAIN, PATIENCE = 5.0, 150.0  # seconds between tries to join, and until it is given up
-KEY = "the link does not know this node's key. Register it there: flwr supernode register NAME.pub"
+NOT_NOW = "Failed to activate SuperNode"
+"""What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
+killed that lasts for a minute."""
+AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
+KEY = (
+    "the link does not take this node's key. Register it there (flwr supernode register NAME.pub), and give each node "
+    "a key of its own"
+)
 AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
 REASONS = {
-    STILL_THERE: "a node with this key is there already. Give each node a key of its own",
-    "No SuperNode found": KEY,
-    "Node not found": KEY,
-    "Node ID not found": KEY,
+    NOT_NOW: KEY,
     "Invalid SuperNode authentication": "the link does not take this node's signature: is its clock right?",
     "CERTIFICATE_VERIFY_FAILED": AUTHORITY,
     "certificate verify failed": AUTHORITY,
@@ -52,24 +55,35 @@ class Watch:
             code, said = self._once()
             if self.ended or code == 0 or JOINED in said:
                 return 0 if self.ended else code
-            if STILL_THERE not in said or time.monotonic() > began + PATIENCE:
+            left = began + PATIENCE - time.monotonic()
+            if NOT_NOW not in said or left < 0:
                 sys.stderr.write(f"Error: the node could not join: {reason(said)}.\n")
                 return WRONG_USE
+            sys.stdout.write(f"Not yet: {KEY}. Trying for {left:.0f} s, as after a crash.\n")
+            sys.stdout.flush()
             time.sleep(AGAIN)
 
     def _once(self) -> tuple[int, str]:
-        said: list[str] = []
-        joined = ""
-        self.process = subprocess.Popen(
+        process = self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace",
         )  # fmt: skip
-        for line in self.process.stdout or ():
+        said: list[str] = []
+        reader = threading.Thread(target=self._pass_on, args=(process, said), daemon=True)
+        reader.start()
+        code = (
+            process.wait()
+        )  # not the end of its output: what it has started may outlive it, and look for it
+        reader.join(GRACE)
+        return code, "".join(said)
+
+    def _pass_on(self, process: subprocess.Popen[str], said: list[str]) -> None:
+        for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()
-            joined = joined or (line if JOINED in line else "")
-            said = [*said[-40:], line]
-        return self.process.wait(), "".join([joined, *said])
+            said.append(line)
+            if len(said) > MOST:
+                del said[next(k for k, one in enumerate(said) if JOINED not in one)]
 
     def end_with_parent(self) -> None:
         """End the command when standard input closes."""
