@@ -15,10 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 import fedkeep
+from fedkeep.cli import device_run
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
-from fedkeep.cli.device_run import device
 from fedkeep.cli.evaluate import evaluate
 from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
@@ -126,7 +126,7 @@ _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=1")
 _add(list_all, "fedkeep list", "list")
 app.add_typer(flower)
-app.add_typer(device)
+app.add_typer(device_run.device)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from fedkeep.cli.device import device
 from fedkeep.cli.extras import needs_flower
 from fedkeep.cli.output import say
 
+__all__ = ["device", "run"]
+
 
 @device.command("run", epilog="Example: fedkeep device run node.toml")
 @needs_flower

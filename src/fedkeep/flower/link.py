@@ -62,7 +62,7 @@ class Link:
         check_port(self.port, "the link")
         check_certificate(self.keys / "link.pem")
         check_certificate(self.keys / "ca.pem")
-        command = [
+        command: list[str | Path] = [
             program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
             "--ssl-ca-certfile", self.keys / "ca.pem", "--ssl-certfile", self.keys / "link.pem",
             "--ssl-keyfile", self.keys / "link.key", "--enable-supernode-auth",

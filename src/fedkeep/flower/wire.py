@@ -60,8 +60,8 @@ def _record(packet: Packet, made: dict[int, tuple[Tensor, Array, int]]) -> Recor
         group, own = _place(name)
         _, array, sums[name] = made[id(tensor)]
         groups.setdefault(group, ArrayRecord())[own] = array
-    told = {"json": header, "names": list(sums), "crc": _checksum(header, sums)}
-    return RecordDict({HEADER: ConfigRecord(told), **groups})
+    told = ConfigRecord({"json": header, "names": list(sums), "crc": _checksum(header, sums)})
+    return RecordDict({HEADER: told, **groups})
 
 
 def _checksum(header: str, sums: Mapping[str, int]) -> int:
@@ -121,10 +121,10 @@ def _header(records: RecordDict) -> tuple[str, list[str], int]:
     if not isinstance(record, ConfigRecord) or set(record) != {"json", "names", "crc"}:
         raise UploadError("A message has no header; it was not made by fedkeep.")
     text, names, checksum = record["json"], record["names"], record["crc"]
-    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not isinstance(text, str) or not listed or type(checksum) is not int:
+    listed = [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
+    if not isinstance(text, str) or listed is None or listed != names or type(checksum) is not int:
         raise UploadError("A message has no header; it was not made by fedkeep.")
-    return text, [str(name) for name in names], checksum
+    return text, listed, checksum
 
 
 def _parsed(text: str) -> dict[str, Any]:
