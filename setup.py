@@ -1,9 +1,11 @@
 """The native build; all else is declared in pyproject.toml.
 
-Without a C++ compiler the installation goes on and fedkeep runs the same layers in pure PyTorch.
+Without a C++ compiler the installation goes on and fedkeep runs the same layers in pure PyTorch. With the variable
+``FEDKEEP_BUILD=pure`` nothing is compiled, and the wheel is for every platform.
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -48,7 +50,10 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(
-    ext_modules=[Extension("fedkeep.kernels._kernels", SOURCES, optional=True)],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
-)
+if os.environ.get("FEDKEEP_BUILD") == "pure":
+    setup()
+else:
+    setup(
+        ext_modules=[Extension("fedkeep.kernels._kernels", SOURCES, optional=True)],
+        cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+    )

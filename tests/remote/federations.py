@@ -29,7 +29,7 @@ def encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def experiment(text: str, encoding: Mapping[str, Any]) -> tuple[nn.Module, Method]:
     """Return model and method of ``case, type``."""
-    case, kind = text.split(", ")
+    case, kind = text.rsplit(", ", 1)
     torch.manual_seed(0)
     return CASES[case].model().to(getattr(torch, kind)), CASES[case].method
 
@@ -53,7 +53,9 @@ class Devices:
         transport: reaches them; a node that dies comes back under another name.
     """
 
-    def __init__(self, case: str, folder: Path, nodes: int = 2, *, back: float = 30.0, **options: Any) -> None:
+    def __init__(
+        self, case: str, folder: Path, nodes: int = 2, *, back: float = 30.0, **options: Any
+    ) -> None:
         self.data, self.folder, self.back = CASES[case].data, folder, back
         self.count = min(nodes, len(self.data))
         self.nodes = [self.start(number) for number in range(self.count)]

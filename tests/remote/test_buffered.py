@@ -92,7 +92,8 @@ class Loop:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "concurrency", "exponent", "oldest"), [(2, 4, 0.5, None), (1, 3, 0.5, None), (3, 5, 0.0, None), (2, 5, 0.5, 1)]
+    ("buffer", "concurrency", "exponent", "oldest"),
+    [(2, 4, 0.5, None), (1, 3, 0.5, None), (3, 5, 0.0, None), (2, 5, 0.5, 1)],
 )
 def test_buffered_rounds_equal_a_loop_by_hand(
     buffer: int, concurrency: int, exponent: float, oldest: int | None, tmp_path: Path
@@ -107,7 +108,9 @@ def test_buffered_rounds_equal_a_loop_by_hand(
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-10)
 
 
-def test_without_delay_and_with_a_buffer_as_large_as_the_cohort_it_is_synchronous_fedavg(tmp_path: Path) -> None:
+def test_without_delay_and_with_a_buffer_as_large_as_the_cohort_it_is_synchronous_fedavg(
+    tmp_path: Path,
+) -> None:
     devices = Devices("plain", tmp_path / "devices", 3, takes=lambda name, packet: 0.0)
     policy = RoundPolicy(mode="buffered", buffer=3)
     run = federation("plain", "float64", policy=policy, cohort=3, rounds=4, evaluate_every=2)
@@ -130,7 +133,9 @@ def test_methods_whose_state_assumes_synchrony_say_so_and_are_refused_by_name() 
         assert method.server.synchronous == (keeps or method.client.sends is not nothing), name
         if method.server.synchronous:
             refused.add(name)
-            with pytest.raises(MethodError, match=f"^{method.name!r} assumes that all uploads of a round began"):
+            with pytest.raises(
+                MethodError, match=f"^{method.name!r} assumes that all uploads of a round began"
+            ):
                 check_buffered(method)
         else:
             check_buffered(method)
@@ -140,7 +145,9 @@ def test_methods_whose_state_assumes_synchrony_say_so_and_are_refused_by_name() 
 def test_a_buffer_larger_than_the_clients_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     devices = Devices("plain", tmp_path / "devices", 2)
     run = federation("plain", policy=RoundPolicy(mode="buffered", buffer=7))
-    with pytest.raises(ConfigError, match=r"^rounds.buffer must be at most the 6 clients that train; got 7\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^rounds.buffer must be at most the 6 clients that train; got 7\.$"
+    ):
         serve_run(run, devices.transport, tmp_path / "run", progress=False)
     devices.close()
     assert not (tmp_path / "run").exists()

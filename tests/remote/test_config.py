@@ -10,8 +10,9 @@ import pytest
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.remote.config import build_node, experiment, read_node_config, states_folder
-from fedkeep.remote.fingerprint import parts
+from fedkeep.remote.fingerprint import code, parts
 from fedkeep.remote.node import Terms
+from fedkeep.remote.wire import PROTOCOL, Hello, Here, header_of, told
 
 TABLE = """user,text,label,split
 ann,good tea,pos,train
@@ -112,6 +113,19 @@ def test_clients_that_take_no_part_are_not_summed_up(tmp_path: Path) -> None:
     assert "secret" in build_node(written(tmp_path)).source.summary(Rules()).to_json()
 
 
+@pytest.mark.parametrize(("more", "words"), [("", 6), ("clients_a_word = 2\n", 1)])
+def test_words_that_few_of_its_clients_have_stay_on_the_device(tmp_path: Path, more: str, words: int) -> None:
+    """Good is of both clients; tea, bad, film, dull and secret are of one."""
+    hello = Hello(
+        protocol=PROTOCOL, run="r", code=code(), experiment="", seed=0, summarise={"clients_a_word": 1}
+    )
+    here = header_of(build_node(written(tmp_path, NODE + more)).serve(told(hello)), Here)
+    assert here.summary is not None
+    counts = here.summary["columns"]["text"]["counts"]
+    assert counts["good"] == 2
+    assert len(counts) == words
+
+
 def test_their_examples_are_those_of_the_whole_table(tmp_path: Path) -> None:
     whole = build_node(written(tmp_path)).source
     alone = build_node(written(tmp_path, NODE + "clients = ['ann']\n")).source
@@ -119,6 +133,8 @@ def test_their_examples_are_those_of_the_whole_table(tmp_path: Path) -> None:
     mine, all_of_it = alone.encoded(encoding), whole.encoded(encoding)
     wanted = all_of_it.select([all_of_it.index("ann")])
     assert mine.fingerprint() == wanted.fingerprint()
+    raw = [source.read for source in (alone, whole)]  # type: ignore[attr-defined]
+    assert [raw[0].where(row) for row in range(3)] == [raw[1].where(row) for row in (0, 1, 4)]
 
 
 def test_server_and_device_build_the_same_experiment(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def server_of(folder: Path) -> Params:
     found = read_tensors(path)
     kinds = {"params/": "", "state/": "server/"}
     return {
-        new + n.removeprefix(old): v for old, new in kinds.items() for n, v in found.items() if n.startswith(old)
+        new + n.removeprefix(old): v
+        for old, new in kinds.items()
+        for n, v in found.items()
+        if n.startswith(old)
     }
 
 
@@ -65,4 +68,6 @@ def assert_near(found: list[Record], expected: list[Record]) -> None:
         assert (one.round, one.epoch, one.split, one.client, one.metric, one.n) == (
             other.round, other.epoch, other.split, other.client, other.metric, other.n,
         )  # fmt: skip
-        assert math.isclose(one.value, other.value, rel_tol=0, abs_tol=1e-9) or math.isnan(one.value * other.value)
+        assert math.isclose(one.value, other.value, rel_tol=0, abs_tol=1e-9) or math.isnan(
+            one.value * other.value
+        )

@@ -197,6 +197,7 @@ class TestMissing:
 class TestFile:
     def test_only_its_owner_may_read_it(self, tmp_path: Path) -> None:
         folder = tmp_path / "states"
+        folder.mkdir(mode=0o755)  # somebody has made it, for everybody
         old = os.umask(0)
         try:
             made(folder)

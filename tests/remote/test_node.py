@@ -24,6 +24,7 @@ from fedkeep.remote import Packet
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.serving import _without_links
 from fedkeep.remote.wire import (
     PROTOCOL,
     ClientOrder,
@@ -88,14 +89,6 @@ class TestHello:
         assert "draws its noise from the system" in reason(hand.say(node, hand.hello()))
         assert "draws its noise from the system" in reason(hand.say(node, hand.encode()))
         assert header_of(hand.say(node, hand.hello(simulated_noise=False)), Here)
-
-    def test_fewer_clients_a_word_than_the_owner_wants_are_refused(self, hand: Hand, tmp_path: Path) -> None:
-        node = hand.node(tmp_path, [0, 1], clients_a_word=2)
-        said = reason(hand.say(node, hand.hello(summarise={})))
-        assert said == (
-            "This device tells of words that at least 2 clients have; clients_a_word is 1. Ask for 2."
-        )
-        assert header_of(hand.say(node, hand.hello(summarise={"clients_a_word": 3})), Here).summary
 
 
 class TestEncoding:
@@ -200,6 +193,11 @@ class TestWork:
             label = torch.as_tensor(hand.data.columns["label"][rows.start : rows.stop])
             loss = nn.functional.cross_entropy(model(x), label, reduction="sum")
             assert judged.tallies.loss[place, 0] == pytest.approx(loss.item(), rel=1e-6)
+
+    def test_models_do_not_see_what_is_sent_for_the_upload_chain(self) -> None:
+        state = {"c": torch.ones(1), "upload/0/bound": torch.ones(1)}
+        sent = _without_links(Sent(params={"w": torch.ones(2)}, state=state))
+        assert (list(sent.params), list(sent.state)) == (["w"], ["c"])
 
     def test_its_owner_says_what_of_judging_leaves(self, hand: Hand, tmp_path: Path) -> None:
         node = hand.node(tmp_path, [0, 1])

@@ -32,3 +32,10 @@ def test_damaged_bytes_are_refused(damage):
 def test_a_header_that_json_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="JSON"):
         Packet({"loss": float("nan")}).to_bytes()
+
+
+def test_the_same_packet_is_always_the_same_bytes():
+    packets = [
+        Packet({"kind": "work", "b": 1, "a": 2}, {"y": torch.ones(1), "x": torch.ones(2)}) for _ in range(20)
+    ]
+    assert len({packet.to_bytes() for packet in packets}) == 1

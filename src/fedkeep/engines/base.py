@@ -14,7 +14,7 @@ from fedkeep.core.errors import LostError, NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.data import FederatedData
-from fedkeep.methods import Global, Kept, Method, Phase
+from fedkeep.methods import Global, Kept, Method, Phase, Roster
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
@@ -78,7 +78,7 @@ class Job:
 
 
 def first_global(
-    method: Method, net: Net, data: FederatedData, device: str = "cpu", population: int | None = None
+    method: Method, net: Net, data: Roster, device: str = "cpu", population: int | None = None
 ) -> Global:
     """Return what a server has before the first round; cohorts are drawn from ``population`` clients, or from all."""
     params = {n: v.to(device) for n, v in method.split.halves(net.module).federated(net.initial()).items()}

@@ -225,7 +225,9 @@ def tallied(
 
     def sums(columns: Sequence[np.ndarray]) -> np.ndarray:
         found = [np.bincount(place, weights=column, minlength=people) for column in columns]
-        return np.stack(found, 1).astype(np.float64) if found else np.zeros((people, 0))  # of nobody: integers
+        return (
+            np.stack(found, 1).astype(np.float64) if found else np.zeros((people, 0))
+        )  # of nobody: integers
 
     nothing = np.zeros((people, len(models)))
     right = nothing if regression else sums([j.right() for j in judgements])

@@ -85,6 +85,7 @@ class PreparationConfig(_Strict):
     """How data are summed up and numbered before the first round; ``fedkeep.data.preparation.Rules``."""
 
     clients_a_word: int = Field(1, ge=1)
+    clients_a_word_here: int = Field(1, ge=1)
     standardise: bool = False
     tokens: Literal["char", "word", "token", "hashed_words"] | None = None
     vocabulary: int | None = Field(None, ge=2)

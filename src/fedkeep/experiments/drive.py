@@ -144,9 +144,7 @@ class Drive:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
-        self.server, report = self.train(
-            plan.method, self.device, server, cohort, plan.declared, plan.faults
-        )
+        self.server, report = self.train(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
 
     def _commit(self, records: list[Record], report: RoundReport) -> None:
@@ -200,6 +198,11 @@ class Drive:
         plan = self.plan
         model: Model = "shared" if plan.method.waits(sorted(self.server.trainable)) else "own"
         return [model, plan.reference] if plan.evaluate_shared and plan.reference != model else [model]
+
+    def judged_now(self) -> list[Record]:
+        """Judge what the server has, without a round."""
+        self._announce(self.server)
+        return self.judged(self.server)
 
     def judged(self, server: Global) -> list[Record]:
         """Judge ``valid`` and ``test``; what is kept by client or example is of the epoch that is best on ``valid``."""

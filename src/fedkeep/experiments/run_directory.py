@@ -81,7 +81,7 @@ class RunDirectory:
             remove_leftovers(folder)
 
     @classmethod
-    def create(cls, folder: Path, info: Mapping[str, Any], *, run: str = "") -> RunDirectory:
+    def create(cls, folder: Path, info: Mapping[str, Any], *, run_id: str = "") -> RunDirectory:
         """Make a new run's folder, of a new id if none is given.
 
         Raises:
@@ -98,7 +98,7 @@ class RunDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
-        content = {**info, "format": FORMAT, "run": run or new_run_id()}
+        content = {**info, "format": FORMAT, "run": run_id or new_run_id()}
         run = cls(folder, content)
         with run._closed_on_error():
             run.write_info(content)

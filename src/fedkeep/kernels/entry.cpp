@@ -15,6 +15,9 @@
 #include <vector>
 
 #include <pthread.h>
+#if defined(FK_X86)
+#include <cpuid.h>
+#endif
 
 #define FK_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -158,15 +161,28 @@ void spread(Work& work, i64 threads) {
         pool->run(work, threads);
 }
 
+#if defined(FK_X86)
+// Asked of the processor itself: in a library linked by Zig, __builtin_cpu_supports says no to everything.
+i64 level_of_processor() {
+    unsigned a, b, c, d, ext;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a, &ext, &b, &d)) return 0;
+    const unsigned FMA = 1u << 12, OSXSAVE = 1u << 27;
+    const unsigned AVX2 = 1u << 5, AVX512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+    if (!(c & FMA) || !(c & OSXSAVE) || !(ext & AVX2)) return 0;
+    unsigned low, high;  // which registers the system saves
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & 0x6) != 0x6) return 0;
+    return (ext & AVX512) == AVX512 && (low & 0xe0) == 0xe0 ? 2 : 1;
+}
+#endif
+
 i64 best_level() {
 #if defined(FK_X86)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq"))
-        return 2;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
-#endif
+    static const i64 best = level_of_processor();
+    return best;
+#else
     return 0;
+#endif
 }
 
 // The widest of a kernel's three that the processor has and the caller allows.

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <utility>
+
 #include "runtime.h"
 
 #if defined(FK_LEVEL_AVX512)
@@ -117,6 +119,17 @@ template <class T> FK_INLINE void store_part(T* p, Vec<T> v, i64 n) {
 }
 
 // The sum of all lanes, always in the same order.
+#if defined(__clang__)
+template <int HALF, class V, int... LANE> FK_INLINE V sum_of_halves(V v, std::integer_sequence<int, LANE...> lanes) {
+    v += __builtin_shufflevector(v, v, (LANE ^ HALF)...);
+    if constexpr (HALF > 1) v = sum_of_halves<HALF / 2>(v, lanes);
+    return v;
+}
+
+template <class T> FK_INLINE T sum_of(Vec<T> v) {
+    return sum_of_halves<Lanes<T>::W / 2>(v, std::make_integer_sequence<int, Lanes<T>::W>{})[0];
+}
+#else
 template <class T> FK_INLINE T sum_of(Vec<T> v) {
     typedef typename Lanes<T>::Bits Bits;
     constexpr int L = Lanes<T>::W;
@@ -125,6 +138,7 @@ template <class T> FK_INLINE T sum_of(Vec<T> v) {
     for (int half = L / 2; half > 0; half /= 2) v += __builtin_shuffle(v, lane ^ half);
     return v[0];
 }
+#endif
 
 // Rather than divide: 2 units in the last place for the reciprocal, 1 for the quotient.
 #if defined(FK_LEVEL_AVX512)

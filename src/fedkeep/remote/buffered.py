@@ -1,8 +1,8 @@
 """Buffered asynchrony: the server updates whenever enough answers are there, whatever version they were trained from.
 
 Source: FedBuff (Nguyen et al., 2022), algorithm 1, and its appendix on the factor (1 + s)^-a of an upload that is s
-versions old. A version is an update. As many clients as a cohort has are under way at any time, each with one order; who
-is next follows from the draws of cohorts. What has come at one instant is used before others are sent off.
+versions old. A version is an update. As many clients as a cohort has are under way at any time, each with one order;
+who is next follows from the draws of cohorts. What has come at one instant is used before others are sent off.
 """
 
 from __future__ import annotations
@@ -50,10 +50,16 @@ class Buffered:
         check_buffered(method)
         self.fleet, self.concurrency, self.population = fleet, concurrency, population
         self._under_way: dict[str, _UnderWay] = {}
-        self._draw, self._next = draw, iter(())
+        self._draw, self._next = draw, _stream(draw, 0)
 
     def __call__(
-        self, method: Method, device: Device, server: Global, cohort: Sequence[str], declared: Params, faults: Faults
+        self,
+        method: Method,
+        device: Device,
+        server: Global,
+        cohort: Sequence[str],
+        declared: Params,
+        faults: Faults,
     ) -> tuple[Global, RoundReport]:
         """Wait for a buffer of uploads and update; the clients that are still under way stay so."""
         began, policy = time.perf_counter(), self.fleet.policy
@@ -62,8 +68,9 @@ class Buffered:
         received, uploads = Received(), dict[str, Upload]()
         self._refill(method, server, uploads)
         while len(uploads) < policy.buffer:
-            arrived = 0
-            for arrived, (client, one) in enumerate(self._arrived(), 1):
+            arrived = False
+            for client, one in self._arrived():
+                arrived = True
                 answer = one.exchange.answer(client)
                 self.fleet.tell_fault(answer)
                 upload = take(method, one.order, answer, declared, received, faults)
@@ -92,7 +99,7 @@ class Buffered:
         )
 
     def _refill(self, method: Method, server: Global, uploads: dict[str, Upload]) -> None:
-        """Send free clients off, until as many are under way as shall be; one of this buffer's is free after the update."""
+        """Send free clients off, until as many are under way as shall be; those in the buffer wait for the update."""
         links = prefixed(UPLOAD, method.chain().sent(server.links))
         shared = None if method.server.send is not None else with_links(method.server.sent(server, ""), links)
         orders: list[Order] = []

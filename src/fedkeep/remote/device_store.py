@@ -164,7 +164,7 @@ class DeviceStore:
         if not accepted and not staged:
             return
         with self.file.writing():
-            for client in dict.fromkeys([*accepted, *staged]):
+            for client in {**accepted, **staged}:
                 rows = self.file.versions(client)
                 if client in accepted:
                     self.file.put(*accepted[client])

@@ -1,4 +1,4 @@
-"""One conversation with nodes: orders go out, a message for each node; answers come in until all are there, or time is up.
+"""One conversation with nodes: orders go out, a message for each node, and answers come in until the deadline.
 
 An order can be repeated: a message that was lost is sent again, and a client that turns up on another node is asked
 again there, always as the same attempt.
@@ -28,7 +28,7 @@ from fedkeep.split import Split
 
 RANK: Sequence[Leaves] = ("sums", "clients", "examples")
 MOST_REFUSALS = 2
-"""Refusals of a client's order by its node until the client sits out: after the first, the node is told of the run anew."""
+"""Refusals of a client's order until the client sits out: after the first its node is told of the run anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +140,23 @@ class Exchange:
         self.nodes.look()
         for sent in self._sent.values():
             if transport.now() >= sent.since + sent.patience:
-                said = f"Node {sent.node!r} did not answer for {sent.patience:g} s; its orders are sent again."
+                said = (
+                    f"Node {sent.node!r} did not answer for {sent.patience:g} s; its orders are sent again."
+                )
                 self._repeats[sent.node] = self._repeats.get(sent.node, 0) + 1
                 sent.patience = math.inf  # its answer is taken still, if it comes
                 self.events.note("again", said, node=sent.node)
+        for client in list(self.open):
+            if (reason := self.nodes.refusal(client)) is not None:
+                fault = LostError(f"Client {client!r}: its node takes no part: {reason}")
+                self._settle(client, Answer(client=client, fault=fault))
         self._send(self.open)
         if not self._sent and self.open and not self._told:
             self._told = True
             some = ", ".join(sorted(self.open)[:3])
-            self.events.note("again", f"{len(self.open)} clients are on no node, e.g. {some}; waiting for them.")
+            self.events.note(
+                "again", f"{len(self.open)} clients are on no node, e.g. {some}; waiting for them."
+            )
         return bool(replies)
 
     def _send(self, orders: Mapping[str, ClientOrder]) -> None:
@@ -224,7 +232,9 @@ class Exchange:
 
     def _missing(self, client: str) -> LostError:
         if self.enough is not None and self._taken >= self.enough:
-            return LateError(f"Client {client!r} was not waited for: the first {self.enough} answers are taken.")
+            return LateError(
+                f"Client {client!r} was not waited for: the first {self.enough} answers are taken."
+            )
         if client in self.nodes.place:
             return LateError(f"Client {client!r} had not answered at the round's deadline.")
         return LostError(f"Client {client!r} is on no node.")
@@ -242,9 +252,7 @@ class Exchange:
                 f"The answers of node {sent.node!r} were refused: they are not to these orders; wanted (run, round, "
                 f"attempt, clients) {wanted}, got {got}."
             )
-        asked = {
-            (judging.split, judging.models) for order in sent.orders.values() for judging in order.judge
-        }
+        asked = {(judging.split, judging.models) for order in sent.orders.values() for judging in order.judge}
         known, seen = {task: number for number, task in enumerate(self.rules.tasks)}, set()
         for split, judged in answers.judged:
             people = set(sent.orders) if judged.leaves != "sums" else {""}

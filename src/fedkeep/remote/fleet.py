@@ -1,4 +1,4 @@
-"""Clients on other machines as one device of the server's round: a message a node and round, training and judging together.
+"""Clients on other machines as one device: a message for each node and round, training and judging together.
 
 Judging rides with the next round's training (``Defers``). Which of its private versions a client builds on follows
 from the ledger, and goes out with each order: so the device keeps what was accepted, and drops what was not.
@@ -137,7 +137,9 @@ class Fleet:
         """Tell clients which of their states counted last; those that know are not told again."""
         orders = list(orders)
         entries = self.ledger.entries([order.client for order in orders])
-        news = [order for order in orders if entries[order.client].version != self._settled.get(order.client, 0)]
+        news = [
+            order for order in orders if entries[order.client].version != self._settled.get(order.client, 0)
+        ]
         if news:
             exchange = self.exchange(self.with_entries([(order, False, {}) for order in news]))
             exchange.finish()
@@ -199,6 +201,7 @@ class Fleet:
         self._settled |= {client: exchange.orders[client].version for client in exchange.heard}
 
     def tell_fault(self, answer: Answer) -> None:
+        """Note why a client sat out, if it did."""
         fault = answer.fault
         if fault is not None:
             kinds: dict[type, Kind] = {LateError: "late", LostError: "lost", NonFiniteError: "broken"}

@@ -72,8 +72,8 @@ def roll_back(folder: Path, round: int) -> None:
     known = kept_rounds(folder)
     if round not in known:
         raise RunError(
-            f"{folder} does not keep round {round}; it keeps {known or 'none'}. Serve the run with keep_rounds=N to keep "
-            f"the last N."
+            f"{folder} does not keep round {round}; it keeps {known or 'none'}. Serve the run with keep_rounds=N to "
+            f"keep the last N."
         )
     place, info = folder / FOLDER / str(round), read_info(folder)
     directory = RunDirectory(folder, info)  # locked

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.remote.packet import Packet
@@ -80,7 +81,7 @@ class MemoryTransport:
         most_bytes: int | None = None,
     ) -> None:
         self._nodes = {name: _Node(serve) for name, serve in nodes.items()}
-        self._draw, self.weather, self._takes = random.Random(seed), weather, takes
+        self._draw, self.weather, self._takes = np.random.default_rng(seed), weather, takes
         self.most_bytes = most_bytes
         self._now, self._due, self._numbers = 0.0, list[_Due](), itertools.count()
         self._inbox: dict[str, list[Reply]] = {}
@@ -128,7 +129,9 @@ class MemoryTransport:
             due = heapq.heappop(self._due)
             self._now = max(self._now, due.when)
             due.action()
-            later = not self._due or self._due[0].when > self._now  # all that comes at this instant comes together
+            later = (
+                not self._due or self._due[0].when > self._now
+            )  # all that comes at this instant comes together
             if later and sum(map(len, self._inbox.values())) > waiting:
                 return
         self._now = end
@@ -152,7 +155,7 @@ class MemoryTransport:
                 continue
             found = bytearray(content)
             if draw.random() < weather.corrupt:
-                found[draw.randrange(len(found))] ^= 1 << draw.randrange(8)
+                found[int(draw.integers(len(found)))] ^= 1 << int(draw.integers(8))
             late = draw.random() * weather.latest if draw.random() < weather.delay else 0.0
             self.after(late, lambda found=bytes(found): arrive(found))  # type: ignore[misc]
 

@@ -14,6 +14,7 @@ the states.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,7 +78,7 @@ class Terms:
         on_missing: about a client whose version is not there: ``"refuse"``, or let it begin ``"anew"``.
         on_change: about private values that a run which continues another does not find as they were: likewise.
         leaves: the most of judging that may leave.
-        clients_a_word: a word is told only if so many clients of this device have it, whatever the server asks.
+        clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
         compute: where to compute, e.g. ``"cpu"``.
         patience: seconds to wait for another process that serves a message of the same run.
@@ -131,6 +132,7 @@ class Node:
         self.source, self.folder, self.terms, self.experiment = source, folder, terms, experiment
         self.engine, self.tell = engine or Sequential(), tell
         self._runs: dict[str, Running] = {}
+        self._turn = threading.Lock()
 
     @property
     def clients(self) -> Sequence[str]:
@@ -141,14 +143,8 @@ class Node:
         """Answer a message; never raises for what is in it, or for what is wrong on this device."""
         run = str(packet.header.get("run", ""))[:64]
         try:
-            kind = packet.header.get("kind")
-            if kind == "hello":
-                return told(self._hello(header_of(packet, Hello)))
-            if kind == "encoding":
-                return told(self._encoding(header_of(packet, Encode)))
-            if kind == "work":
-                return self._work(packet)
-            raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
+            with self._turn:
+                return self._served(packet)
         except (RefusalError, StoreError, UploadError) as error:
             self.tell(str(error))
             return told(Refused(run=run, reason=str(error)))
@@ -161,12 +157,23 @@ class Node:
             reason = f"It has failed with {type(error).__name__}. Its own log says more."
             return told(Refused(run=run, reason=reason))
 
+    def _served(self, packet: Packet) -> Packet:
+        kind = packet.header.get("kind")
+        if kind == "hello":
+            return told(self._hello(header_of(packet, Hello)))
+        if kind == "encoding":
+            return told(self._encoding(header_of(packet, Encode)))
+        if kind == "work":
+            return self._work(packet)
+        raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
+
     def release(self) -> None:
         """Let go of all files until the next message, so that another process may serve it."""
-        for running in self._runs.values():
-            if running.store is not None:
-                running.store.close()
-                running.store = None
+        with self._turn:
+            for running in self._runs.values():
+                if running.store is not None:
+                    running.store.close()
+                    running.store = None
 
     def close(self) -> None:
         """Let go of all files, and of what the engine holds."""
@@ -184,12 +191,8 @@ class Node:
                 rules = Rules(**hello.summarise)
             except (TypeError, ConfigError) as error:
                 raise RefusalError(f"The rules of the summary cannot be used: {error}") from error
-            least = max(rules.clients_a_word, self.terms.clients_a_word)
-            if least > rules.clients_a_word:
-                raise RefusalError(
-                    f"This device tells of words that at least {least} clients have; clients_a_word is "
-                    f"{rules.clients_a_word}. Ask for {least}."
-                )
+            here = max(rules.clients_a_word_here, self.terms.clients_a_word)
+            rules = replace(rules, clients_a_word_here=here)
             summary = json.loads(self.source.summary(rules).to_json())
         return Here(run=hello.run, clients=list(self.clients), summary=summary)
 

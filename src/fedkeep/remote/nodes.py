@@ -58,6 +58,14 @@ class Nodes:
         """What each node that is there said of itself."""
         return {name: node.here for name, node in self._nodes.items() if node.here is not None}
 
+    def refusal(self, client: str) -> str | None:
+        """Return why a client's node takes no part; None where the client has a place, or nobody has told of it."""
+        if client in self.place:
+            return None
+        of = (n for n, node in self._nodes.items() if node.state == "refused" and node.here is not None)
+        name = next((n for n in of if client in self.here[n].clients), None)
+        return None if name is None else self.refusals[name]
+
     @property
     def waiting(self) -> bool:
         """Whether a node has still to answer."""

@@ -35,8 +35,12 @@ class Packet:
 
     def to_bytes(self) -> bytes:
         """Return the packet as a safetensors file and its CRC-32, 4 bytes, for transports that carry bytes."""
-        header = json.dumps(self.header, allow_nan=False, sort_keys=True)
-        content = save(_apart(self.tensors), {"header": header, "names": json.dumps(list(self.tensors))})
+        about = {
+            "header": self.header,
+            "names": list(self.tensors),
+        }  # under one key: safetensors shuffles several
+        packet = json.dumps(about, allow_nan=False, sort_keys=True)
+        content = save(_apart(self.tensors), {"packet": packet})
         return content + zlib.crc32(content).to_bytes(CHECKSUM, "little")
 
     @classmethod
@@ -51,8 +55,8 @@ class Packet:
             raise UploadError("A message cannot be read: its checksum is not that of its content.")
         try:
             size = int.from_bytes(content[:8], "little")
-            about = json.loads(content[8 : 8 + size])["__metadata__"]
-            header, names, found = json.loads(about["header"]), json.loads(about["names"]), load(content)
+            about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["packet"])
+            header, names, found = about["header"], about["names"], load(content)
             tensors = {name: found.pop(name) for name in names}
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UploadError(f"A message cannot be read: {first_line(error)}.") from error

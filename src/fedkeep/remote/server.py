@@ -82,7 +82,7 @@ class Federation:
     evaluate_shared: bool = False
     on_nonfinite: Literal["stop", "skip"] = "stop"
     on_malformed: Literal["stop", "skip"] = "skip"
-    policy: RoundPolicy = RoundPolicy()
+    policy: RoundPolicy = field(default_factory=RoundPolicy)
     leaves: Leaves = "sums"
     device_seed: int | None = None
     simulated_noise: bool = False
@@ -156,7 +156,9 @@ def serve_run(
     """
     goes_on = (out / "run.json").exists()
     if judge_only and not goes_on:
-        raise RunError(f"{out} holds no run to judge. Name the folder of a run whose devices keep their states.")
+        raise RunError(
+            f"{out} holds no run to judge. Name the folder of a run whose devices keep their states."
+        )
     serving = _Serving(federation, transport, out, patience, poll, again)
     try:
         serving.begin(goes_on)
@@ -178,13 +180,15 @@ class _Serving:
 
     def begin(self, goes_on: bool) -> None:
         """Meet the nodes, make or open the run's folder, and put all together."""
-        info = read_info(self.out) if goes_on else {"run": new_run_id()}
+        info: Mapping[str, Any] = read_info(self.out) if goes_on else {"run": new_run_id()}
         if goes_on and "encoding" not in info:
             raise RunError(f"{self.out} is a simulation, not a run across machines. Name another folder.")
-        self.nodes = Nodes(self.transport, self._hello(str(info["run"])), self.events, patience=60 * self.poll)
+        self.nodes = Nodes(
+            self.transport, self._hello(str(info["run"])), self.events, patience=60 * self.poll
+        )
         if not goes_on:
-            self._wait("here", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
-        self.encoding = info["encoding"] if goes_on else self._encoding()
+            self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
+        self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
         module, self.method = self.federation.build(self.encoding)
         self.net = Net(self.method.made_for(module))
         self.meta = Encoding.from_json(json.dumps(self.encoding)).meta
@@ -204,7 +208,7 @@ class _Serving:
         self.directory = (
             RunDirectory.open(self.out, self.identity)
             if goes_on
-            else RunDirectory.create(self.out, self._info(), run=str(info["run"]))
+            else RunDirectory.create(self.out, self._info(), run_id=str(info["run"]))
         )
         self.events.path = self.out / "events.jsonl"
         self._recover(self.directory)
@@ -231,7 +235,7 @@ class _Serving:
         """Judge all clients with what they keep and what the server has."""
         assert self.directory is not None
         drive = self._drive(self.directory, None)
-        records = drive.judged(self.server)
+        records = drive.judged_now()
         (self.out / "judged.jsonl").write_text("".join(map(to_line, records)), encoding="utf-8")
         return records
 
@@ -263,8 +267,8 @@ class _Serving:
         if count() < max(1, wanted):
             refusals = "".join(f"\n  Node {n!r}: {why}" for n, why in self.nodes.refusals.items())
             raise ConfigError(
-                f"Wanted {wanted} clients that {what}, got {count()} in {self.patience:g} s. Start more devices, or ask "
-                f"for fewer clients.{refusals}"
+                f"Wanted {wanted} clients that {what}, got {count()} in {self.patience:g} s. Start more devices, or "
+                f"ask for fewer clients.{refusals}"
             )
 
     def _pass(self, seconds: float) -> None:
@@ -326,7 +330,9 @@ class _Serving:
         federation, method = self.federation, self.method
         personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
         faults = Faults(
-            broken=federation.on_nonfinite, malformed=federation.on_malformed, minimum=federation.policy.minimum
+            broken=federation.on_nonfinite,
+            malformed=federation.on_malformed,
+            minimum=federation.policy.minimum,
         )
         plan = Plan(
             name=federation.name, method=method, rounds=self.rounds, sampler=self.sampler, roster=self.roster.ids,
@@ -357,7 +363,8 @@ class _Serving:
             "name": federation.name, "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "status": "running", "config": describe(dict(federation.config)), "config_text": federation.text,
             "seed": federation.seed, "initial": initial_hashes(initial, self.net.trainable()),
-            "method": self.method.name, "identity": self.identity, "split_table": self.method.split.table(self.net.module),
+            "method": self.method.name, "identity": self.identity,
+            "split_table": self.method.split.table(self.net.module),
             "environment": environment(),
             "data": {
                 "name": meta.get("name", "data"), "task": meta.get("task", "multiclass"), "clients": len(self.roster),

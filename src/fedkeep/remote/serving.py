@@ -127,7 +127,7 @@ def _trained(
         if result.note:
             tell(result.note)
         answer = Answer(client=one.order.client, upload=result.upload, loss=result.loss, fault=result.fault)
-        found.append((answer, result.kept if result.upload is not None else None))
+        found.append((answer, result.kept))
     return found
 
 

@@ -23,16 +23,13 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.sums import JudgedHeader, judged_tensors, read_judged
 from fedkeep.split import Split
 
-PROTOCOL = 1
-"""Of the messages; server and device must speak the same."""
+PROTOCOL = 1  # of the messages; server and device must speak the same
 
 Partition = Literal["train", "valid", "test"]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
-    "broken": NonFiniteError,
-    "malformed": UploadError,
-    "lost": LostError,
-}
+    "broken": NonFiniteError, "malformed": UploadError, "lost": LostError
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -335,6 +335,8 @@ class SqliteStore(Staging):
         """
         try:
             self._opened().query("VACUUM INTO ?", (str(path),))
+            with closing(sqlite3.connect(path)) as copy:
+                copy.execute("PRAGMA journal_mode = WAL")  # as every store begins
         except sqlite3.Error as error:
             raise RunError(f"Cannot write {path}: {error}. Free some space or check the rights.") from error
 

@@ -57,6 +57,13 @@ def test_words_are_counted_client_by_client() -> None:
     assert code(texts(size=4)).symbols == ("a", "b")
 
 
+def test_a_device_may_keep_words_that_few_of_its_clients_have() -> None:
+    assert summary(texts(), Rules(clients_a_word_here=2)).counts == {"a": 4}
+    both = summary(texts(), Rules(clients_a_word=3, clients_a_word_here=2))
+    assert (both.counts, both.clients, both.code(3).symbols) == ({"a": 4}, {"a": 3}, ("a",))
+    assert summary(texts(), Rules(clients_a_word_here=4)).counts == {}
+
+
 def test_words_of_texts_to_train_on_alone_count() -> None:
     assert summary(texts(), split=["test", "train", "train", "valid"]).counts == {"a": 1, "b": 1, "c": 1}
 

@@ -8,6 +8,8 @@ from fedkeep.core.errors import ConfigError, check_choice
 
 TOKENS = ("char", "word", "token", "hashed_words")
 
+LEAST = {"clients_a_word": 1, "clients_a_word_here": 1, "vocabulary": 2, "max_length": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -15,6 +17,8 @@ class Rules:
 
     Attributes:
         clients_a_word: a character or word counts only where at least so many clients have it (1: every one).
+        clients_a_word_here: a character or word leaves a device only where at least so many of its own clients have it.
+            Above 1, the vocabulary depends on how clients are divided over devices.
         standardise: subtract from each numeric feature its mean, and divide by its standard deviation.
         tokens: what texts are cut into: "char", "word" (between white space), "token" (between spaces), or
             "hashed_words", for which no word has to be counted.
@@ -27,6 +31,7 @@ class Rules:
     """
 
     clients_a_word: int = 1
+    clients_a_word_here: int = 1
     standardise: bool = False
     tokens: str | None = None
     vocabulary: int | None = None
@@ -36,7 +41,7 @@ class Rules:
     def __post_init__(self) -> None:
         if self.tokens is not None:
             check_choice("preparation.tokens: wanted", self.tokens, TOKENS)
-        for name, least in (("clients_a_word", 1), ("vocabulary", 2), ("max_length", 1)):
+        for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"preparation.{name}: wanted at least {least}; got {value}.")

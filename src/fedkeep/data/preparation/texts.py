@@ -59,17 +59,25 @@ class Texts:
             return TextSummary(**settings, symbols=symbols)
         if settings["tokens"] == HashedWords.kind:
             return TextSummary(**settings)
-        kind, total, clients = COUNTED[settings["tokens"]], Counter[str](), Counter[str]()
-        if rules.clients_a_word == 1:
-            total = kind.count(self.values[row] for row in counted.rows)
-        else:
-            by_client = counted.rows[np.argsort(counted.client, kind="stable")]
-            starts = np.flatnonzero(np.diff(np.sort(counted.client))) + 1
-            for rows in np.split(by_client, starts):
-                found = kind.count(self.values[row] for row in rows)
-                total.update(found)
-                clients.update(found.keys())
-        return TextSummary(**settings, counts=_writable(total), clients=_writable(clients))
+        total, clients = self._counts(COUNTED[settings["tokens"]], rules, counted)
+        told = {symbol: clients[symbol] for symbol in total} if rules.clients_a_word > 1 else {}
+        return TextSummary(**settings, counts=total, clients=told)
+
+    def _counts(
+        self, kind: type[Vocabulary], rules: Rules, counted: Counted
+    ) -> tuple[dict[str, int], Mapping[str, int]]:
+        """Return how often each symbol occurs, and, where the rules need it, how many clients have it."""
+        if rules.clients_a_word == rules.clients_a_word_here == 1:
+            return _writable(kind.count(self.values[row] for row in counted.rows)), {}
+        total, clients = Counter[str](), Counter[str]()
+        by_client = counted.rows[np.argsort(counted.client, kind="stable")]
+        starts = np.flatnonzero(np.diff(np.sort(counted.client))) + 1
+        for rows in np.split(by_client, starts):
+            found = kind.count(self.values[row] for row in rows)
+            total.update(found)
+            clients.update(found.keys())
+        kept = {s: n for s, n in total.items() if clients[s] >= rules.clients_a_word_here}
+        return _writable(kept), clients
 
 
 def _writable(counts: Mapping[str, int]) -> dict[str, int]:

@@ -1,0 +1,249 @@
+"""What a round over machines does about nodes and clients that are late, lost, refused, broken or somewhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.remote import Packet, RoundPolicy
+from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.memory import Died, Weather
+from fedkeep.remote.server import serve_run
+from tests.engines.test_conformance import reference
+from tests.remote.federations import Devices, federation
+from tests.remote.test_conformance import assert_near, ledger_of, server_of
+from tests.tiny import everyone, on_server, same_bits
+
+CASE = "the share of FedAvg"
+
+
+def served(devices: Devices, folder: Path, *, again: float = 60.0, **changes: Any) -> list[Any]:
+    return serve_run(
+        federation(CASE, **changes), devices.transport, folder / "run", progress=False, again=again
+    )
+
+
+def assert_undisturbed(devices: Devices, folder: Path) -> None:
+    """Assert that the run ended where a simulation does, the same clients having taken part."""
+    expected = reference(CASE, "float32")
+    assert same_bits(server_of(folder / "run"), on_server(expected))
+    kept = devices.kept(ledger_of(folder / "run"))
+    devices.close()
+    assert same_bits(kept, everyone(expected.private, len(expected.data)))
+
+
+def events(folder: Path, kind: str) -> list[str]:
+    lines = map(json.loads, (folder / "run" / "events.jsonl").read_text().splitlines())
+    return [line["text"] for line in lines if line["kind"] == kind]
+
+
+def test_a_node_gets_one_message_a_round_for_all_of_its_clients_training_and_judging_together(
+    tmp_path: Path,
+) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path, evaluate_every=1)
+    devices.close()
+    work = [node for kind, node, _ in devices.transport.carried if kind == "work"]
+    # three rounds of which the second and third judge what was before; one to judge at the end
+    assert sorted(work) == ["node-0"] * 4 + ["node-1"] * 4
+
+
+def test_the_global_model_travels_once_a_message(tmp_path: Path) -> None:
+    sizes = {}
+    for nodes in (1, 6):
+        devices = Devices(CASE, tmp_path / str(nodes), nodes)
+        served(devices, tmp_path / str(nodes), evaluate_every=0, cohort=6)
+        devices.close()
+        sizes[nodes] = max(size for kind, _, size in devices.transport.carried if kind == "work")
+    assert sizes[1] < 3 * sizes[6]  # six clients' orders, one model
+
+
+@pytest.mark.parametrize(
+    "weather", [Weather(lose=0.2), Weather(corrupt=0.2), Weather(duplicate=0.5, delay=0.5)]
+)
+def test_messages_that_are_lost_damaged_doubled_or_overtaken_change_nothing(
+    weather: Weather, tmp_path: Path
+) -> None:
+    devices = Devices(CASE, tmp_path, 3, seed=5, weather=weather)
+    history = served(devices, tmp_path)
+    assert_near(history, reference(CASE, "float32").history)
+    assert_undisturbed(devices, tmp_path)
+
+
+def dies_at(devices: Devices, kind: str, times: int, *, after: bool) -> None:
+    """Let a node die once, as it has got a message of a kind for the n-th time, or before its answer leaves."""
+    left = [times]
+    inner = devices.start
+
+    def start(number: int) -> Any:
+        node = inner(number)
+        serve = node.serve
+
+        def dying(packet: Packet) -> Packet:
+            left[0] -= packet.header["kind"] == kind
+            now = left[0] == 0 and packet.header["kind"] == kind
+            if now and not after:
+                left[0] = -1
+                raise Died
+            answer = serve(packet)
+            if now:
+                left[0] = -1
+                raise Died
+            return answer
+
+        node.serve = dying  # type: ignore[method-assign]
+        return node
+
+    devices.start = start  # type: ignore[method-assign]
+    for number in range(devices.count):
+        devices.restart(f"node-{number}")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "times"), [("hello", 2), ("encoding", 1), ("work", 1), ("work", 4), ("work", 6)]
+)
+def test_a_client_whose_node_dies_is_asked_again_where_it_turns_up(
+    kind: str, times: int, after: bool, tmp_path: Path
+) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    dies_at(devices, kind, times, after=after)
+    served(devices, tmp_path)
+    assert len(devices.transport.deaths) == 1
+    if kind == "work":
+        assert any("is on node" in text for text in events(tmp_path, "moved"))
+    assert_undisturbed(devices, tmp_path)
+
+
+def slow(name: str, packet: Packet) -> float:
+    return 500.0 if name == "node-1" and packet.header["kind"] == "work" else 1.0
+
+
+def test_a_client_that_is_late_sits_out_and_its_state_is_as_before(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2, takes=slow)
+    history = served(devices, tmp_path, policy=RoundPolicy(deadline=100.0), evaluate_every=0)
+    entries = ledger_of(tmp_path / "run")
+    mine = {str(client) for client in devices.nodes[1].clients}
+    assert {client for client, entry in entries.items() if entry.version == 0} >= mine
+    devices.close()
+    late = {r.round: r.value for r in history if r.metric == "late_clients"}
+    assert late
+    assert all(value > 0 for value in late.values())
+    assert {r.round: r.value for r in history if r.metric == "lost_clients"} == late
+    assert events(tmp_path, "late")[0].endswith("had not answered at the round's deadline.")
+
+
+def test_over_selection_takes_the_first_answers(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 6, takes=slow)
+    policy = RoundPolicy(over_selection=1.5)
+    history = served(devices, tmp_path, policy=policy, evaluate_every=0, cohort=4, rounds=2)
+    devices.close()
+    assert {r.n for r in history if r.metric == "download_bytes"} == {4}  # of six that are asked
+    assert "was not waited for: the first 4 answers are taken." in events(tmp_path, "late")[0]
+
+
+def test_a_round_below_the_minimum_does_not_count_and_is_tried_again(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    devices.back = 300.0
+    dies_at(devices, "work", 1, after=False)
+    served(devices, tmp_path, policy=RoundPolicy(deadline=50.0, minimum=4))
+    texts = events(tmp_path, "round")
+    assert "does not count" in texts[0]
+    assert texts[0].endswith("It is tried again in 10 s.")
+    assert_undisturbed(devices, tmp_path)
+
+
+def test_a_client_on_two_nodes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    twin = devices.start(1)
+    twin.folder = tmp_path / "twin"
+    devices.transport.join("node-9", twin.serve)
+    with pytest.raises(
+        ConfigError, match=r"^Client 'user-\d' is declared on two nodes, 'node-1' and 'node-9'\."
+    ):
+        served(devices, tmp_path)
+    devices.close()
+    twin.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_order_beyond_the_transports_limit_is_said_clearly(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2, most_bytes=500)
+    with pytest.raises(
+        ConfigError, match=r"^The message '\w+' to node 'node-0' has [\d,]+ bytes, and this transport"
+    ):
+        served(devices, tmp_path)
+    devices.close()
+
+
+def changed(packet: Packet, **header: Any) -> Packet:
+    return Packet({**packet.header, **header}, packet.tensors)
+
+
+WRONG: dict[str, tuple[Callable[[Packet], Packet], str]] = {
+    "another run": (lambda p: changed(p, run="other"), "they are not to these orders"),
+    "another round": (lambda p: changed(p, round=7), "they are not to these orders"),
+    "another attempt": (lambda p: changed(p, attempt=7), "they are not to these orders"),
+    "other clients": (
+        lambda p: changed(p, answers=[{**a, "client": "nobody"} for a in p.header["answers"][:1]] + p.header["answers"][1:]),
+        "they are not to these orders",
+    ),
+    "no upload": (
+        lambda p: Packet(
+            {**p.header, "answers": [{**a, "status": "idle"} for a in p.header["answers"]]},
+            {n: v for n, v in p.tensors.items() if not n.startswith("answer/")},
+        ),
+        "no upload came",
+    ),
+    "an unknown kind": (lambda p: changed(p, kind="surprise"), "was refused: kind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_answers_that_are_not_to_the_orders_are_refused_and_the_others_count(
+    name: str, tmp_path: Path
+) -> None:
+    twist, said = WRONG[name]
+    devices = Devices(CASE, tmp_path, 2)
+    inner = devices.nodes[1].serve
+
+    def serve(packet: Packet) -> Packet:
+        answer = inner(packet)
+        return twist(answer) if answer.header["kind"] == "answers" else answer
+
+    devices.transport.leave("node-1")
+    devices.transport.join("node-1", serve)
+    history = served(devices, tmp_path, evaluate_every=0, policy=RoundPolicy(deadline=1000.0))
+    entries = ledger_of(tmp_path / "run")
+    assert all(entries[str(client)].version == 0 for client in devices.nodes[1].clients)
+    devices.close()
+    assert any(said in text for text in events(tmp_path, "refused")), events(tmp_path, "refused")
+    assert any(r.metric == "refused_clients" for r in history)
+
+
+def test_results_of_judging_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 1)
+    inner = devices.nodes[0].serve
+
+    def serve(packet: Packet) -> Packet:
+        answer = inner(packet)
+        judged = [{**one, "split": "train"} for one in answer.header.get("judged", ())]
+        return changed(answer, judged=judged) if judged else answer
+
+    devices.transport.leave("node-0")
+    devices.transport.join("node-0", serve)
+    served(devices, tmp_path, rounds=2, evaluate_every=1, policy=RoundPolicy(deadline=1000.0, minimum=0))
+    devices.close()
+    assert any(
+        "a result of judging 'train' that nobody asked for" in text for text in events(tmp_path, "refused")
+    )
+
+
+def test_devices_on_other_machines_are_not_asked_to_adapt() -> None:
+    with pytest.raises(MethodError, match="^Devices on other machines are not asked to personalise"):
+        Fleet.adapt(None, [], None)  # type: ignore[arg-type]

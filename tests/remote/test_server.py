@@ -1,0 +1,194 @@
+"""A run across machines goes on where it was stopped, can be rolled back, judged, and read by reports."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeep import simulate
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.records import from_line
+from fedkeep.remote.kept import kept_rounds, roll_back
+from fedkeep.remote.memory import Died
+from fedkeep.remote.server import Roster, serve_run
+from fedkeep.report.page import write_report
+from tests.engines.test_conformance import CASES, COHORT, SEED, reference, trained
+from tests.remote.federations import Devices, federation
+from tests.remote.test_conformance import assert_near, ledger_of, server_of
+from tests.tiny import everyone, files, on_server, same_bits
+
+CASE = "the share of FedAvg"
+
+
+def served(devices: Devices, folder: Path, **changes: Any) -> list[Any]:
+    options = {k: changes.pop(k) for k in ("keep_rounds", "judge_only", "patience") if k in changes}
+    return serve_run(
+        federation(CASE, **changes), devices.transport, folder / "run", progress=False, **options
+    )
+
+
+def stops_after(devices: Devices, rounds: int) -> None:
+    """Let the server die as it sends the messages of the round after so many."""
+    send = devices.transport.send
+    seen: set[int] = set()
+
+    def stopping(messages: Any) -> list[str]:
+        given = list(messages)
+        seen.update(packet.header["round"] for _, packet in given if packet.header["kind"] == "work")
+        if len(seen) > rounds:
+            devices.transport.send = send  # type: ignore[method-assign]
+            raise Died
+        return send(given)
+
+    devices.transport.send = stopping  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_server_that_was_killed_goes_on_at_the_next_round_by_itself(rounds: int, tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    stops_after(devices, rounds)
+    with pytest.raises(Died):
+        served(devices, tmp_path)
+    before = len(devices.transport.carried)
+    history = served(devices, tmp_path)
+    asked = [kind for kind, _, _ in devices.transport.carried[before:]]
+    assert asked.count("hello") == 2  # nodes are met anew
+    expected = reference(CASE, "float32")
+    assert same_bits(server_of(tmp_path / "run"), on_server(expected))
+    assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
+    devices.close()
+    assert_near(history, expected.history)  # the evaluation of round 2, made with round 3, is there once
+
+
+def test_a_finished_run_that_is_served_again_changes_nothing(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    first = served(devices, tmp_path)
+    before = files(tmp_path / "run", but=("run.json", "lock", "events.jsonl"))
+    assert served(devices, tmp_path) == first
+    devices.close()
+    assert files(tmp_path / "run", but=("run.json", "lock", "events.jsonl")) == before
+
+
+def test_a_run_that_is_made_longer_ends_like_one_that_was_that_long(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path)
+    served(devices, tmp_path, rounds=5)
+    torch.manual_seed(0)
+    case = CASES[CASE]
+    longer = simulate(
+        case.model(), case.method, case.data, rounds=5, cohort=COHORT, seed=SEED, engine="sequential"
+    )
+    assert same_bits(server_of(tmp_path / "run"), on_server(longer))
+    assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(longer.private, 6))
+    devices.close()
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_a_server_that_was_rolled_back_is_followed_by_its_devices(to: int, tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path, keep_rounds=3)
+    assert kept_rounds(tmp_path / "run") == [1, 2, 3]
+    roll_back(tmp_path / "run", to)
+    assert kept_rounds(tmp_path / "run") == list(range(1, to + 1))
+    history = served(devices, tmp_path, keep_rounds=3)
+    expected = reference(CASE, "float32")
+    assert same_bits(server_of(tmp_path / "run"), on_server(expected))
+    assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
+    devices.close()
+    assert_near(history, expected.history)
+
+
+def test_rounds_that_are_not_kept_are_named(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path, keep_rounds=1)
+    devices.close()
+    with pytest.raises(
+        RunError, match=r"does not keep round 1; it keeps \[2, 3\]\. Serve the run with keep_rounds=N"
+    ):
+        roll_back(tmp_path / "run", 1)
+
+
+def test_a_federation_can_be_judged_without_training(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    history = served(devices, tmp_path)
+    before = files(tmp_path / "run", but=("lock", "events.jsonl"))
+    trains = len(devices.transport.carried)
+    judged = served(devices, tmp_path, judge_only=True)
+    devices.close()
+    assert [kind for kind, _, _ in devices.transport.carried[trains:]].count("work") == 2
+    last = [r for r in history if r.round == 3 and r.split in ("valid", "test") and r.client is None]
+    assert [r for r in judged if r.client is None] == last
+    after = files(tmp_path / "run", but=("lock", "events.jsonl"))
+    lines = after.pop("judged.jsonl").decode().splitlines(keepends=True)
+    assert after == before
+    assert list(map(from_line, lines)) == judged
+
+
+def test_judging_alone_wants_a_run(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    with pytest.raises(RunError, match="holds no run to judge"):
+        served(devices, tmp_path, judge_only=True)
+    devices.close()
+
+
+def test_a_report_is_made_of_the_runs_folder(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path)
+    devices.close()
+    write_report([tmp_path / "run"], tmp_path / "page")
+    assert "accuracy" in (tmp_path / "page" / "report.md").read_text()
+
+
+def test_a_run_waits_for_its_clients_and_says_how_many_are_there(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    late = devices.transport
+    late.leave("node-1")
+    late.after(500.0, lambda: late.join("node-1", devices.nodes[1].serve))
+    with pytest.raises(ConfigError, match=r"^Wanted 6 clients that are there, got 3 in 100 s\."):
+        served(devices, tmp_path, patience=100.0)
+    assert not (tmp_path / "run").exists()
+    history = served(devices, tmp_path, patience=1000.0)
+    devices.close()
+    assert_near(history, reference(CASE, "float32").history)
+
+
+def test_a_folder_with_a_simulation_is_not_gone_on_with(tmp_path: Path) -> None:
+    trained(CASE, "float32", out=tmp_path / "run")
+    devices = Devices(CASE, tmp_path, 2)
+    with pytest.raises(RunError, match="is a simulation, not a run across machines"):
+        served(devices, tmp_path)
+    devices.close()
+
+
+def test_a_state_that_is_gone_is_reported_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    stops_after(devices, 1)
+    with pytest.raises(Died):
+        served(devices, tmp_path)
+    devices.transport.leave("node-1")
+    devices.nodes[1].close()
+    shutil.rmtree(tmp_path / "1")
+    devices.restart("node-1")
+    history = served(devices, tmp_path)
+    entries = ledger_of(tmp_path / "run")
+    devices.close()
+    gone = {str(c) for c in devices.nodes[1].clients}
+    assert any(
+        entries[client].version == 1 for client in gone
+    )  # as it was: nothing was reset, nothing counted anew
+    lost = [r for r in history if r.metric == "lost_clients"]
+    assert lost
+    assert "this device has none" in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_the_order_of_clients_is_that_of_their_ids_whatever_node_they_are_on() -> None:
+    roster = Roster.of({"b": {"train": 1}, "a": {"train": 0}, "c": {"train": 2}})
+    assert list(roster.ids) == ["a", "b", "c"]
+    assert roster.trains.tolist() == [1, 2]
+    assert roster.index("c") == 2
+    with pytest.raises(ConfigError, match="^Client 'd' is none of this run's 3 clients"):
+        roster.index("d")
