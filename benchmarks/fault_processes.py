@@ -94,7 +94,7 @@ class Harm:
 
     def do(self, kind: str) -> dict[str, Any]:
         """Do something at a random instant of a round, and wait until a round is finished after it."""
-        delay = self.draw.random() * 20
+        delay = self.draw.random() * 10
         time.sleep(delay)
         before, began = rounds_done(self.place.run), time.monotonic()
         what = KINDS[kind](self)
@@ -219,6 +219,7 @@ class Harm:
             SHIFTED.format(seconds=seconds),
             *node.command(),
         ]
+        (self.link.processes.logs / f"{name}.log").unlink(missing_ok=True)
         self.link.processes.start(name, [python, *words], **node.environment())
         try:
             self.link.processes.await_text(name, JOINED, PATIENCE)
