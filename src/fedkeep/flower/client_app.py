@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -9,16 +11,22 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.flower.nodes import node_of
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet
+from fedkeep.remote.node import Node
 
 app = ClientApp()
 
 
 @app.query()
 def serve(message: Message, context: Context) -> Message:
-    """Answer a message; what is malformed, and a device that cannot serve, is answered by a reason."""
+    """Answer a message."""
+    return answered(message, lambda packet: node_of(context))
+
+
+def answered(message: Message, find: Callable[[Packet], Node]) -> Message:
+    """Let the node that a packet is for answer a message; what is malformed, or cannot be served, gets a reason."""
     try:
         packet = from_records(message.content)
-        node = node_of(context)
+        node = find(packet)
         try:
             reply = node.serve(packet)
         finally:
