@@ -108,7 +108,7 @@ def project(tmp_path, monkeypatch, text=CONFIG, **settings):
     monkeypatch.syspath_prepend(tmp_path)
     given = {
         "config": "config.toml", "out": str(tmp_path / "run"), "devices": str(tmp_path / "devices"),
-        "status": str(tmp_path / "status.json"), "clients": 6, "limit": 0, "judge-only": False, **settings,
+        "status": str(tmp_path / "status.json"), "clients": 6, "limit": 0, "judge-only": False, "patience": 60.0, **settings,
     }  # fmt: skip
     made = context(1)
     made.run_config.update(given)

@@ -83,7 +83,7 @@ class Link:
         if done.returncode and "already in use" not in done.stdout + done.stderr:
             raise RunError(f"The link does not take the key of node {node}: {_said(done)}")
 
-    def submit(self, project: Path, settings: Mapping[str, str | int]) -> str:
+    def submit(self, project: Path, settings: Mapping[str, str | int | float]) -> str:
         """Start a run of a project; return Flower's number of it.
 
         Raises:

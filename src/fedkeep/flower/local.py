@@ -127,7 +127,7 @@ def start_node(link: Link, name: str, node: SuperNode) -> None:
 
 
 def train(
-    local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int] = {}
+    local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int | float] = {}
 ) -> None:
     """Run the project to its end, and tell each round.
 

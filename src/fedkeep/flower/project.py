@@ -54,6 +54,7 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         "status": "",  # a file in which the server app says how it is
         "clients": 0,  # how many clients must be there; 0: as the configuration says
         "limit": 0,  # bytes of a message; 0: Flower's own
+        "patience": 3600.0,  # seconds to wait for clients before the first round
         "judge-only": False,
     }
     project = {

@@ -34,8 +34,10 @@ def main(grid: Grid, context: Context) -> None:
             federation = replace(federation, clients=int(settings["clients"]))
         transport = GridTransport(grid, limit=int(settings["limit"]) or LIMIT)
         tell("The server app has started.")
-        out = Path(str(settings["out"]))
-        serve_run(federation, transport, out, judge_only=bool(settings["judge-only"]), progress=False)
+        serve_run(
+            federation, transport, Path(str(settings["out"])), patience=float(settings["patience"]),
+            judge_only=bool(settings["judge-only"]), progress=False,
+        )  # fmt: skip
     except FedkeepError as error:
         write_status(path, Status("failed", str(error), os.getpid()))
         raise
