@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 
+TROUBLE = ("refused", "lost", "broken", "late", "left")
+START = 300.0  # seconds until all nodes have answered, on a machine that is busy too
 LOOK = 0.5  # seconds between two looks at how far the run is
 SILENT = 20.0  # seconds between two questions to Flower whether the server app still runs
 Say = Callable[[str], None]
@@ -136,7 +139,8 @@ def train(
     """
     local.status.unlink(missing_ok=True)
     clients = sum(map(len, local.clients.values()))
-    run = link.submit(local.folder / "project", {"status": str(local.status), "clients": clients, **settings})
+    given = {"status": str(local.status), "clients": clients, "patience": START}
+    run = link.submit(local.folder / "project", {**given, **settings})
     try:
         _follow(local, link, run, say)
     except BaseException:  # Ctrl-C too
@@ -145,12 +149,15 @@ def train(
 
 
 def _follow(local: Local, link: Link, run: str, say: Say) -> None:
-    done, asked = -1, time.monotonic()
+    done, told, asked = -1, len(troubles(local.run)), time.monotonic()
     while True:
         status = read_status(local.status)
         if (round := rounds_done(local.run)) != done:
             done = round
-            say(f"Round {done} is finished." if done else "The server app has started.")
+            say(f"Rounds finished: {done}." if done else "Waiting for the first round.")
+        for text in troubles(local.run)[told:]:
+            say(text)
+            told += 1
         if status.state == "finished":
             return
         if status.state == "failed":
@@ -163,6 +170,16 @@ def _follow(local: Local, link: Link, run: str, say: Say) -> None:
                 raise RunError(f"The server app ended without a word ({state}). The link's log is in {logs}.")
             asked = time.monotonic()
         time.sleep(LOOK)
+
+
+def troubles(run: Path) -> list[str]:
+    """Return what a run's events say of nodes and clients that are not as they should be."""
+    try:
+        lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    events = [json.loads(line) for line in lines]
+    return [event["text"] for event in events if event["kind"] in TROUBLE]
 
 
 def rounds_done(run: Path) -> int:
