@@ -195,3 +195,48 @@ def test_the_policy_of_rounds_is_that_of_the_configuration():
         "buffered",
         5,
     )
+
+
+def test_two_runs_over_one_link_do_not_meet(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    texts = {
+        name: CONFIG.replace("batch_size = 8", f"batch_size = {size}").replace("rounds = 3", "rounds = 1")
+        for name, size in (("one", 8), ("two", 4))
+    }
+    for name, text in texts.items():
+        made = replace(federation_of(text), clients=6)
+        serve_run(made, GridTransport(grid), tmp_path / name, progress=False, poll=0.01)
+    for name, text in texts.items():
+        expected = run_config(
+            parse_config(text, "", {"run.engine": "sequential"}), out=tmp_path / f"{name}-simulated"
+        )
+        commit = read_commit(tmp_path / name, read_info(tmp_path / name))
+        found = load_verified(tmp_path / name / commit.server, commit.server_sha256)
+        assert all(torch.equal(found[f"params/{n}"], value) for n, value in expected.server.items())
+    for name in place.clients:
+        assert len(list((place.folder / "nodes" / name / "state").glob("*.db"))) == 2
+
+
+def test_a_client_that_stands_on_two_nodes_ends_the_run_with_one_line(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    path = place.folder / "nodes" / "node-2" / "node.toml"
+    path.write_text(path.read_text().replace('"user-1"', '"user-0"'))
+    with pytest.raises(ConfigError, match="Client .user-0. is declared on two nodes, .7. and .8.") as error:
+        serve_run(
+            replace(federation_of(CONFIG), clients=6),
+            GridTransport(grid),
+            place.run,
+            progress=False,
+            poll=0.01,
+        )
+    assert "\n" not in str(error.value)
+    assert not place.run.exists()
+
+
+def test_a_node_without_data_says_so(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    path = place.folder / "nodes" / "node-1" / "node.toml"
+    path.write_text(path.read_text().replace("many_user_text", "no_such_reader"))
+    carrier = GridTransport(grid)
+    (reply,) = carrier.receive(carrier.send([("7", Packet({"kind": "hello"}))]))
+    assert "data.reader: there is no reader 'no_such_reader'" in reply.packet.header["reason"]

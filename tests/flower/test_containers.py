@@ -43,7 +43,8 @@ def test_every_volume_is_declared_and_no_two_services_share_one():
 
 def test_a_private_key_is_mounted_where_it_is_used_and_nowhere_else():
     keys = {
-        name: [v.split(":")[0] for v in service["volumes"] if ".key:" in v] for name, service in SERVICES.items()
+        name: [v.split(":")[0] for v in service["volumes"] if ".key:" in v]
+        for name, service in SERVICES.items()
     }
     assert keys == {"link": ["./keys/link.key"], "server-app": []} | {n: [f"./keys/{n}.key"] for n in NODES}
     mounts = [v for service in SERVICES.values() for v in service["volumes"] if v.startswith(".")]
@@ -84,7 +85,9 @@ def test_the_image_is_pinned_and_runs_as_nobody_special():
     runs = [text for word, text in told if word == "RUN"]
     for text in runs:
         assert "sudo" not in text
-        assert "apt-get install" not in text or ("--no-install-recommends" in text and "rm -rf /var/lib/apt" in text)
+        assert "apt-get install" not in text or (
+            "--no-install-recommends" in text and "rm -rf /var/lib/apt" in text
+        )
         assert all("--no-cache-dir" in part for part in text.split("&&") if "pip install" in part)
     users = [text for word, text in told if word == "USER"]
     assert users == ["fedkeep"]

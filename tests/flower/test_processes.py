@@ -119,8 +119,13 @@ def test_a_node_that_ends_is_not_waited_for_by_what_it_has_started():
     assert time.monotonic() < began + 12
 
 
-def test_a_node_that_had_joined_ends_as_its_process_did():
-    assert watched("SuperNode ID: 7") == (3, "")
+def test_a_node_that_had_joined_is_started_again_until_it_is_told_to_end(tmp_path):
+    code = "import sys; print('SuperNode ID: 7'); print('bad record mac'); sys.exit(3)"
+    with Processes(tmp_path) as processes:
+        processes.start("one", [sys.executable, "-c", code])
+        processes.await_text(
+            "one", "The node ended: bad record mac. It is started again.\nSuperNode ID: 7", 30
+        )
 
 
 @pytest.mark.parametrize(

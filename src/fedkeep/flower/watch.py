@@ -40,7 +40,7 @@ REASONS = {
 
 
 class Watch:
-    """A command that runs, once or, while its node is still taken to be there, several times."""
+    """A command that runs, and is started again while that helps."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command, self.ended = list(command), False
@@ -49,17 +49,24 @@ class Watch:
             signal.signal(number, self._end)
 
     def run(self) -> int:
-        """Return the command's exit code, or 2 where its node could not join."""
-        began = time.monotonic()
+        """Return the command's exit code, or 2 where its node could not join.
+
+        A node that has joined once is started again whenever it ends: Flower's gives up where a connection is damaged.
+        """
+        began, joined = time.monotonic(), False
         while True:
             code, said = self._once()
-            if self.ended or code == 0 or JOINED in said:
-                return 0 if self.ended else code
+            joined = joined or JOINED in said
+            if self.ended or (code == 0 and not joined):
+                return 0
             left = began + PATIENCE - time.monotonic()
-            if NOT_NOW not in said or left < 0:
+            if not joined and (NOT_NOW not in said or left < 0):
                 sys.stderr.write(f"Error: the node could not join: {reason(said)}.\n")
                 return WRONG_USE
-            sys.stdout.write(f"Not yet: {KEY}. Trying for {left:.0f} s, as after a crash.\n")
+            why = (
+                f"The node ended: {reason(said)}" if joined else f"Not yet: {KEY}. Giving up in {left:.0f} s"
+            )
+            sys.stdout.write(f"{why}. It is started again.\n")
             sys.stdout.flush()
             time.sleep(AGAIN)
 
