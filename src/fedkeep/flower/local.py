@@ -200,8 +200,8 @@ def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port
     config = parse_config(text)
     ids = [str(client) for client in build_source(config.data, config.seed, data_folder).ids]
     return Local(
-        folder=folder.resolve(), config_text=text, data=located_data(config, data_folder), clients=share_out(ids, nodes),
-        seed=config.seed, port=port,
+        folder=folder.resolve(), config_text=text, data=located_data(config, data_folder),
+        clients=share_out(ids, nodes), seed=config.seed, port=port,
     )  # fmt: skip
 
 
