@@ -35,10 +35,12 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("where", choices=("ray", "nodes"))
     parser.add_argument("--rows", choices=("few", "all"), default="few")
+    parser.add_argument("--case", action="append", help="these alone, in float32; may be repeated")
     parser.add_argument("--nodes", type=int, default=4)
     given = parser.parse_args(words)
-    kinds = ("float32",) if given.rows == "few" else ("float32", "float64")
-    rows = [(case, kind) for case in (FEW if given.rows == "few" else CASES) for kind in kinds]
+    kinds = ("float32", "float64") if given.rows == "all" and not given.case else ("float32",)
+    cases = given.case or (FEW if given.rows == "few" else CASES)
+    rows = [(case, kind) for case in cases for kind in kinds]
     with tempfile.TemporaryDirectory(prefix="fedkeep-conformance-") as folder:
         os.environ |= {FOLDER: folder, ROWS: json.dumps(rows), "FEDKEEP_NODES": str(given.nodes)}
         os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
