@@ -52,7 +52,7 @@ def deploy(
     finally:
         signal.signal(signal.SIGTERM, before)
     page = write_report([place.run], folder, "", None)
-    say(f"Everything is stopped. The run: {place.run}. Its page: {page}")
+    say(f"Everything is stopped. The run: {folder / 'run'}. Its page: {page}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
