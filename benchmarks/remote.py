@@ -1,9 +1,10 @@
 """What a message across machines costs the processor, above a bare echo of the same bytes.
 
 ``python -m benchmarks.remote`` writes ``results/remote.json``. A message has one client. Both sides stand in this
-process over ``MemoryTransport``; training is done beforehand, so a round is the server's work, the transport's, and the
-node's with its durable state. Taken off are the same round with a device in this process, and nodes that send back what they were
-told to. Its claim: at most 5 ms a message on W1, at most 3 ms for a FURL model of the conformance table's size.
+process over ``MemoryTransport``; training is done beforehand, so a round is the server's work, the transport's, and
+the node's with its durable state. Taken off are the same round with a device in this process, and nodes that send back
+what they were told to. Its claim: at most 5 ms a message on W1, at most 3 ms for a FURL model of the conformance
+table's size.
 """
 
 from __future__ import annotations

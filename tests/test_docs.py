@@ -14,6 +14,7 @@ from tests.documents import ROOT, blocks, fedkeep_commands, run_python
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WITH_COMMANDS = [ROOT / "README.md", *PAGES]
+GROUPS = ("device",)  # whose commands have two words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -41,7 +42,8 @@ def test_the_commands_of_a_page_are_understood(
     page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in fedkeep_commands(page):
-        text = help_of(words[:1] if words[0] != "--version" else [], monkeypatch, capsys)
+        command = words[: 1 + (words[0] in GROUPS)] if words[0] != "--version" else []
+        text = help_of(command, monkeypatch, capsys)
         known = set(re.findall(r"--[a-z][a-z-]*", text))
         assert {w.split("=")[0] for w in words if w.startswith("--")} <= known, words
 
@@ -56,12 +58,17 @@ def test_every_command_stands_in_the_documents(
 
 
 def test_configurations_in_the_documents_are_valid() -> None:
-    from fedkeep.experiments.config import parse_config
+    from fedkeep.experiments.config import checked, parse_config, parse_toml
+    from fedkeep.remote.config import NodeConfig
 
     texts = [block for page in PAGES for block in blocks(page, "toml")]
     assert texts
     for block in texts:
-        parse_config(block.text, block.name)
+        content = parse_toml(block.text, block.name)
+        if "device" in content:
+            checked(NodeConfig, content, block.name)
+        else:
+            parse_config(block.text, block.name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from fedkeep.methods.client import nothing
 from fedkeep.methods.server import no_state
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.buffered import check_buffered
+from fedkeep.remote.memory import Died
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, Case
 from tests.methods.table import ROWS
 from tests.remote.federations import Devices, federation
-from tests.remote.test_conformance import server_of
+from tests.remote.test_conformance import ledger_of, server_of
 from tests.tiny import Logits, classes, same_bits
 
 SECONDS = (1.03, 2.57, 7.11, 3.49, 1.61, 4.73)
@@ -123,6 +125,30 @@ def test_without_delay_and_with_a_buffer_as_large_as_the_cohort_it_is_synchronou
     assert [(r.round, r.split, r.metric, r.n) for r in history if r.client is None] == [
         (r.round, r.split, r.metric, r.n) for r in plain.history if r.client is None
     ]
+
+
+def test_buffered_rounds_go_on_after_the_server_was_killed_and_no_state_is_lost(tmp_path: Path) -> None:
+    case = "the share of FedAvg"
+    devices = Devices(case, tmp_path / "devices", 6, takes=took)
+    run = federation(case, policy=RoundPolicy(mode="buffered", buffer=2), cohort=4, rounds=6)
+    send, left = devices.transport.send, [20]
+
+    def stopping(messages: Any) -> list[str]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Died
+        return send(messages)
+
+    devices.transport.send = stopping  # type: ignore[method-assign]
+    with pytest.raises(Died):
+        serve_run(run, devices.transport, tmp_path / "run", progress=False)
+    history = serve_run(run, devices.transport, tmp_path / "run", progress=False)
+    entries = ledger_of(tmp_path / "run")
+    devices.kept(entries)  # every version that the ledger names is there
+    devices.close()
+    assert sum(entry.version for entry in entries.values()) == 6 * 2
+    assert history[-1].round == 6
+    assert '"kind": "lost"' not in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 def test_methods_whose_state_assumes_synchrony_say_so_and_are_refused_by_name() -> None:

@@ -183,8 +183,18 @@ def test_a_log_without_its_file(tmp_path: Path) -> None:
     file_of(tmp_path, RUN).with_name(f"{RUN}.db-wal").write_bytes(b"x")
     with pytest.raises(StoreError, match="is missing, and its log is there"):
         opened(tmp_path)
-    with pytest.raises(StoreError, match="has private states on this device already"):
+    with pytest.raises(StoreError, match="is missing, and its log is there"):
         made(tmp_path)
+
+
+def test_an_error_does_not_say_where_the_file_is(tmp_path: Path) -> None:
+    """Its text goes to the server."""
+    file_of(tmp_path, RUN).mkdir()
+    with pytest.raises(StoreError) as error:
+        opened(tmp_path)
+    assert str(error.value) == (
+        "The private state of the run 'abc123' cannot be read: Is a directory. Restore it from a copy, or forget it."
+    )
 
 
 def test_a_damaged_log_loses_its_message_and_says_so(folder: Path, tmp_path: Path) -> None:

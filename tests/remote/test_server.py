@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,17 @@ def test_judging_alone_wants_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run to judge"):
         served(devices, tmp_path, judge_only=True)
     devices.close()
+
+
+def test_who_came_before_the_first_round_is_in_the_runs_events(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    served(devices, tmp_path)
+    devices.close()
+    first = (tmp_path / "run" / "events.jsonl").read_text().splitlines()[:2]
+    assert [json.loads(line)["text"] for line in first] == [
+        "Node 'node-0' has 3 clients.",
+        "Node 'node-1' has 3 clients.",
+    ]
 
 
 def test_a_report_is_made_of_the_runs_folder(tmp_path: Path) -> None:

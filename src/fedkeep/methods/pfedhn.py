@@ -106,7 +106,10 @@ def pfedhn(
     check_uniform("pfedhn", server)
     first = FirstHypernetwork(embedding=embedding, hidden=tuple(hidden), seed=seed)
     moving = Server(
-        state=first, send=own_model, reduce=PullBack(), update=MoveHypernetwork(step=server.update),
+        state=first,
+        send=own_model,
+        reduce=PullBack(),
+        update=MoveHypernetwork(step=server.update),
         synchronous=True,
     )
     return Method(name="pfedhn", client=Client(phases=(local,)), server=moving, predict_shared=None)

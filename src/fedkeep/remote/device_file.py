@@ -123,10 +123,7 @@ class DeviceFile:
     def _check_there(self) -> None:
         if self.path.exists():
             return
-        if logs_of(self.path):
-            raise StoreError(
-                f"The private state of the run {self.run!r} is missing, and its log is there. Restore it from a copy."
-            )
+        _check_no_log(self.path)
         raise StoreError(f"The run {self.run!r} has no private state on this device.")
 
     def _read_about(self, owner: str | None) -> About:
@@ -249,9 +246,10 @@ class DeviceFile:
         return len(gone)
 
     def damaged(self, error: Exception) -> StoreError:
-        """Return the error of a file that can't be read."""
+        """Return the error of a file that can't be read. It may leave the device, so it does not say where."""
+        reason = getattr(error, "strerror", None) or error
         return StoreError(
-            f"The private state of the run {self.run!r} cannot be read: {error}. Restore it from a copy, or forget it."
+            f"The private state of the run {self.run!r} cannot be read: {reason}. Restore it from a copy, or forget it."
         )
 
     def close(self) -> None:
@@ -304,8 +302,9 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
     Raises:
         StoreError: it is there, or can't be written.
     """
-    if path.exists() or logs_of(path):
+    if path.exists():
         raise StoreError(f"The run {path.stem!r} has private states on this device already.")
+    _check_no_log(path)
     content = _about_text(about)
     format = RowFormat(_initial(about.columns))
     first: list[tuple[str, Sequence[Any]]] = [
@@ -347,6 +346,13 @@ def remove(path: Path, patience: float = PATIENCE) -> list[Path]:
         lock.release()
     Path(lock.lock_file).unlink(missing_ok=True)
     return gone
+
+
+def _check_no_log(path: Path) -> None:
+    if logs_of(path):
+        raise StoreError(
+            f"The private state of the run {path.stem!r} is missing, and its log is there. Restore it from a copy."
+        )
 
 
 def _about_text(about: About) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -55,9 +55,18 @@ class Events:
         """Note an event."""
         event = Event(seconds=self.now(), round=self.round, kind=kind, text=text, node=node, client=client)
         self.said.append(event)
-        if self.path is not None:
-            try:
-                with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(event)) + "\n")
-            except OSError:
-                self.path = None
+        self._write([event])
+
+    def write_to(self, path: Path) -> None:
+        """Keep events in a file from now on, and those that were said before."""
+        self.path = path
+        self._write(self.said)
+
+    def _write(self, events: Iterable[Event]) -> None:
+        if self.path is None:
+            return
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(event)) + "\n" for event in events)
+        except OSError:
+            self.path = None

@@ -210,7 +210,7 @@ class _Serving:
             if goes_on
             else RunDirectory.create(self.out, self._info(), run_id=str(info["run"]))
         )
-        self.events.path = self.out / "events.jsonl"
+        self.events.write_to(self.out / "events.jsonl")
         self._recover(self.directory)
 
     def run(self, pause: float, keep_rounds: int, progress: bool | None) -> list[Record]:

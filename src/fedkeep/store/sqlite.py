@@ -33,23 +33,12 @@ from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params
 from fedkeep.store.base import ClientIndices, Default
-from fedkeep.store.database import Database, logs_of, new_file
+from fedkeep.store.database import TABLES, Database, logs_of, new_file
 from fedkeep.store.rows import CRC, RowFormat, digest_of, entries_of, hash_of_ids
 from fedkeep.store.staging import Staging
 
 FORMAT = 3
 FILE = "store.db"
-TABLES = """
-CREATE TABLE about (content TEXT NOT NULL);
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, digest TEXT NOT NULL);
-CREATE TABLE kept (
-    version INTEGER PRIMARY KEY,
-    client INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    crc INTEGER NOT NULL,
-    row BLOB NOT NULL
-);
-"""
 MOST_ROUNDS = MOST_VERSIONS = CRC
 _SCANNED = 4096
 
@@ -328,11 +317,7 @@ class SqliteStore(Staging):
         self._ready = True
 
     def copy(self, path: Path) -> None:
-        """Write a copy of the file, as it was last committed, to another place.
-
-        Raises:
-            RunError: the disk is full or can't be written.
-        """
+        """Write a copy of what was committed to another place; RunError where that can't be written."""
         try:
             self._opened().query("VACUUM INTO ?", (str(path),))
             with closing(sqlite3.connect(path)) as copy:

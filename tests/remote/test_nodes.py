@@ -1,0 +1,125 @@
+"""Who is there, what it said, and where each client is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedkeep.remote import Packet
+from fedkeep.remote.events import Events
+from fedkeep.remote.memory import MemoryTransport
+from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.wire import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
+
+HELLO = Hello(protocol=PROTOCOL, run="r", code="c", experiment="e", seed=0)
+ENCODE = Encode(run="r", hello=HELLO, encoding={}, fingerprint={})
+
+
+def device(*clients: str, run: str = "r", refuses: str = "") -> Any:
+    """Return a device that has these clients."""
+
+    def serve(packet: Packet) -> Packet:
+        if packet.header["kind"] == "hello":
+            return told(Here(run=run, clients=list(clients)))
+        if refuses:
+            return told(Refused(run=run, reason=refuses))
+        return told(Fits(run=run, clients={client: {"train": 3} for client in clients}))
+
+    return serve
+
+
+def met(transport: MemoryTransport, seconds: float = 10.0, **options: Any) -> Nodes:
+    nodes = Nodes(transport, HELLO, Events(transport.now), **options)
+    nodes.encode(ENCODE)
+    passed(nodes, seconds)
+    return nodes
+
+
+def passed(nodes: Nodes, seconds: float = 10.0) -> None:
+    for _ in range(int(seconds)):
+        nodes.look()
+        nodes.transport.wait(1.0)
+    nodes.look()
+
+
+def said(nodes: Nodes, kind: str) -> list[str]:
+    return [event.text for event in nodes.events.said if event.kind == kind]
+
+
+def test_nodes_are_asked_once_and_their_clients_have_a_place() -> None:
+    transport = MemoryTransport({"x": device("a", "b"), "y": device("c")})
+    nodes = met(transport)
+    assert nodes.place == {"a": "x", "b": "x", "c": "y"}
+    assert nodes.counts["a"] == {"train": 3}
+    assert [kind for kind, _, _ in transport.carried] == ["hello", "hello", "encoding", "encoding"]
+    assert said(nodes, "joined") == ["Node 'x' has 2 clients.", "Node 'y' has 1 clients."]
+
+
+def test_a_node_that_joins_later_is_told_everything() -> None:
+    transport = MemoryTransport({"x": device("a")})
+    nodes = met(transport)
+    transport.join("y", device("b"))
+    passed(nodes)
+    assert nodes.place == {"a": "x", "b": "y"}
+
+
+def test_clients_of_a_node_that_left_have_no_place_until_they_turn_up() -> None:
+    transport = MemoryTransport({"x": device("a")})
+    nodes = met(transport)
+    transport.leave("x")
+    passed(nodes)
+    assert nodes.place == {}
+    transport.join("x.1", device("a"))
+    passed(nodes)
+    assert nodes.place == {"a": "x.1"}
+    assert said(nodes, "moved") == ["Client 'a' is on node 'x.1'."]
+
+
+def test_a_client_under_a_new_name_is_there_once_the_old_one_is_silent() -> None:
+    transport = MemoryTransport({"x": device("a")})
+    nodes = met(transport, patience=20.0)
+    transport.join("y", device("a"))
+    inner = transport._nodes["x"].serve
+    transport._nodes["x"].serve = lambda packet: transport.leave("x") or inner(packet)  # type: ignore[func-returns-value]
+    passed(nodes, 60.0)
+    assert nodes.place == {"a": "y"}
+    assert nodes.twice == {}
+
+
+def test_a_client_on_two_nodes_that_both_answer_is_declared_twice_and_stays_where_it_was() -> None:
+    transport = MemoryTransport({"x": device("a", "b")})
+    nodes = met(transport)
+    transport.join("y", device("b", "c"))
+    passed(nodes)
+    assert nodes.place == {"a": "x", "b": "x", "c": "y"}
+    assert list(nodes.twice) == ["b"]
+    assert nodes.twice["b"] == (
+        "Client 'b' is declared on two nodes, 'x' and 'y'. A client has one private state: take it out of one node's "
+        "configuration."
+    )
+
+
+def test_a_node_that_refuses_takes_no_part_and_says_why() -> None:
+    nodes = met(MemoryTransport({"x": device("a", refuses="Its model is another."), "y": device("b")}))
+    assert nodes.place == {"b": "y"}
+    assert nodes.refusals == {"x": "Its model is another."}
+    assert nodes.refusal("a") == "Its model is another."
+    assert nodes.refusal("b") is None
+    assert nodes.refusal("nobody") is None
+    assert said(nodes, "refused") == ["Node 'x' takes no part: Its model is another."]
+
+
+def test_a_node_that_answers_for_another_run_or_nonsense_takes_no_part() -> None:
+    transport = MemoryTransport(
+        {"x": device("a", run="other"), "y": lambda packet: Packet({"kind": "here", "run": "r"})}
+    )
+    nodes = met(transport)
+    assert nodes.place == {}
+    assert nodes.refusals["x"] == "it answers for another run."
+    assert nodes.refusals["y"].startswith("A message 'here' was refused: clients")
+
+
+def test_a_node_that_does_not_answer_is_asked_anew() -> None:
+    transport = MemoryTransport({"x": device("a")}, takes=lambda name, packet: 35.0)
+    nodes = met(transport, 30.0, patience=20.0)
+    assert said(nodes, "left") == ["Node 'x': it did not answer for 20 s."]
+    assert [kind for kind, _, _ in transport.carried] == ["hello", "hello"]
