@@ -30,6 +30,9 @@ from tests.tiny import everyone, on_server, same_bits
 FOLDER, ROWS = "FEDKEEP_CASES", "FEDKEEP_ROWS"
 """Environment variables: where states and results go, and the rows, as JSON: ``[[case, type], …]``."""
 
+POLL = 2.0
+"""Seconds between two looks for nodes; a node that has not answered a hello after 60 of them is asked again."""
+
 client = ClientApp()
 server = ServerApp()
 
@@ -86,7 +89,7 @@ def row(transport: GridTransport, case: str, kind: str, folder: Path, count: int
     """Train a row; say whether the server's values, all private ones and the records are those of ``sequential``."""
     out, began = folder / "runs" / f"{case}, {kind}", time.monotonic()
     try:
-        history = serve_run(federation(case, kind), transport, out, progress=False, poll=0.2)
+        history = serve_run(federation(case, kind), transport, out, progress=False, poll=POLL)
         seconds = time.monotonic() - began
         expected = reference(case, kind)
         assert_near(history, expected.history)

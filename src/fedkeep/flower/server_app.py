@@ -17,6 +17,9 @@ from fedkeep.flower.transport import LIMIT, GridTransport
 from fedkeep.remote.server import serve_run
 
 app = ServerApp()
+POLL = 2.0
+"""Seconds between two looks for nodes. A node that has not answered a hello after 60 of them is asked again; as each
+message starts a process there, a busy device needs a minute."""
 
 
 @app.main()
@@ -36,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         tell("The server app has started.")
         serve_run(
             federation, transport, Path(str(settings["out"])), patience=float(settings["patience"]),
-            judge_only=bool(settings["judge-only"]), progress=False,
+            judge_only=bool(settings["judge-only"]), progress=False, poll=POLL,
         )  # fmt: skip
     except FedkeepError as error:
         write_status(path, Status("failed", str(error), os.getpid()))
