@@ -1,6 +1,6 @@
-"""The conformance table on Flower: in its Ray simulation, or on real nodes of this machine, each row to the bit.
+"""The conformance table on Flower: its simulation (on a cluster too), or real nodes here, each row to the bit.
 
-``python -m benchmarks.flower_conformance ray|nodes [--rows few|all] [--nodes N]`` writes
+``python -m benchmarks.flower_conformance ray|cluster|nodes [--rows few|all] [--nodes N]`` writes
 ``results/flower-conformance.json``. Its claim: every row equals ``engine="sequential"`` to the bit, private values too.
 """
 
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.flower_conformance", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("where", choices=("ray", "nodes"))
+    parser.add_argument("where", choices=("ray", "cluster", "nodes"))
     parser.add_argument("--rows", choices=("few", "all"), default="few")
     parser.add_argument("--case", action="append", help="these alone, in float32; may be repeated")
     parser.add_argument("--nodes", type=int, default=4)
@@ -41,11 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     kinds = ("float32", "float64") if given.rows == "all" and not given.case else ("float32",)
     cases = given.case or (FEW if given.rows == "few" else CASES)
     rows = [(case, kind) for case in cases for kind in kinds]
-    with tempfile.TemporaryDirectory(prefix="fedkeep-conformance-") as folder:
-        os.environ |= {FOLDER: folder, ROWS: json.dumps(rows), "FEDKEEP_NODES": str(given.nodes)}
-        os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
-        {"ray": on_ray, "nodes": on_nodes}[given.where](Path(folder), given.nodes)
-        found = [json.loads(line) for line in (Path(folder) / "rows.jsonl").read_text().splitlines()]
+    found = trained(given.where, rows, given.nodes)
     equal = [row for row in found if row.get("server") and row.get("private")]
     print(f"{given.where}: {len(equal)} of {len(rows)} rows equal to the bit")
     for row in found:
@@ -58,14 +54,37 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(len(equal) < len(rows))
 
 
-def on_ray(folder: Path, nodes: int) -> None:
-    """Run all rows in one of Flower's simulations."""
+def trained(where: str, rows: Sequence[tuple[str, str]], nodes: int) -> list[dict[str, Any]]:
+    """Train rows on nodes somewhere; return a line about each."""
+    with tempfile.TemporaryDirectory(prefix="fedkeep-conformance-") as folder:
+        os.environ |= {FOLDER: folder, ROWS: json.dumps(rows), "FEDKEEP_NODES": str(nodes)}
+        os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
+        {"ray": on_ray, "cluster": on_cluster, "nodes": on_nodes}[where](Path(folder), nodes)
+        return [json.loads(line) for line in (Path(folder) / "rows.jsonl").read_text().splitlines()]
+
+
+def on_ray(folder: Path, nodes: int, **where: Any) -> None:
+    """Run all rows in one of Flower's simulations; its nodes have several clients each."""
     from flwr.simulation import run_simulation
 
     from benchmarks.flower_cases import client, server
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": 2}}
+    init = where or {"num_cpus": 2}
+    resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": init}
     run_simulation(server, client, num_supernodes=nodes, backend_config=resources)
+
+
+def on_cluster(folder: Path, nodes: int) -> None:
+    """Run all rows in Flower's simulation on a cluster of two Ray nodes, each with one core."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        on_ray(folder, nodes, address=cluster.address)
+    finally:
+        cluster.shutdown()
 
 
 def on_nodes(folder: Path, nodes: int) -> None:
