@@ -56,13 +56,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """Return 0 if the claims hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flower", description=__doc__.split("\n")[0])
     parser.add_argument("--part", choices=("memory", "rounds"))
+    parser.add_argument("--turns", type=int, default=TURNS, help="trainings of each")
     given = parser.parse_args(words)
     path = RESULTS / "flower.json"
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if given.part in (None, "memory"):
         content["memory"] = memory()
     if given.part in (None, "rounds"):
-        content["rounds"] = rounds()
+        content["rounds"] = rounds(given.turns)
     content |= {"commit": commit(), "machine": processor()}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(content, indent=1))
@@ -129,10 +130,10 @@ def _alone(code: str) -> float:
     return round(int(line.split()[1]) * 1024 / 1e6, 1)
 
 
-def rounds() -> dict[str, Any]:
+def rounds(turns: int) -> dict[str, Any]:
     """Return seconds of a round of W1 in Flower's simulation, ours and theirs in turn; first rounds are left out."""
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for turn in range(TURNS):
+    for turn in range(turns):
         for which in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
             with tempfile.TemporaryDirectory(prefix="fedkeep-rounds-") as folder:
                 words = [sys.executable, "-m", "benchmarks.flower_rounds", which, str(ROUNDS), folder]
