@@ -33,7 +33,9 @@ def run(
     node = build_node(config)
     supernode = SuperNode.read(config, states_folder(config) / "flower")
     supernode.check()
-    say(f"{len(node.clients)} clients, e.g. {node.clients[0]}. Joining {supernode.link.address}; Ctrl-C ends it.")
+    say(
+        f"{len(node.clients)} clients, e.g. {node.clients[0]}. Joining {supernode.link.address}; Ctrl-C ends it."
+    )
     sys.stdout.flush()
     command = [sys.executable, str(WATCH), *supernode.command()]
     os.execve(sys.executable, command, supernode.environment())
