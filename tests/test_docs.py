@@ -14,7 +14,7 @@ from tests.documents import ROOT, blocks, fedkeep_commands, run_python
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WITH_COMMANDS = [ROOT / "README.md", *PAGES]
-GROUPS = ("device",)  # whose commands have two words
+GROUPS = ("device", "flower")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

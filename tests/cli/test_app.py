@@ -27,7 +27,9 @@ COMMANDS = [
     "budget",
     "report",
     "reproduce",
+    "deploy",
     "list",
+    "flower",
     "device",
 ]
 

@@ -15,11 +15,13 @@ import typer
 from typer.core import TyperGroup
 
 import fedkeep
+from fedkeep.cli import device_run
 from fedkeep.cli.budget import budget
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
-from fedkeep.cli.device import device
+from fedkeep.cli.deploy import deploy
 from fedkeep.cli.evaluate import evaluate
+from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
@@ -125,9 +127,10 @@ _add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(budget, "fedkeep budget runs/mine --delta 1e-6")
 _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
+_add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=0.5")
 _add(list_all, "fedkeep list", "list")
-
-app.add_typer(device)
+app.add_typer(flower)
+app.add_typer(device_run.device)
 
 
 def main() -> None:

@@ -191,7 +191,8 @@ class Config(Strict):
 
     The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
     ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide; the table
-    ``privacy`` asks for differential privacy.
+    ``privacy`` asks for differential privacy; the table ``rounds`` is for runs across machines (the fields of
+    ``remote.RoundPolicy``), and simulations do without it.
     """
 
     name: str = ""
@@ -202,6 +203,7 @@ class Config(Strict):
     run: RunConfig
     personalization: PersonalizationConfig | None = None
     preparation: PreparationConfig | None = None
+    rounds: dict[str, Any] | None = None
     privacy: PrivacyConfig | None = None
 
     @model_validator(mode="after")

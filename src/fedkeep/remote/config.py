@@ -67,11 +67,19 @@ class DeviceConfig(_Strict):
 
 
 class NodeConfig(_Strict):
-    """A device's configuration: ``seed`` is of what ``data`` draws where that names none."""
+    """A device's configuration.
+
+    Attributes:
+        seed: of what ``data`` draws where that names none.
+        data: its reader, as in an experiment.
+        device: what its owner lays down.
+        link: how it reaches the server; the transport's own matter, and checked there.
+    """
 
     seed: int = 0
     data: DataConfig
     device: DeviceConfig
+    link: dict[str, Any] | None = None
 
 
 def read_node_config(path: Path) -> NodeConfig:

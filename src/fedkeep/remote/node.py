@@ -167,6 +167,14 @@ class Node:
             return self._work(packet)
         raise UploadError(f"A message was refused: there is no kind {str(kind)[:20]!r}.")
 
+    def release(self) -> None:
+        """Let go of all files until the next message, so that another process may serve it."""
+        with self._turn:
+            for running in self._runs.values():
+                if running.store is not None:
+                    running.store.close()
+                    running.store = None
+
     def close(self) -> None:
         """Let go of all files, and of what the engine holds."""
         for running in self._runs.values():
@@ -301,9 +309,11 @@ class Node:
                 raise RefusalError(f"This device has not agreed on the run {run!r} yet. Say hello first.")
             hello = Hello.model_validate(agreed["hello"])
             running = self._built(hello, agreed["encoded"], agreed["fingerprint"])
-            running.store = self._open(run, running)
             self._runs[run] = running
-        return self._runs[run]
+        running = self._runs[run]
+        if running.store is None:
+            running.store = self._open(run, running)
+        return running
 
     def _work(self, packet: Packet) -> Packet:
         work = read_work(packet)

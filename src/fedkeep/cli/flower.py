@@ -1,0 +1,70 @@
+"""``fedkeep flower``: projects, keys and signatures for Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.extras import needs_flower
+from fedkeep.cli.output import say
+from fedkeep.cli.settings import SetOption, find_config
+
+app = typer.Typer(
+    name="flower",
+    no_args_is_help=True,
+    help="A Flower project of a configuration; keys of a deployment; signatures that devices check.",
+    epilog="Example: fedkeep flower new visits --config config.toml",
+)
+
+
+@app.command("new", epilog="Example: fedkeep flower new visits --config config.toml")
+@needs_flower
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the project.")],
+    config: Annotated[str, typer.Option("--config", metavar="CONFIG", help="As for fedkeep run.")],
+    overrides: SetOption = None,
+) -> None:
+    """Write a Flower project that trains CONFIG: in Flower's simulation, or on machines."""
+    from fedkeep.flower.project import new_project
+
+    new_project(folder, find_config(config, overrides).text)
+    say(f"The project is in {folder}; its README.md says how to run it.")
+
+
+@app.command(
+    "keys", epilog="Example: fedkeep flower keys keys --host link.example.org --node clinic-a --node clinic-b"
+)
+@needs_flower
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of keys; what is there is kept.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address of the link. May be repeated.")
+    ] = None,
+    node: Annotated[list[str] | None, typer.Option("--node", help="A node's name. May be repeated.")] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make keys and certificates: an authority, the link's, one pair for each node, and one that signs projects.
+
+    Files that end in .key are private: take each to the one machine that uses it.
+    """
+    from fedkeep.flower.keys import make_keys
+
+    make_keys(folder, hosts=host or ["localhost", "127.0.0.1"], nodes=node or [], days=days)
+    say(
+        f"The keys are in {folder}. Private ones end in .key; keep ca.key and signer.key off all other machines."
+    )
+
+
+@app.command("sign", epilog="Example: fedkeep flower sign visits --key keys/signer.key")
+@needs_flower
+def sign(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Flower project.")],
+    key: Annotated[Path, typer.Option("--key", help="The private key; devices trust its public one.")],
+) -> None:
+    """Sign a project, so that devices which trust the key answer it. Sign again after each change."""
+    from fedkeep.flower.signed import sign_project
+
+    sign_project(folder, key)
+    say(f"{folder} is signed.")

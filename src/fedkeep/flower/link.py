@@ -1,0 +1,130 @@
+"""A link and its nodes on this machine: the commands of the documentation, run by us, with TLS and authentication."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedkeep.core.errors import RunError
+from fedkeep.experiments.toml import to_toml
+from fedkeep.flower.keys import check_certificate
+from fedkeep.flower.processes import Processes, check_port, program
+
+READY = "Uvicorn running"
+PATIENCE = 180.0  # seconds for a process to be ready; a busy machine needs tens
+
+
+class Link:
+    """A link on loopback and what belongs to it.
+
+    Args:
+        folder: keeps the link's database, Flower's settings and all logs.
+        keys: a folder of :func:`fedkeep.flower.keys.make_keys`.
+        port: of the link; 0 takes a free one.
+        poll: seconds between two looks of Flower for work to start.
+    """
+
+    def __init__(self, folder: Path, keys: Path, *, port: int = 0, poll: float = 0.2) -> None:
+        self.folder, self.keys = folder.resolve(), keys.resolve()
+        self.port = port or free_port()
+        home = self.folder / "flower"
+        home.mkdir(parents=True, exist_ok=True)
+        connection = {
+            "address": self.address,
+            "root-certificates": str(self.keys / "ca.pem"),
+            "insecure": False,
+        }
+        (home / "config.toml").write_text(to_toml({"superlink": {"default": "local", "local": connection}}))
+        self.environment = {
+            "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll), "PYTHONUNBUFFERED": "1",
+            "PATH": f"{program('flwr').parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }  # fmt: skip
+        self.processes = Processes(self.folder / "logs", self.environment)
+
+    @property
+    def address(self) -> str:
+        """Where the link is reached."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the link and wait until it takes requests.
+
+        Raises:
+            ConfigError: the port is in use, or the link's certificate is not valid now.
+            RunError: the link did not start.
+        """
+        check_port(self.port, "the link")
+        check_certificate(self.keys / "link.pem")
+        check_certificate(self.keys / "ca.pem")
+        command: list[str | Path] = [
+            program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
+            "--ssl-ca-certfile", self.keys / "ca.pem", "--ssl-certfile", self.keys / "link.pem",
+            "--ssl-keyfile", self.keys / "link.key", "--enable-supernode-auth",
+            "--database", self.folder / "link.db", "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+        log = self.folder / "logs" / "link.log"
+        log.unlink(missing_ok=True)  # a link that was here before said the same words
+        self.processes.start("link", command)
+        self.processes.await_text("link", READY, PATIENCE)
+
+    def register(self, node: str) -> None:
+        """Tell the link a node's public key; a key that it knows already is fine.
+
+        Raises:
+            RunError: the link refuses.
+        """
+        done = self._flwr("supernode", "register", str(self.keys / f"{node}.pub"), "local")
+        if done.returncode and "already in use" not in done.stdout + done.stderr:
+            raise RunError(f"The link does not take the key of node {node}: {_said(done)}")
+
+    def submit(self, project: Path, settings: Mapping[str, str | int | float]) -> str:
+        """Start a run of a project; return Flower's number of it.
+
+        Raises:
+            RunError: the link refuses.
+        """
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        done = self._flwr("run", str(project), "local", *(["--run-config", words] if words else []))
+        found = re.search(r"Successfully started run (\d+)", done.stdout)
+        if done.returncode or found is None:
+            raise RunError(f"The link does not start the run: {_said(done)}")
+        return found.group(1)
+
+    def state_of(self, run: str) -> str:
+        """Return what Flower says of a run, e.g. ``running`` or ``finished:failed``, and why."""
+        done = self._flwr("list", "--run-id", run, "local", "--format", "json")
+        found = re.search(r'"status": *"([^"]*)"', done.stdout)
+        if done.returncode or found is None:
+            raise RunError(f"The link does not say how the run is: {_said(done)}")
+        return found.group(1)
+
+    def stop_run(self, run: str) -> None:
+        """Ask the link to stop a run."""
+        self._flwr("stop", run, "local")
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(program("flwr")), *words], env=self.processes.environment, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, cwd=self.folder, check=False,
+        )  # fmt: skip
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what Flower's command line wrote, without the frame that it draws around errors."""
+    boxed = [
+        line.strip(" │") for line in (done.stdout + done.stderr).splitlines() if not line.startswith("╭")
+    ]
+    return " ".join(line for line in boxed if line.strip("╰─╯"))[-300:] or "it said nothing"

@@ -1,0 +1,227 @@
+"""A whole federation on this machine: keys, a link, nodes, one training to its end, and everything stopped again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.sources import build_source, located
+from fedkeep.experiments.toml import to_toml
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.link import PATIENCE, Link, free_port
+from fedkeep.flower.project import new_project
+from fedkeep.flower.served import federation_of
+from fedkeep.flower.signed import sign_project
+from fedkeep.flower.status import read_status
+from fedkeep.flower.supernode import SuperNode
+from fedkeep.flower.watch import JOINED
+
+TROUBLE = ("refused", "lost", "broken", "late", "left")
+START = 300.0  # seconds until all nodes have answered, on a machine that is busy too
+LOOK = 0.5  # seconds between two looks at how far the run is
+SILENT = 20.0  # seconds between two questions to Flower whether the server app still runs
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """What a federation on this machine consists of.
+
+    Attributes:
+        folder: keeps all of it: keys, project, nodes, logs, and the server's run.
+        config_text: the experiment.
+        data: the table ``[data]`` of every node.
+        seed: of divisions that it leaves to a seed.
+        clients: by node, the clients that live there.
+        port: of the link; 0 takes a free one.
+    """
+
+    folder: Path
+    config_text: str
+    data: Mapping[str, Any]
+    clients: Mapping[str, Sequence[str]]
+    seed: int = 0
+    port: int = 0
+
+    @property
+    def run(self) -> Path:
+        """The folder of the server's run."""
+        return self.folder / "run"
+
+    @property
+    def status(self) -> Path:
+        """The file in which the server app says how it is."""
+        return self.folder / "status.json"
+
+    def prepare(self) -> None:
+        """Write keys and project; the keys of an earlier try are kept.
+
+        Raises:
+            ConfigError: the folder holds another experiment.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = self.folder / "project" / "config.toml"
+        if kept.exists() and kept.read_text(encoding="utf-8") != self.config_text:
+            raise ConfigError(f"{self.folder} holds another experiment. Name another folder with --out.")
+        make_keys(self.folder / "keys", hosts=["localhost", "127.0.0.1"], nodes=list(self.clients))
+        shutil.rmtree(self.folder / "project", ignore_errors=True)
+        new_project(self.folder / "project", self.config_text, "local", out=self.run)
+        sign_project(self.folder / "project", self.folder / "keys" / "signer.key")
+
+    def node(self, name: str, link: str) -> SuperNode:
+        """Return a node, its configuration written."""
+        home, keys = self.folder / "nodes" / name, self.folder / "keys"
+        home.mkdir(parents=True, exist_ok=True)
+        device = {
+            "folder": str((home / "state").resolve()),
+            "owner": name,
+            "clients": list(self.clients[name]),
+        }
+        table = {
+            "seed": self.seed,
+            "device": device,
+            "link": {
+                "address": link, "certificate": str((keys / "ca.pem").resolve()), "port": free_port(),
+                "key": str((keys / f"{name}.key").resolve()), "trusted": [str((keys / "signer.pub").resolve())],
+            },
+            "data": dict(self.data),
+        }  # fmt: skip
+        (home / "node.toml").write_text(to_toml(table), encoding="utf-8")
+        return SuperNode.read(home / "node.toml", home / "flower")
+
+
+@contextmanager
+def federation(local: Local, say: Say = lambda text: None) -> Iterator[tuple[Link, dict[str, SuperNode]]]:
+    """Start a link and all nodes; whatever happens, all of them are stopped at the end.
+
+    Raises:
+        ConfigError, RunError: something did not start; says what and why.
+    """
+    local.prepare()
+    link = Link(local.folder, local.folder / "keys", port=local.port)
+    with link.processes:
+        link.start()
+        say(f"The link is at {link.address}, with TLS.")
+        nodes = {}
+        for name in local.clients:
+            link.register(name)
+            nodes[name] = local.node(name, link.address)
+            start_node(link, name, nodes[name])
+        for name in nodes:
+            link.processes.await_text(name, JOINED, PATIENCE)
+        say(f"{len(nodes)} nodes have joined by their keys: {', '.join(nodes)}.")
+        yield link, nodes
+
+
+def start_node(link: Link, name: str, node: SuperNode) -> None:
+    """Start a node beside its link."""
+    (link.processes.logs / f"{name}.log").unlink(missing_ok=True)
+    link.processes.start(name, node.command(), **node.environment())
+
+
+def train(
+    local: Local, link: Link, say: Say = lambda text: None, settings: Mapping[str, str | int | float] = {}
+) -> None:
+    """Run the project to its end, and tell each round.
+
+    Raises:
+        RunError: the server app ended with an error, or a process died; says why.
+    """
+    local.status.unlink(missing_ok=True)
+    clients = sum(map(len, local.clients.values()))
+    given: dict[str, str | int | float] = {"status": str(local.status), "clients": clients, "patience": START}
+    run = link.submit(local.folder / "project", {**given, **settings})
+    try:
+        _follow(local, link, run, say)
+    except BaseException:  # Ctrl-C too
+        link.stop_run(run)
+        raise
+
+
+def _follow(local: Local, link: Link, run: str, say: Say) -> None:
+    done, told, asked = -1, len(troubles(local.run)), time.monotonic()
+    while True:
+        status = read_status(local.status)
+        if (round := rounds_done(local.run)) != done:
+            done = round
+            say(f"Rounds finished: {done}." if done else "Waiting for the first round.")
+        for text in troubles(local.run)[told:]:
+            say(text)
+            told += 1
+        if status.state == "finished":
+            return
+        if status.state == "failed":
+            raise RunError(status.text)
+        link.processes.check()
+        if time.monotonic() > asked + SILENT:
+            state = link.state_of(run)
+            if state.startswith("finished") and read_status(local.status).state not in ("finished", "failed"):
+                logs = link.processes.logs
+                raise RunError(f"The server app ended without a word ({state}). The link's log is in {logs}.")
+            asked = time.monotonic()
+        time.sleep(LOOK)
+
+
+def troubles(run: Path) -> list[str]:
+    """Return what a run's events say of nodes and clients that are not as they should be."""
+    try:
+        lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    events = [json.loads(line) for line in lines]
+    return [event["text"] for event in events if event["kind"] in TROUBLE]
+
+
+def rounds_done(run: Path) -> int:
+    """Return how many rounds a run has finished; 0 where it has not begun."""
+    try:
+        return read_commit(run, read_info(run)).round
+    except RunError:
+        return 0
+
+
+def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port: int = 0) -> Local:
+    """Return a federation of a configuration, its clients dealt out to nodes.
+
+    Raises:
+        ConfigError, DataError: the configuration is wrong, or a fault in the data.
+    """
+    federation_of(text)
+    config = parse_config(text)
+    ids = [str(client) for client in build_source(config.data, config.seed, data_folder).ids]
+    return Local(
+        folder=folder.resolve(), config_text=text, data=located_data(config, data_folder),
+        clients=share_out(ids, nodes), seed=config.seed, port=port,
+    )  # fmt: skip
+
+
+def located_data(config: Config, folder: Path | None) -> dict[str, Any]:
+    """Return the table ``[data]``, its path looked up in the folder of data, so that it can be read from anywhere."""
+    table = config.data.model_dump(exclude_unset=True)
+    reader = offered_readers()[config.data.reader]
+    if reader.argument is not None and (place := table.get(reader.argument, reader.place)) is not None:
+        table[reader.argument] = str(located(f"The reader {config.data.reader!r}", place, folder).resolve())
+    return table
+
+
+def share_out(clients: Sequence[str], nodes: int) -> dict[str, list[str]]:
+    """Return which clients live on which node, in turn: ``node-1``, ``node-2``, …
+
+    Raises:
+        ConfigError: there are fewer clients than nodes.
+    """
+    if not 1 <= nodes <= len(clients):
+        raise ConfigError(
+            f"There are {len(clients)} clients; wanted 1 to as many nodes, got --local {nodes}."
+        )
+    return {f"node-{k + 1}": list(clients[k::nodes]) for k in range(nodes)}

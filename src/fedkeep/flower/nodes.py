@@ -1,0 +1,62 @@
+"""Which node a ClientApp speaks for: the one that the device's configuration describes, or one of a simulation."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.experiments.config import read_config
+from fedkeep.experiments.sources import build_source
+from fedkeep.flower.project import bundled
+from fedkeep.flower.supernode import NODE_CONFIG
+from fedkeep.remote.config import build_node, experiment
+from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.own_clients import of_clients
+
+AT_HAND = 64  # nodes that one process of a simulation keeps
+
+
+def node_of(context: Context) -> Node:
+    """Return the node of a context; a process that serves several messages keeps it.
+
+    Raises:
+        ConfigError, DataError: the configuration is missing or wrong, or there is a fault in the data.
+    """
+    place = context.node_config.get(NODE_CONFIG)
+    if place is not None:
+        return _configured(Path(str(place)))
+    if "partition-id" not in context.node_config:
+        raise ConfigError(
+            f"This node has no configuration. Start it with fedkeep device run NODE.toml, or with --node-config "
+            f"'{NODE_CONFIG}=\"/path/of/node.toml\"'."
+        )
+    settings = context.run_config
+    number, count = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    return _simulated(bundled(str(settings["config"])), Path(str(settings["devices"])), number, count)
+
+
+@lru_cache(maxsize=AT_HAND)
+def _configured(path: Path) -> Node:
+    return build_node(path, tell=_log)
+
+
+@lru_cache(maxsize=AT_HAND)
+def _simulated(config: Path, folder: Path, number: int, count: int) -> Node:
+    """Return a node of a simulation: its clients are every ``count``-th of the experiment's own data."""
+    settings, _ = read_config(config)
+    source = build_source(settings.data, settings.seed)
+    clients = [str(client) for client in source.ids][number::count]
+    if not clients:
+        raise ConfigError(
+            f"There are {len(source.ids)} clients and {count} nodes; a node has at least one client."
+        )
+    terms = Terms(owner=f"node-{number}", simulated_noise=True)
+    return Node(of_clients(source, clients, "the node"), folder / str(number), terms, experiment, tell=_log)
+
+
+def _log(text: str) -> None:
+    """Say it on the device: SuperNode keeps what its ClientApp prints."""
+    print(text, flush=True)  # noqa: T201

@@ -1,0 +1,185 @@
+"""Flower's processes on this machine: started with logs of their own, and ended whole, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fedkeep.core.errors import ConfigError, RunError
+
+MARK = "FEDKEEP_DEPLOYMENT"
+"""Environment variable by which the processes of a deployment, and all that they start, are known."""
+LAST_LINES = 12
+WATCH = Path(__file__).with_name("watch.py")
+
+
+class Processes:
+    """Processes that end together when the block is left.
+
+    Args:
+        logs: the folder of their logs, ``NAME.log``.
+        environment: variables beside this process's own.
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.logs, self.mark = logs, secrets.token_hex(8)
+        logs.mkdir(parents=True, exist_ok=True)
+        self.environment = {**os.environ, **(environment or {}), MARK: self.mark}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str | Path], **environment: str) -> None:
+        """Start a command; its output goes to its log, and it ends if this process dies."""
+        with open(self.logs / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, str(WATCH), "--with-parent", *map(str, command)], stdin=subprocess.PIPE, stdout=log,
+                stderr=log, env={**self.environment, **environment}, start_new_session=True,
+            )  # fmt: skip
+
+    def await_text(self, name: str, wanted: str, patience: float) -> None:
+        """Wait until a text stands in a log.
+
+        Raises:
+            RunError: the process has ended, or the text did not come in time.
+        """
+        began = time.monotonic()
+        while wanted not in self.text(name):
+            if self.running[name].poll() is not None:
+                raise RunError(f"{name} ended at once:\n{self.last(name)}")
+            if time.monotonic() > began + patience:
+                raise RunError(f"{name} was not ready after {patience:g} seconds:\n{self.last(name)}")
+            time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raise RunError if a process has ended."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                raise RunError(f"{name} has ended (exit code {process.returncode}):\n{self.last(name)}")
+
+    def text(self, name: str) -> str:
+        """Return a log."""
+        path = self.logs / f"{name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def last(self, name: str) -> str:
+        """Return the last lines of a log."""
+        lines = [f"  {line[:300]}" for line in self.text(name).splitlines() if line.strip()]
+        return "\n".join(lines[-LAST_LINES:]) or "  (it said nothing)"
+
+    def kill(self, name: str) -> None:
+        """End a process and all of its group at once, as a power cut would."""
+        process = self.running.pop(name)
+        _signal_group(process.pid, signal.SIGKILL)
+        _done(process)
+
+    def stop_one(self, name: str, patience: float = 30.0) -> None:
+        """Ask a process to end, and wait until it has."""
+        process = self.running.pop(name)
+        _signal(process.pid, signal.SIGTERM)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            _signal_group(process.pid, signal.SIGKILL)
+        _done(process)
+
+    def stop(self, patience: float = 8.0) -> None:
+        """Ask all to end, wait a little, then end them and whatever they have started."""
+        for process in reversed(self.running.values()):
+            _signal(process.pid, signal.SIGTERM)
+        end = time.monotonic() + patience
+        for process in self.running.values():
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal_group(process.pid, signal.SIGKILL)
+            _done(process)
+        self.running.clear()
+        while (left := marked(self.mark)) and time.monotonic() < end:
+            time.sleep(0.1)
+        for process_id in left:
+            _signal(process_id, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes of a deployment by its mark; none where the system has no ``/proc``."""
+    found, wanted = [], f"{MARK}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+        except OSError:  # it has just ended, or belongs to somebody else
+            continue
+    return found
+
+
+def _done(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, number)
+
+
+def program(name: str) -> Path:
+    """Return the path of a command that was installed beside this Python.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigError(
+            f"There is no command {name} beside {sys.executable}. Install Flower: pip install 'fedkeep[flower]'."
+        )
+    return path
+
+
+def check_port(port: int, what: str) -> None:
+    """Raise ConfigError if somebody listens on a port of this machine already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"The port {port}, which {what} wants, is in use ({error.strerror}). Name another with --port."
+            ) from error
+
+
+def check_reachable(address: str, patience: float = 3.0) -> None:
+    """Raise ConfigError unless somebody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"The link's address is host:port; got {address[:80]!r}.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=patience).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"There is no link at {address}: {getattr(error, 'strerror', None) or error}. Start it first, or check the "
+            f"address and the firewall."
+        ) from error

@@ -1,0 +1,94 @@
+"""A Flower project of a configuration: three files, and no code, as both apps are fedkeep's own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
+from fedkeep.experiments.toml import to_toml
+
+CONFIG = "config.toml"
+LONGEST_NAME = 32  # Flower's limit
+SERVER_APP, CLIENT_APP = "fedkeep.flower.server_app:app", "fedkeep.flower.client_app:app"
+
+README = """# {name}: personalised federated learning on Flower
+
+`config.toml` is the experiment (`fedkeep run config.toml` simulates it without Flower); `pyproject.toml` tells Flower
+which apps to start: fedkeep's, for every method. There is no other code here.
+
+Try it on this machine, with TLS, keys and two nodes, then stop everything:
+
+    fedkeep deploy --local 2 --config config.toml
+
+In Flower's simulation (needs `pip install 'fedkeep[flower-simulation]'`):
+
+    flwr run . --stream
+
+On machines: `fedkeep flower keys`, `fedkeep flower sign .`, `flower-superlink`, `fedkeep device run`: docs/machines.md.
+"""
+
+
+def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | None = None) -> None:
+    """Write a Flower project.
+
+    Args:
+        folder: where; it must not exist, or be empty.
+        config_text: the experiment, as TOML.
+        name: the project's; by default the folder's.
+        out: where the server keeps its run; by default ``run`` in the folder.
+
+    Raises:
+        ConfigError: the folder holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    settings = {
+        "config": CONFIG,
+        "out": str((out or folder / "run").resolve()),
+        "devices": str(folder / "devices"),
+        "status": "",  # a file in which the server app says how it is
+        "clients": 0,  # how many clients must be there; 0: as the configuration says
+        "limit": 0,  # bytes of a message; 0: Flower's own
+        "patience": 3600.0,  # seconds to wait for clients before the first round
+        "judge-only": False,
+    }
+    project = {
+        "project": {
+            "name": project_name(name or folder.name), "version": "1.0.0", "license": "Apache-2.0",
+            "description": "Personalised federated learning with fedkeep.", "dependencies": [],
+        },
+        "tool": {"flwr": {"app": {
+            "publisher": "fedkeep",
+            "components": {"serverapp": SERVER_APP, "clientapp": CLIENT_APP},
+            "config": settings,
+        }}},
+    }  # fmt: skip
+    write_whole(folder / CONFIG, config_text.encode())
+    write_whole(folder / "pyproject.toml", to_toml(project).encode())
+    write_whole(folder / "README.md", README.format(name=name or folder.name).encode())
+
+
+def project_name(text: str) -> str:
+    """Return a name that Flower takes: letters, digits and hyphens, a letter first, 32 at most."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", text)[:LONGEST_NAME].strip("-")
+    return name if name[:1].isalpha() else f"fedkeep-{name}"[:LONGEST_NAME].strip("-")
+
+
+def bundled(name: str) -> Path:
+    """Return a file of the bundle that Flower has put on the path, or of the working folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for folder in [*sys.path, "."]:
+        path = Path(folder) / name
+        if path.is_file():
+            return path
+    raise ConfigError(
+        f"The project holds no file {name!r}. Name one of its files under tool.flwr.app.config."
+    )

@@ -1,0 +1,86 @@
+"""What a server's configuration runs across machines.
+
+It is the usual TOML. It needs no ``[data]``, as a server has no data, and may have a table ``[rounds]``: the fields of
+``RoundPolicy``, and ``clients``, how many must be there before the first round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.data.preparation import Encoding, Summary, agreeing
+from fedkeep.experiments.config import Config, parse_config, parse_toml
+from fedkeep.experiments.sources import build_rules
+from fedkeep.experiments.toml import to_toml
+from fedkeep.remote.config import experiment
+from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.server import Federation
+
+NO_DATA = {"reader": "devices"}
+"""Stands for ``[data]``, which a server does not have."""
+SENT = {"seed", "model", "method", "preparation"}
+"""What devices are told of a configuration."""
+POLICY = {f.name for f in fields(RoundPolicy)}
+
+
+def federation_of(text: str, where: str = "config.toml") -> Federation:
+    """Return what a server's configuration says.
+
+    Raises:
+        ConfigError: it is wrong; every fault is named.
+    """
+    config = parse_config(to_toml({"data": NO_DATA, **parse_toml(text, where)}), where)
+    rounds = config.rounds or {}
+    for key in rounds:
+        if key not in POLICY | {"clients"}:
+            known = sorted(POLICY | {"clients"})
+            raise ConfigError(
+                f"{where}: rounds.{key}: unknown key.{did_you_mean(key, known)} Known here: {', '.join(known)}."
+            )
+    _check_run(config, where)
+    run, sampling = config.run, config.run.sampling
+    if sampling == "poisson":
+        raise ConfigError(f"{where}: run.sampling: 'poisson' is not across machines yet; take another.")
+    try:
+        policy = RoundPolicy(
+            **{"minimum": max(1, run.min_clients), **{k: v for k, v in rounds.items() if k in POLICY}}
+        )
+    except TypeError as error:
+        raise ConfigError(f"{where}: rounds: {error}.") from error
+    told = {"data": NO_DATA, "run": {"rounds": 0}, **config.model_dump(exclude_unset=True, include=SENT)}
+    sent = to_toml(told)
+    return Federation(
+        name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
+        summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
+        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=sampling,
+        evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
+        policy=policy, config=config.model_dump(mode="json"),
+    )  # fmt: skip
+
+
+def _check_run(config: Config, where: str) -> None:
+    if config.run.hold_out:
+        raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
+    if config.personalization is not None:
+        raise ConfigError(
+            f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
+        )
+    if config.run.evaluate_adapted:
+        raise ConfigError(f"{where}: run.evaluate_adapted: not across machines yet. Leave it out.")
+    if config.privacy is not None or config.method.secure is not None:
+        raise ConfigError(
+            f"{where}: differential privacy (privacy) and secure sums (method.secure) are not across machines yet. "
+            f"Leave them out, or simulate."
+        )
+
+
+def encode(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the one encoding, as JSON, that follows from the summaries of devices that agree in kind."""
+    summaries = {str(k): Summary.from_json(json.dumps(one)) for k, one in enumerate(told)}
+    agreed, _ = agreeing(summaries)
+    found: dict[str, Any] = json.loads(Encoding.of(agreed).to_json())
+    return found

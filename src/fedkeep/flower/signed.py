@@ -1,0 +1,110 @@
+"""Signed projects: a device answers only for a bundle that a key it trusts has signed.
+
+Flower 1.41 checks signatures of bundles that its own platform hands out, but a link of your own gives bundles from disk
+without any. So a project carries our signature (Ed25519) of names and contents of all its files, in
+``fedkeep-signature.json``. Devices check it in ``fedkeep.flower.guard``; nothing of a bundle is ever run there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedkeep.core.errors import ConfigError, RunError, first_line
+from fedkeep.core.files import write_whole
+
+SIGNATURE = "fedkeep-signature.json"
+LARGEST = 16 << 20  # bytes of all files of a bundle; Flower's own limit for the packed bundle is 10 MiB
+
+
+def sign_project(project: Path, key: Path) -> None:
+    """Write the signature of a Flower project beside its files.
+
+    Raises:
+        ConfigError: there is no such key, or the project is none that Flower can bundle.
+    """
+    from flwr.cli.build import build_fab_from_disk
+
+    signer = _private_key(key)
+    try:
+        bundle = build_fab_from_disk(project)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
+    signature = base64.b64encode(signer.sign(_statement(bundle))).decode()
+    write_whole(project / SIGNATURE, json.dumps({"ed25519": signature}).encode() + b"\n")
+
+
+def check_signed(bundle: bytes, trusted: Iterable[Path]) -> None:
+    """Raise RunError unless one of the public keys that are trusted has signed a bundle."""
+    keys = [_public_key(path) for path in trusted]
+    try:
+        statement, signature = _statement(bundle), _signature(bundle)
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, OSError) as error:
+        raise RunError(f"The bundle cannot be read: {first_line(error)}.") from error
+    if signature is None:
+        raise RunError(
+            "This device refuses a project that nobody has signed. Sign it with fedkeep flower sign DIR --key KEY, by "
+            "a key that the device trusts."
+        )
+    for key in keys:
+        try:
+            key.verify(signature, statement)
+        except InvalidSignature:
+            continue
+        return
+    raise RunError(
+        "This device refuses the project: no key that it trusts has signed these files. Sign it with fedkeep flower "
+        "sign DIR --key KEY after the last change."
+    )
+
+
+def _statement(bundle: bytes) -> bytes:
+    """Return what is signed: names and hashes of all files of a bundle, but for Flower's list and the signature."""
+    with zipfile.ZipFile(BytesIO(bundle)) as files:
+        names = sorted(n for n in files.namelist() if n != SIGNATURE and not n.startswith(".info/"))
+        if len(set(names)) < len(names):
+            raise ValueError("it holds a file twice")
+        if sum(info.file_size for info in files.infolist()) > LARGEST:
+            raise ValueError(f"its files take more than {LARGEST:,} bytes")
+        hashed = {name: hashlib.sha256(files.read(name)).hexdigest() for name in names}
+    return b"fedkeep project\n" + json.dumps(hashed, sort_keys=True).encode()
+
+
+def _signature(bundle: bytes) -> bytes | None:
+    with zipfile.ZipFile(BytesIO(bundle)) as files:
+        if SIGNATURE not in files.namelist():
+            return None
+        return base64.b64decode(json.loads(files.read(SIGNATURE))["ed25519"], validate=True)
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(f"There is no key {path}: {error.strerror}.") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is no private key in OpenSSH's form without a password.") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} is no Ed25519 key; projects are signed by signer.key.")
+    return key
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"There is no key {path}: {error.strerror}.") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is no public key in OpenSSH's form.") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise ConfigError(f"{path} is no Ed25519 key; a device trusts the signer.pub of a folder of keys.")
+    return key

@@ -1,0 +1,171 @@
+"""A device's node: Flower's SuperNode, with fedkeep's own ClientApp in place of whatever a bundle brings.
+
+The node's own configuration has a table for it, beside ``[device]`` and ``[data]``::
+
+    [link]
+    address = "link.example.org:8443"
+    certificate = "ca.pem"            # of the authority that signed the link's certificate
+    key = "clinic-a.key"              # this node's private key; the link knows the public one
+    trusted = ["signer.pub"]          # whose projects this device answers
+    port = 9094                       # of this machine alone: SuperNode and ClientApp talk there
+
+Paths are looked up beside the configuration.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedkeep.core.errors import ConfigError, first_line
+from fedkeep.experiments.toml import from_toml
+from fedkeep.flower import guard
+from fedkeep.flower.keys import check_certificate
+from fedkeep.flower.processes import check_port, check_reachable, program
+
+NODE_CONFIG = "fedkeep-node"
+"""Key of Flower's node configuration: the path of the node's own."""
+AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
+
+
+class LinkConfig(BaseModel):
+    """The table ``[link]`` of a node's configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    address: str
+    certificate: str
+    key: str
+    trusted: Annotated[list[str], Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65535)] = 9094
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuperNode:
+    """A node that can be started.
+
+    Attributes:
+        config: the path of its configuration.
+        link: the table ``[link]``.
+        home: a folder of Flower's own on this device.
+    """
+
+    config: Path
+    link: LinkConfig
+    home: Path
+
+    @classmethod
+    def read(cls, path: Path, home: Path) -> SuperNode:
+        """Read a node's configuration.
+
+        Raises:
+            ConfigError: there is none, or its table ``[link]`` is missing or wrong; names the first fault.
+        """
+        try:
+            table = from_toml(path.read_text(encoding="utf-8")).get("link")
+        except OSError as error:
+            raise ConfigError(f"There is no node configuration {path}: {error.strerror}.") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is no TOML: {first_line(error)}.") from error
+        try:
+            link = LinkConfig.model_validate(table if table is not None else {})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(["link", *map(str, first["loc"])])
+            raise ConfigError(f"{path}: {place}: {first['msg']}.") from error
+        return cls(config=path.resolve(), link=link, home=home.resolve())
+
+    def check(self) -> None:
+        """Look at all that a node needs before anything is started.
+
+        Raises:
+            ConfigError: a key or a certificate is missing, wrong or expired, the port is in use, there is no link, it
+                is not the link that the certificate speaks for, or this machine's clock differs from the link's.
+        """
+        check_certificate(self._beside(self.link.certificate))
+        _check_key(self._beside(self.link.key))
+        for path in self.link.trusted:
+            if not self._beside(path).is_file():
+                raise ConfigError(f"link.trusted: there is no key {self._beside(path)}.")
+        check_port(self.link.port, "this node (link.port)")
+        check_reachable(self.link.address)
+        self._check_link()
+
+    def command(self) -> list[str]:
+        """Return the command that starts the node."""
+        return [
+            str(program("flower-supernode")), "--superlink", self.link.address,
+            "--root-certificates", str(self._beside(self.link.certificate)),
+            "--auth-supernode-private-key", str(self._beside(self.link.key)),
+            "--port", str(self.link.port), "--node-config", f"{NODE_CONFIG}='{self.config}'",
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment that the command needs, and write the commands that stand before Flower's own."""
+        if "'" in str(self.config):
+            raise ConfigError(
+                f"A node configuration's path holds no quotation mark, for Flower's sake; got {self.config}."
+            )
+        commands = self.home / "bin"
+        guard.install(commands)
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([str(commands), str(program("flwr").parent), os.environ.get("PATH", "")]),
+            guard.TRUSTED: os.pathsep.join(str(self._beside(path)) for path in self.link.trusted),
+            "FLWR_HOME": str(self.home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }  # fmt: skip
+
+    def _beside(self, path: str) -> Path:
+        return (self.config.parent / path).resolve()
+
+    def _check_link(self) -> None:
+        """Ask the link for its health, by the certificate that the node trusts, and compare clocks."""
+        import httpx
+
+        trusted = ssl.create_default_context(cafile=self._beside(self.link.certificate))
+        try:
+            answer = httpx.get(f"https://{self.link.address}/health", verify=trusted, timeout=10)
+        except httpx.HTTPError as error:
+            raise ConfigError(
+                f"The link at {self.link.address} is not the one that {self.link.certificate} speaks for, or speaks no "
+                f"TLS: {first_line(error)}."
+            ) from error
+        check_clock(answer.headers.get("date", ""), time.time())
+
+
+def check_clock(told: str, now: float) -> None:
+    """Raise ConfigError if the link's time, as HTTP writes it, is so far from ours that it would refuse our name."""
+    try:
+        link = email.utils.parsedate_to_datetime(told).timestamp()
+    except (ValueError, TypeError):
+        return  # a proxy that tells no time
+    ahead = now - link
+    if not -BEHIND < ahead < AHEAD + 1:  # HTTP's time has whole seconds
+        side = "ahead of" if ahead > 0 else "behind"
+        raise ConfigError(
+            f"This machine's clock is {abs(ahead):.0f} seconds {side} the link's; Flower allows {AHEAD:.0f} ahead and "
+            f"{BEHIND:.0f} behind. Set the clock (timedatectl set-ntp true)."
+        )
+
+
+def _check_key(path: Path) -> None:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(f"link.key: there is no key {path}: {error.strerror}.") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(
+            f"link.key: {path} is no private key in OpenSSH's form without a password."
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"link.key: {path} is no key on a NIST curve. Make one with fedkeep flower keys.")

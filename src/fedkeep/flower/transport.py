@@ -1,0 +1,99 @@
+"""Packets over Flower's ``Grid``: pushed and pulled by us, as ``Grid.send_and_receive`` sleeps three seconds a look."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedkeep.core.errors import ConfigError, UploadError
+from fedkeep.core.params import nbytes
+from fedkeep.flower.wire import from_records, to_records
+from fedkeep.remote import Packet, Reply
+
+ASK = "query"
+"""The type of every message: one ClientApp function answers all of them."""
+LIMIT = 2_147_483_647
+"""Bytes of one message: Flower's limit for what it sends in one piece (``MAX_PROTOBUF_STREAM_MESSAGE_LENGTH``)."""
+POLL = 0.2  # seconds between two looks for replies
+
+
+class GridTransport:
+    """The server's end of Flower.
+
+    Args:
+        grid: Flower's, as the ServerApp is given it.
+        limit: bytes of the largest message; a proxy before the link may allow less than Flower.
+        lifetime: seconds after which a message that nobody has fetched is dropped by the link.
+    """
+
+    def __init__(self, grid: Grid, *, limit: int = LIMIT, lifetime: float = 12 * 3600) -> None:
+        self.grid, self.limit, self.lifetime = grid, limit, lifetime
+        self._unsent: dict[str, str] = {}
+
+    def nodes(self) -> Sequence[str]:
+        """Return the nodes that the link takes to be there, by Flower's numbers as text."""
+        return [str(node) for node in self.grid.get_node_ids()]
+
+    def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
+        """Push packets, all in one go.
+
+        Raises:
+            ConfigError: one is beyond the limit, so that no device would ever get it.
+            UploadError: one cannot be written.
+        """
+        named = list(messages)
+        for node, packet in named:
+            self._check_size(node, packet)
+        made = [
+            Message(records, int(node), ASK, ttl=self.lifetime, group_id=str(packet.header.get("round", "")))
+            for (node, packet), records in zip(named, to_records(p for _, p in named), strict=True)
+        ]
+        tickets: list[str | None] = list(self.grid.push_messages(made)) if made else []
+        tickets += [None] * (len(made) - len(tickets))  # Flower returns [] where a proxy found them too large
+        return [ticket or self._refused(node) for ticket, (node, _) in zip(tickets, named, strict=True)]
+
+    def receive(self, tickets: Collection[str]) -> list[Reply]:
+        """Pull what has come; an error of Flower's, and what cannot be read, is a reply's reason."""
+        replies = [Reply(t, reason=self._unsent.pop(t)) for t in tickets if t in self._unsent]
+        known = {reply.ticket for reply in replies}
+        waiting = [ticket for ticket in tickets if ticket not in known]
+        if waiting:
+            replies += [_reply(message) for message in self.grid.pull_messages(waiting)]
+        return replies
+
+    def now(self) -> float:
+        """Return the seconds of a clock that never goes back, whatever happens to the time of day."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, but not longer than until the next look."""
+        time.sleep(max(0.0, min(seconds, POLL)))
+
+    def _check_size(self, node: str, packet: Packet) -> None:
+        size = nbytes(packet.tensors)
+        if size > self.limit:
+            raise ConfigError(
+                f"A message of {size:,} bytes to node {node} is beyond the limit of {self.limit:,} bytes. Put fewer "
+                f"clients on a node, or train a smaller model."
+            )
+
+    def _refused(self, node: str) -> str:
+        ticket = f"unsent-{uuid.uuid4()}"
+        self._unsent[ticket] = (
+            f"The link did not take the message to node {node}; the node may just have left."
+        )
+        return ticket
+
+
+def _reply(message: Message) -> Reply:
+    ticket = message.metadata.reply_to_message_id
+    if message.has_error():
+        return Reply(ticket, reason=f"Flower: {message.error.reason} (code {message.error.code})")
+    try:
+        return Reply(ticket, from_records(message.content))
+    except UploadError as error:
+        return Reply(ticket, reason=str(error))

@@ -1,0 +1,129 @@
+"""Starts a process of Flower's, ends it with its parent, and says in one line why a node could not join.
+
+It is run as a file and knows Python's own library alone, so that the process that watches holds no torch:
+``python watch.py [--with-parent] COMMAND …``. With ``--with-parent`` the command is ended when standard input closes,
+which it does even if the parent is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+WRONG_USE = 2
+MOST = 50  # lines that are remembered
+GRACE = 5.0  # seconds for the last lines to come
+JOINED = "SuperNode ID:"
+NOT_NOW = "Failed to activate SuperNode"
+"""What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
+killed that lasts for a minute."""
+AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
+KEY = (
+    "the link does not take this node's key. Register it there (flwr supernode register NAME.pub), and give each node "
+    "a key of its own"
+)
+AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
+REASONS = {
+    NOT_NOW: KEY,
+    "Invalid SuperNode authentication": "the link does not take this node's signature: is its clock right?",
+    "CERTIFICATE_VERIFY_FAILED": AUTHORITY,
+    "certificate verify failed": AUTHORITY,
+    "address already in use": "its port is in use. Name another (link.port)",
+}
+"""What Flower 1.41 writes, and what that means; the first that is found is told."""
+
+
+class Watch:
+    """A command that runs, and is started again while that helps."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command, self.ended = list(command), False
+        self.process: subprocess.Popen[str] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def run(self) -> int:
+        """Return the command's exit code, or 2 where its node could not join.
+
+        A node that has joined once is started again whenever it ends: Flower's gives up where a connection is damaged.
+        """
+        began, joined = time.monotonic(), False
+        while True:
+            code, said = self._once()
+            joined = joined or JOINED in said
+            if self.ended or (code == 0 and not joined):
+                return 0
+            left = began + PATIENCE - time.monotonic()
+            if not joined and (NOT_NOW not in said or left < 0):
+                sys.stderr.write(f"Error: the node could not join: {reason(said)}.\n")
+                return WRONG_USE
+            why = (
+                f"The node ended: {reason(said)}" if joined else f"Not yet: {KEY}. Giving up in {left:.0f} s"
+            )
+            sys.stdout.write(f"{why}. It is started again.\n")
+            sys.stdout.flush()
+            time.sleep(AGAIN)
+
+    def _once(self) -> tuple[int, str]:
+        process = self.process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
+        )  # fmt: skip
+        said: list[str] = []
+        reader = threading.Thread(target=self._pass_on, args=(process, said), daemon=True)
+        reader.start()
+        code = (
+            process.wait()
+        )  # not the end of its output: what it has started may outlive it, and look for it
+        reader.join(GRACE)
+        return code, "".join(said)
+
+    def _pass_on(self, process: subprocess.Popen[str], said: list[str]) -> None:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            said.append(line)
+            if len(said) > MOST:
+                del said[next(k for k, one in enumerate(said) if JOINED not in one)]
+
+    def end_with_parent(self) -> None:
+        """End the command when standard input closes."""
+
+        def wait() -> None:
+            while os.read(0, 1024):
+                pass
+            self._end(signal.SIGTERM, None)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        self.ended = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+
+def reason(said: str) -> str:
+    """Return why, from what Flower wrote; else its last line."""
+    for words, meaning in REASONS.items():
+        if words in said:
+            return meaning
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+
+
+def main(words: Sequence[str]) -> int:
+    """Watch a command."""
+    with_parent = words[:1] == ["--with-parent"]
+    watch = Watch(words[1:] if with_parent else words)
+    if with_parent:
+        watch.end_with_parent()
+    return watch.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

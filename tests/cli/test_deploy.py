@@ -1,0 +1,96 @@
+"""``deploy``, ``flower`` and ``device run``: what is wrong is one clear line, exit code 2, and nothing is left running."""
+
+import socket
+
+import pytest
+
+from fedkeep.flower.keys import make_keys
+from tests.cli.conftest import TOY
+
+NODE = """[data]
+reader = "toy"
+users = 2
+examples = 12
+
+[device]
+owner = "a"
+folder = "states"
+
+[link]
+address = "127.0.0.1:1"
+certificate = "keys/ca.pem"
+key = "keys/a.key"
+trusted = ["keys/signer.pub"]
+port = 39471
+"""
+
+
+def refused(result, said):
+    """Assert that a command ended with 2 and one line that says something."""
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_more_nodes_than_clients_are_refused(fedkeep, tmp_path):
+    refused(
+        fedkeep("deploy", "--local", "7", "--config", "toy.toml"),
+        "There are 6 clients; wanted 1 to as many nodes",
+    )
+    assert not (tmp_path / "deployments").exists()
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(fedkeep, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = fedkeep("deploy", "--local", "2", "--config", "toy.toml", "--port", str(port))
+    refused(done, f"The port {port}, which the link wants, is in use")
+    assert not (tmp_path / "deployments" / "toy" / "logs" / "link.log").exists()
+
+
+def test_another_experiment_in_the_folder_is_refused(fedkeep, tmp_path):
+    (tmp_path / "place" / "project").mkdir(parents=True)
+    (tmp_path / "place" / "project" / "config.toml").write_text("seed = 9\n")
+    refused(
+        fedkeep("deploy", "--local", "2", "--config", "toy.toml", "--out", "place"),
+        "place holds another experiment",
+    )
+
+
+def test_a_table_of_rounds_that_is_wrong_is_refused(fedkeep, tmp_path):
+    (tmp_path / "rounds.toml").write_text(TOY + "[rounds]\nminimun = 3\n")
+    refused(
+        fedkeep("deploy", "--local", "2", "--config", "rounds.toml"),
+        "rounds.minimun: unknown key. Did you mean 'minimum'?",
+    )
+
+
+def test_a_project_is_made_signed_and_not_made_twice(fedkeep, tmp_path):
+    assert fedkeep("flower", "keys", "keys", "--node", "a").exit_code == 0
+    assert fedkeep("flower", "new", "visits", "--config", "toy.toml").exit_code == 0
+    assert fedkeep("flower", "sign", "visits", "--key", "keys/signer.key").exit_code == 0
+    assert (tmp_path / "visits" / "fedkeep-signature.json").exists()
+    refused(fedkeep("flower", "new", "visits", "--config", "toy.toml"), "visits is there already")
+    refused(fedkeep("flower", "sign", "visits", "--key", "keys/a.key"), "a.key is no Ed25519 key")
+    refused(fedkeep("flower", "keys", "keys", "--node", "link"), "A node's name is letters")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("", ""), "There is no link at 127.0.0.1:1"),
+        (("users = 2", "users = 0"), "users"),
+        (('"keys/a.key"', '"keys/b.key"'), "there is no key"),
+        (("[link]", "[lnk]"), "lnk: unknown key"),
+        (('reader = "toy"', 'reader = "tiy"'), "there is no reader 'tiy'"),
+        (('owner = "a"\n', ""), "device.owner: missing"),
+    ],
+)
+def test_a_device_that_cannot_run_says_why(change, said, fedkeep, tmp_path):
+    make_keys(tmp_path / "keys", hosts=["127.0.0.1"], nodes=["a"])
+    (tmp_path / "node.toml").write_text(NODE.replace(*change))
+    done = fedkeep("device", "run", "node.toml")
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.output

@@ -1,0 +1,242 @@
+"""Both apps with a grid in one process: every message in Flower's form, real devices with their own configurations."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import load_verified
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.config import parse_config
+from fedkeep.flower import nodes, server_app
+from fedkeep.flower.client_app import serve
+from fedkeep.flower.local import local_of, rounds_done
+from fedkeep.flower.served import federation_of
+from fedkeep.flower.status import read_status
+from fedkeep.flower.supernode import NODE_CONFIG
+from fedkeep.flower.transport import GridTransport
+from fedkeep.flower.wire import from_records, to_records
+from fedkeep.remote import Packet
+from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.server import serve_run
+from tests.flower.loopback import Loopback, context
+
+CONFIG = """name = "small"
+seed = 3
+
+[data]
+reader = "many_user_text"
+users = 6
+examples = 12
+
+[model]
+kind = "document"
+user_dim = 4
+embedding_dim = 4
+hidden = 8
+mlp = 8
+pool = "max"
+
+[method]
+kind = "furl"
+private = "user"
+batch_size = 8
+private_scale = "fedavg"
+
+[run]
+rounds = 3
+cohort = 4
+evaluate_every = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_nodes():
+    nodes._configured.cache_clear()
+    nodes._simulated.cache_clear()
+
+
+def federation(folder, text=CONFIG, count=2):
+    """Return a place with its nodes' configurations written, and a grid that reaches them."""
+    place = local_of(folder, text, None, count)
+    (folder / "keys").mkdir(parents=True)
+    for name in place.clients:
+        place.node(name, "127.0.0.1:1")
+    contexts = [
+        context(7 + k, **{NODE_CONFIG: str(folder / "nodes" / name / "node.toml")})
+        for k, name in enumerate(place.clients)
+    ]
+    return place, Loopback(serve, contexts)
+
+
+def test_a_run_over_flowers_wire_equals_a_simulation_to_the_bit(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    serve_run(
+        replace(federation_of(CONFIG), clients=6), GridTransport(grid), place.run, progress=False, poll=0.01
+    )
+    expected = run_config(parse_config(CONFIG, "", {"run.engine": "sequential"}), out=tmp_path / "simulation")
+    commit = read_commit(place.run, read_info(place.run))
+    server = load_verified(place.run / commit.server, commit.server_sha256)
+    assert commit.round == expected.round == 3
+    for name, value in expected.server.items():
+        assert torch.equal(server[f"params/{name}"], value), name
+    compared = 0
+    for name in place.clients:
+        file = DeviceFile(next((place.folder / "nodes" / name / "state").glob("*.db")), name)
+        for client in place.clients[name]:
+            kept = [version for version in file.versions(client) if version.accepted]
+            own = expected.private.read([expected.data.index(client)])
+            for key, value in file.values(max(kept, key=lambda v: v.version)).items() if kept else ():
+                assert torch.equal(value, own[key][0]), client
+                compared += 1
+        file.close()
+    assert compared == 6
+
+
+def test_the_seed_of_batches_is_the_only_thing_of_the_servers_data_that_a_device_is_told(tmp_path):
+    told = federation_of(CONFIG).text
+    assert "many_user_text" not in told
+    assert "rounds = 3" not in told
+    assert parse_config(told).data.reader == "devices"
+
+
+def project(tmp_path, monkeypatch, text=CONFIG, **settings):
+    (tmp_path / "config.toml").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {
+        "config": "config.toml", "out": str(tmp_path / "run"), "devices": str(tmp_path / "devices"),
+        "status": str(tmp_path / "status.json"), "clients": 6, "limit": 0, "judge-only": False, "patience": 60.0, **settings,
+    }  # fmt: skip
+    made = context(1)
+    made.run_config.update(given)
+    return made
+
+
+def test_the_server_app_says_how_it_is_and_goes_on_by_itself(tmp_path, monkeypatch):
+    _, grid = federation(tmp_path / "place")
+    made = project(tmp_path, monkeypatch)
+    monkeypatch.setattr(server_app, "serve_run", lambda *a, **k: serve_run(*a, **{**k, "poll": 0.01}))
+    server_app.main(grid, made)
+    assert (read_status(tmp_path / "status.json").state, rounds_done(tmp_path / "run")) == ("finished", 3)
+    before = (tmp_path / "run" / "commit.json").read_bytes()
+    server_app.main(grid, made)
+    assert (tmp_path / "run" / "commit.json").read_bytes() == before
+
+
+def test_an_order_beyond_the_limit_ends_the_server_app_with_one_line(tmp_path, monkeypatch):
+    _, grid = federation(tmp_path / "place")
+    made = project(tmp_path, monkeypatch, limit=1000)
+    with pytest.raises(
+        ConfigError, match=r"A message of [\d,]+ bytes to node \d is beyond the limit of 1,000 bytes"
+    ):
+        server_app.main(grid, made)
+    status = read_status(tmp_path / "status.json")
+    assert status.state == "failed"
+    assert "beyond the limit of 1,000 bytes. Put fewer clients on a node" in status.text
+
+
+def test_in_a_simulation_each_node_has_its_share_of_the_experiments_clients(tmp_path, monkeypatch):
+    made = project(tmp_path, monkeypatch)
+    shares = []
+    for number in range(2):
+        here = context(7 + number, **{"partition-id": number, "num-partitions": 2})
+        here.run_config.update(made.run_config)
+        shares.append(nodes.node_of(here).clients)
+    assert shares == [["user-0", "user-2", "user-4"], ["user-1", "user-3", "user-5"]]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "This node has no configuration. Start it with fedkeep device run NODE.toml"),
+        ({NODE_CONFIG: "/none/node.toml"}, "Cannot read the configuration /none/node.toml: No such file"),
+    ],
+)
+def test_a_node_that_cannot_serve_says_why(config, said):
+    grid = Loopback(serve, [context(7, **config)])
+    carrier = GridTransport(grid)
+    (reply,) = carrier.receive(carrier.send([("7", Packet({"kind": "hello"}))]))
+    assert reply.packet.header["kind"] == "refused"
+    assert said in reply.packet.header["reason"]
+
+
+def test_a_malformed_message_is_answered_by_a_reason():
+    message = to_records([Packet({"kind": "hello"})])[0]
+    message["header"]["crc"] = 0
+    from flwr.app import Message
+
+    Loopback(serve, [context(7)])
+    reply = serve(Message(message, 7, "query"), context(7))
+    assert json.loads(json.dumps(from_records(reply.content).header))["kind"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[rounds]\ndeadlin = 3\n", "rounds.deadlin: unknown key. Did you mean 'deadline'?"),
+        ('[rounds]\ndeadline = "x"\n', "rounds: "),
+        ("[rounds]\nminimum = -1\n", "minimum must be at least 0; got -1"),
+        ("[personalization]\nsteps = 3\n", "personalization: not across machines"),
+    ],
+)
+def test_a_servers_configuration_that_is_wrong_says_where(text, said):
+    with pytest.raises(ConfigError, match=said.replace("?", ".")):
+        federation_of(CONFIG + text)
+
+
+def test_the_policy_of_rounds_is_that_of_the_configuration():
+    made = federation_of(CONFIG + '[rounds]\nminimum = 4\ndeadline = 60.0\nclients = 5\nmode = "buffered"\n')
+    assert (made.policy.minimum, made.policy.deadline, made.policy.mode, made.clients) == (
+        4,
+        60.0,
+        "buffered",
+        5,
+    )
+
+
+def test_two_runs_over_one_link_do_not_meet(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    texts = {
+        name: CONFIG.replace("batch_size = 8", f"batch_size = {size}").replace("rounds = 3", "rounds = 1")
+        for name, size in (("one", 8), ("two", 4))
+    }
+    for name, text in texts.items():
+        made = replace(federation_of(text), clients=6)
+        serve_run(made, GridTransport(grid), tmp_path / name, progress=False, poll=0.01)
+    for name, text in texts.items():
+        expected = run_config(
+            parse_config(text, "", {"run.engine": "sequential"}), out=tmp_path / f"{name}-simulated"
+        )
+        commit = read_commit(tmp_path / name, read_info(tmp_path / name))
+        found = load_verified(tmp_path / name / commit.server, commit.server_sha256)
+        assert all(torch.equal(found[f"params/{n}"], value) for n, value in expected.server.items())
+    for name in place.clients:
+        assert len(list((place.folder / "nodes" / name / "state").glob("*.db"))) == 2
+
+
+def test_a_client_that_stands_on_two_nodes_ends_the_run_with_one_line(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    path = place.folder / "nodes" / "node-2" / "node.toml"
+    path.write_text(path.read_text().replace('"user-1"', '"user-0"'))
+    with pytest.raises(ConfigError, match="Client .user-0. is declared on two nodes, .7. and .8.") as error:
+        serve_run(
+            replace(federation_of(CONFIG), clients=6),
+            GridTransport(grid),
+            place.run,
+            progress=False,
+            poll=0.01,
+        )
+    assert "\n" not in str(error.value)
+    assert not place.run.exists()
+
+
+def test_a_node_without_data_says_so(tmp_path):
+    place, grid = federation(tmp_path / "place")
+    path = place.folder / "nodes" / "node-1" / "node.toml"
+    path.write_text(path.read_text().replace("many_user_text", "no_such_reader"))
+    carrier = GridTransport(grid)
+    (reply,) = carrier.receive(carrier.send([("7", Packet({"kind": "hello"}))]))
+    assert "data.reader: there is no reader 'no_such_reader'" in reply.packet.header["reason"]

@@ -1,0 +1,98 @@
+import json
+import os
+import subprocess
+import time
+
+import pytest
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+from fedkeep.core.errors import RunError
+from fedkeep.flower import guard
+from fedkeep.flower.local import Local, federation
+from fedkeep.flower.signed import SIGNATURE, sign_project
+
+EVIL = """
+import pathlib
+pathlib.Path({ran!r}).write_text(__name__)
+app = None
+"""
+# A server of the attacker's: it asks a node, and writes down what came back.
+ASKS = """
+import json, sys
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    sys.path[:] = [place for place in sys.path if "flower/apps" not in place]  # fedkeep's own, here at the server
+    from fedkeep.flower.transport import GridTransport
+    from fedkeep.remote import Packet
+    transport = GridTransport(grid)
+    while not (nodes := transport.nodes()):
+        transport.wait(1)
+    tickets = transport.send([(nodes[0], Packet({{"kind": "hello"}}))])
+    while not (replies := transport.receive(tickets)):
+        transport.wait(1)
+    packet = replies[0].packet
+    with open({said!r}, "w") as file:
+        json.dump({{"kind": packet.header["kind"] if packet else "", "reason": replies[0].reason}}, file)
+"""
+MODULES = ("evil.py", "torch.py", "safetensors.py", "fedkeep/__init__.py")
+
+
+def test_every_command_that_may_run_a_bundle_is_ours(tmp_path):
+    guard.install(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(set(TASK_TYPE_TO_COMMAND.values()))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(__import__("sys").path)}
+    done = subprocess.run(
+        [tmp_path / "flwr-agentapp", "--token", "x"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "This device runs fedkeep's ClientApp alone; flwr-agentapp was not started.\n"
+
+
+def test_a_flower_that_loads_apps_in_another_way_is_refused(monkeypatch):
+    from flwr.supernode.runtime import run_clientapp
+
+    monkeypatch.delattr(run_clientapp, "get_project_dir")
+    with pytest.raises(RunError, match="has no get_project_dir.*Install flwr 1.41"):
+        guard._replace(run_clientapp, "get_project_dir", lambda: None)
+
+
+@pytest.mark.slow
+def test_a_bundle_with_a_module_named_fedkeep_runs_nothing_on_the_device(tmp_path):
+    """Signed by a key that the device trusts, and still the installed code answers; unsigned, nothing answers."""
+    local = Local(folder=tmp_path / "local", config_text="seed = 0\n", data={}, clients={"node-1": ["a"]})
+    project, said, ran = local.folder / "project", tmp_path / "said.json", tmp_path / "ran"
+    with federation(local) as (link, _):
+        (project / "asks.py").write_text(ASKS.format(said=str(said)))
+        for module in MODULES:
+            (project / module).parent.mkdir(exist_ok=True)
+            (project / module).write_text(EVIL.format(ran=str(ran)))
+        settings = (project / "pyproject.toml").read_text()
+        settings = settings.replace("fedkeep.flower.server_app", "asks").replace(
+            "fedkeep.flower.client_app", "evil"
+        )
+        (project / "pyproject.toml").write_text(settings)
+        sign_project(project, local.folder / "keys" / "signer.key")
+        signed = asked(link, project, said)
+        (project / SIGNATURE).unlink()
+        unsigned = asked(link, project, said)
+    assert not ran.exists()
+    assert signed == {"kind": "refused", "reason": ""}
+    assert "refuses a project that nobody has signed" in unsigned["reason"]
+
+
+def asked(link, project, said):
+    """Return what a node answers to a server app of a project."""
+    said.unlink(missing_ok=True)
+    run = link.submit(project, {})
+    end = time.monotonic() + 150
+    while not link.state_of(run).startswith("finished"):
+        assert time.monotonic() < end, link.processes.last("node-1")
+        time.sleep(5)
+    return json.loads(said.read_text())

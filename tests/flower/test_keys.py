@@ -1,0 +1,75 @@
+import ssl
+import stat
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.flower.keys import check_certificate, make_keys
+
+HOSTS = ["localhost", "127.0.0.1", "link.example.org"]
+
+
+def test_the_links_certificate_speaks_for_its_hosts_and_is_signed_by_our_authority(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+    certificate = x509.load_pem_x509_certificate((tmp_path / "link.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == HOSTS
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes()))
+    context = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    assert context.cert_store_stats()["x509_ca"] == 1
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "link.pem", tmp_path / "link.key")
+
+
+def test_a_nodes_two_keys_belong_together_and_private_ones_are_private(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["clinic-a", "clinic-b"])
+    for name in ("clinic-a", "clinic-b"):
+        private = load_ssh_private_key((tmp_path / f"{name}.key").read_bytes(), None)
+        assert isinstance(private.curve, ec.SECP384R1)
+        assert private.public_key() == load_ssh_public_key((tmp_path / f"{name}.pub").read_bytes())
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*.key")} == {0o600}
+    assert len(list(tmp_path.glob("*.key"))) == 5
+
+
+def test_keys_that_are_there_are_kept_when_a_node_is_added(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a", "b"])
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert after.keys() - before.keys() == {"b.key", "b.pub"}
+    assert before.items() <= after.items()
+
+
+@pytest.mark.parametrize("name", ["ca", "link", "signer", "../a", "", "a b", "-a"])
+def test_a_name_that_is_no_nodes_is_refused_before_anything_is_written(name, tmp_path):
+    with pytest.raises(ConfigError, match="A node's name is letters"):
+        make_keys(tmp_path / "keys", hosts=HOSTS, nodes=["good", name])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_host_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="A host is a name or an address in ASCII; got 'büro'"):
+        make_keys(tmp_path, hosts=["büro"], nodes=["a"])
+
+
+def test_a_certificate_that_is_not_valid_now_says_so(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"], days=10)
+    now = datetime.now(UTC)
+    check_certificate(tmp_path / "link.pem", now)
+    with pytest.raises(
+        ConfigError, match=r"link.pem expired at 20.* UTC. Make new ones with fedkeep flower keys"
+    ):
+        check_certificate(tmp_path / "link.pem", now + timedelta(days=11))
+    with pytest.raises(ConfigError, match=r"valid from 20.* UTC on, and this machine's clock says"):
+        check_certificate(tmp_path / "link.pem", now - timedelta(days=1))
+
+
+def test_a_file_that_is_no_certificate_says_so(tmp_path):
+    (tmp_path / "link.pem").write_text("hello")
+    with pytest.raises(ConfigError, match="link.pem is no certificate"):
+        check_certificate(tmp_path / "link.pem")
+    with pytest.raises(ConfigError, match="There is no certificate .*none.pem: No such file"):
+        check_certificate(tmp_path / "none.pem")

@@ -1,0 +1,139 @@
+import email.utils
+import os
+import socket
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.flower import guard
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.link import free_port
+from fedkeep.flower.processes import check_port, check_reachable
+from fedkeep.flower.supernode import SuperNode, check_clock
+
+NODE = """[link]
+address = "{address}"
+certificate = "keys/ca.pem"
+key = "keys/a.key"
+trusted = ["keys/signer.pub"]
+port = {port}
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Return a function that writes a node's configuration, with all keys, and reads it."""
+    make_keys(tmp_path / "keys", hosts=["127.0.0.1"], nodes=["a"])
+
+    def made(address="127.0.0.1:1", change=("", "")):
+        path = tmp_path / "node.toml"
+        path.write_text(NODE.format(address=address, port=free_port()).replace(*change))
+        return SuperNode.read(path, tmp_path / "flower")
+
+    return made
+
+
+@pytest.fixture
+def link(tmp_path):
+    """Return the address of something that speaks TLS as the link does, by the keys of the folder that is given."""
+    servers = []
+
+    def started(keys):
+        class Health(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Health)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(keys / "link.pem", keys / "link.key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"127.0.0.1:{server.server_address[1]}"
+
+    yield started
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_node_whose_link_is_there_may_start(node, link, tmp_path):
+    node(link(tmp_path / "keys")).check()
+
+
+def test_the_command_names_paths_as_a_whole_and_trusted_keys_go_by_the_environment(node, tmp_path):
+    made = node("link.example.org:8443")
+    words = made.command()
+    assert words[words.index("--superlink") + 1] == "link.example.org:8443"
+    assert words[words.index("--auth-supernode-private-key") + 1] == str(tmp_path / "keys" / "a.key")
+    assert words[words.index("--node-config") + 1] == f"fedkeep-node='{tmp_path / 'node.toml'}'"
+    assert "--insecure" not in words
+    environment = made.environment()
+    assert environment[guard.TRUSTED] == str(tmp_path / "keys" / "signer.pub")
+    assert environment["PATH"].split(os.pathsep)[0] == str(tmp_path / "flower" / "bin")
+    assert (tmp_path / "flower" / "bin" / "flwr-clientapp").exists()
+
+
+def test_a_link_of_another_authority_is_refused(node, link, tmp_path):
+    make_keys(tmp_path / "others", hosts=["127.0.0.1"], nodes=[])
+    with pytest.raises(
+        ConfigError, match="is not the one that keys/ca.pem speaks for.*CERTIFICATE_VERIFY_FAILED"
+    ):
+        node(link(tmp_path / "others")).check()
+
+
+def test_a_link_that_is_not_there_is_named(node):
+    with pytest.raises(
+        ConfigError, match="There is no link at 127.0.0.1:1: Connection refused. Start it first"
+    ):
+        node().check()
+    with pytest.raises(ConfigError, match="The link's address is host:port; got 'link'"):
+        check_reachable("link")
+
+
+def test_a_port_in_use_is_named(node):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"The port {port}, which the link wants, is in use"):
+            check_port(port, "the link")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("a.key", "none.key"), "link.key: there is no key .*none.key: No such file"),
+        (("a.key", "signer.key"), "link.key: .*signer.key is no key on a NIST curve"),
+        (("a.key", "a.pub"), "link.key: .*a.pub is no private key in OpenSSH's form"),
+        (("ca.pem", "a.pub"), "a.pub is no certificate"),
+        (("signer.pub", "none.pub"), "link.trusted: there is no key .*none.pub"),
+        (('["keys/signer.pub"]', "[]"), "link.trusted: List should have at least 1 item"),
+        (('certificate = "keys/ca.pem"\n', ""), "link.certificate: Field required"),
+        (("port = ", "prot = "), "link.prot: Extra inputs"),
+        (("[link]", "[lnk]"), "link.address: Field required"),
+        (("[link]", "[link"), "is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_starts(change, said, node):
+    with pytest.raises(ConfigError, match=said):
+        node(change=change).check()
+
+
+@pytest.mark.parametrize("ahead", [-304, -1, 0, 4])
+def test_a_clock_that_flower_takes_is_taken(ahead):
+    check_clock(email.utils.formatdate(1_800_000_000, usegmt=True), 1_800_000_000 + ahead)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [(60, "60 seconds ahead of"), (-400, "400 seconds behind"), (86400, "86400 seconds ahead")],
+)
+def test_a_clock_that_is_wrong_is_told(ahead, said):
+    with pytest.raises(ConfigError, match=f"{said}.*Set the clock"):
+        check_clock(email.utils.formatdate(1_800_000_000, usegmt=True), 1_800_000_000 + ahead)

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.flower.transport import GridTransport
+from fedkeep.flower.wire import from_records, to_records
+from fedkeep.remote import Packet
+from tests.flower.loopback import Loopback, context
+
+
+def echo(message, context):
+    packet = from_records(message.content)
+    if packet.header["kind"] == "break":
+        raise RuntimeError("broken")
+    if packet.header["kind"] == "garble":
+        return Message(RecordDict(), reply_to=message)
+    header = {**packet.header, "node": str(context.node_id)}
+    return Message(to_records([Packet(header, packet.tensors)])[0], reply_to=message)
+
+
+def transport(**options):
+    grid = Loopback(echo, [context(7), context(8)])
+    return GridTransport(grid, **options), grid
+
+
+def test_a_packet_goes_to_its_node_and_the_reply_comes_back_once():
+    carrier, _ = transport()
+    assert carrier.nodes() == ["7", "8"]
+    model = torch.randn(4)
+    tickets = carrier.send(
+        [(node, Packet({"kind": "work", "round": 3}, {"w": model})) for node in ("7", "8")]
+    )
+    replies = carrier.receive(tickets)
+    assert [reply.ticket for reply in replies] == tickets
+    assert [reply.packet.header["node"] for reply in replies] == ["7", "8"]
+    assert all(torch.equal(reply.packet.tensors["w"], model) for reply in replies)
+    assert carrier.receive(tickets) == []
+
+
+def test_what_a_device_breaks_or_garbles_is_a_reason():
+    carrier, _ = transport()
+    tickets = carrier.send([("7", Packet({"kind": "break"})), ("8", Packet({"kind": "garble"}))])
+    broken, garbled = carrier.receive(tickets)
+    assert (broken.packet, broken.reason) == (None, "Flower: <class 'RuntimeError'>:<'broken'> (code 2)")
+    assert (garbled.packet, garbled.reason) == (None, "A message has no header; it was not made by fedkeep.")
+
+
+def test_the_model_travels_once_for_several_nodes():
+    carrier, grid = transport()
+    model = torch.randn(1000)
+    carrier.send([(node, Packet({"kind": "work", "to": node}, {"w": model})) for node in ("7", "8")])
+    assert sum(model.numpy().tobytes() in content for content in grid.carried.values()) == 1
+
+
+def test_a_message_beyond_the_limit_is_refused_before_anything_is_sent():
+    carrier, grid = transport(limit=100)
+    with pytest.raises(
+        ConfigError, match="A message of 104 bytes to node 8 is beyond the limit of 100 bytes"
+    ):
+        carrier.send(
+            [("7", Packet({"kind": "work"})), ("8", Packet({"kind": "work"}, {"w": torch.zeros(26)}))]
+        )
+    assert grid.carried == {}
+
+
+@pytest.mark.parametrize("pushed", [[], [None, None]])
+def test_a_message_that_the_link_does_not_take_is_told_once(pushed, monkeypatch):
+    carrier, grid = transport()
+    monkeypatch.setattr(grid, "push_messages", lambda messages: pushed)
+    tickets = carrier.send([("7", Packet({"kind": "work"})), ("8", Packet({"kind": "work"}))])
+    first, second = carrier.receive(tickets)
+    assert first.reason == "The link did not take the message to node 7; the node may just have left."
+    assert (first.packet, second.packet, carrier.receive(tickets)) == (None, None, [])
+
+
+def test_nothing_is_pushed_and_pulled_for_nothing():
+    carrier, grid = transport()
+    grid.push_messages = grid.pull_messages = None
+    assert carrier.send([]) == carrier.receive([]) == []
+
+
+def test_time_never_goes_back_and_waiting_is_short(monkeypatch):
+    carrier, _ = transport()
+    slept = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    before = carrier.now()
+    carrier.wait(1000)
+    carrier.wait(-1)
+    assert slept == [0.2, 0.0]
+    assert carrier.now() >= before
