@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-NAMES = ("kernels", "cnn", "threads", "overhead", "users", "stores", "profile", "methods", "speed", "faults")
+NAMES = (
+    "kernels", "cnn", "threads", "overhead", "users", "stores", "profile", "methods", "speed", "faults",
+    "fault_budget", "dp_audit", "secure",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -105,12 +105,14 @@ class Instants:
     full: bool = False
     long: int = 6
     now: str = "server"
+    hits: int = 0
     count: dict[str, int] = field(default_factory=lambda: {"device": 0, "server": 0})
 
     def around(self, write: Callable[[], Any], is_sql: bool) -> Any:
         """Do a write, or not."""
         self.count[self.now] += 1
         hit = self.now == self.side and self.at and self.count[self.now] >= self.at
+        self.hits += bool(hit)
         if not hit:
             return write()
         if self.full:
@@ -177,6 +179,7 @@ class Grid:
         self.took: dict[int, set[str]] = {}
         self.undo: Callable[[], None] = lambda: None
         self.rolls_back = False
+        self.hits = 0
 
     @property
     def out(self) -> Path:

@@ -23,6 +23,8 @@ COMMANDS = [
     "check",
     "evaluate",
     "personalize",
+    "worth",
+    "budget",
     "report",
     "reproduce",
     "list",

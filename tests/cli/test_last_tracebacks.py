@@ -82,7 +82,7 @@ def test_a_model_without_a_single_number(refused: Refused) -> None:
     assert message.endswith(": Initializing zero-element tensors is a no-op.")
 
 
-@pytest.mark.parametrize("command", ["run", "check", "evaluate", "personalize", "report"])
+@pytest.mark.parametrize("command", ["run", "check", "evaluate", "personalize", "worth", "report"])
 @pytest.mark.parametrize("name", ["x" * 300, "d/" * 3000])
 def test_names_that_are_too_long(refused: Refused, command: str, name: str) -> None:
     assert "File name too long" in refused(command, name)
@@ -120,13 +120,13 @@ def test_a_folder_in_place_of_a_file(refused: Refused, command: str) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "commit.json", "config.toml", "records.jsonl", "lock"])
 @pytest.mark.parametrize(
-    "command", ["run r --resume", "evaluate r", "report r", "personalize r --client user-1"]
+    "command", ["run r --resume", "evaluate r", "report r", "worth r", "personalize r --client user-1"]
 )
 def test_a_folder_in_place_of_a_file_of_a_run(
     refused: Refused, fedkeep: Command, command: str, name: str
 ) -> None:
-    if command.startswith("report") and name in ("commit.json", "config.toml", "lock"):
-        pytest.skip("a report does not read it")
+    if command.startswith(("report", "worth")) and name in ("commit.json", "config.toml", "lock"):
+        pytest.skip("neither reads it")
     assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
     Path("r", name).unlink(missing_ok=True)
     Path("r", name).mkdir()

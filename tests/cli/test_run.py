@@ -62,6 +62,12 @@ def test_the_engine_is_told_and_workers_change_no_result(fedkeep: Command) -> No
     )  # no setting of the run
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled", "workers", "auto"])
+def test_one_worker_is_what_every_engine_has(fedkeep: Command, engine: str) -> None:
+    result = fedkeep("run", "toy.toml", "--workers", 1, "--set", f"run.engine={engine}", "--out", engine)
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

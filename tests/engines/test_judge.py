@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import DataError, MethodError
 from fedkeep.engines import tasks_of, to_records
 from tests.tiny import Logits, Noisy, classes, pairs, parts
 
@@ -51,7 +51,7 @@ def loop(run: Run, split: str, clients: Any, default: bool = False) -> dict[str,
 def test_evaluation_equals_a_plain_loop(
     kind: type[Logits], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("fedkeep.engines.judge"), "CHUNK", chunk)
+    monkeypatch.setattr(importlib.import_module("fedkeep.engines.window"), "CHUNK", chunk)
     data = classes(counts=(5, 9, 3, 7, 4, 6), valid=1, test=4)
     run = simulate(
         kind().double(),
@@ -101,7 +101,18 @@ def test_clients_of_different_sizes_count_once_each_in_the_user_mean() -> None:
     run = simulate(model, methods.furl("user", local=Phase(optimizer=sgd(0.0))), data, rounds=0)
     metrics = run.evaluate("test")
     assert (metrics["accuracy"], metrics["accuracy_user_mean"]) == (0.75, 0.5)
-    assert run.evaluate("valid") == {}
+    with pytest.raises(DataError) as error:
+        run.evaluate("valid")
+    assert str(error.value) == (
+        "There is nothing to judge: none of the 2 clients has an example in the split 'valid'. Hold some out, e.g. "
+        "data.split_per_user((0.8, 0.1, 0.1)), or name another split."
+    )
+    assert run.evaluate(clients=["b"]) == run.evaluate(clients=[1]) != run.evaluate(clients=["a"])
+    assert run.evaluate(clients=["b", 0]) == run.evaluate(clients=np.array([1, 0]))
+    with pytest.raises(DataError, match="No client of these data has the id 'c'"):
+        run.evaluate(clients=["c"])
+    with pytest.raises(DataError, match="There is no client 2: clients are numbered 0 to 1"):
+        run.judge(("own",), clients=["a", 2])
 
 
 def test_dropout_and_batch_statistics_are_off() -> None:

@@ -87,7 +87,7 @@ def test_a_cohort_among_a_billion_clients_costs_no_more() -> None:
             (np.zeros(0, np.int64), 1, "shuffled", 0),
             "There is no client with training examples to draw a cohort from.",
         ),
-        ((5, 1, "random", 0), "sampling must be 'shuffled' or 'independent'; got 'random'."),
+        ((5, 1, "random", 0), "sampling must be 'shuffled', 'independent' or 'poisson'; got 'random'."),
     ],
 )
 def test_the_sampler_refuses(arguments: Any, message: str) -> None:
@@ -146,8 +146,8 @@ def test_a_faulty_upload_is_refused_while_the_round_goes_on(
     method = methods.furl("user", local=Phase(optimizer=sgd(0.1)))
     make = Split.upload
 
-    def broken(self: Split, received: Params, trained: Params, weight: float, rows: Params) -> Upload:
-        upload = make(self, received, trained, weight, rows)
+    def broken(self: Split, received: Params, trained: Params, weight: float, *more: Any) -> Upload:
+        upload = make(self, received, trained, weight, *more)
         if weight == 5:
             upload.deltas.update({"user" if fault == "name" else "linear.bias": torch.full((3,), torch.nan)})
         return upload

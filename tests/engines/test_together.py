@@ -15,9 +15,10 @@ from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.engines import Sequential, Vectorised, auto, run_round
 from fedkeep.engines.auto import as_one_program, width
+from fedkeep.engines.vectorised.costs import Costs, Work, times_faster, work_of
 from fedkeep.engines.vectorised.local import Stacked
 from fedkeep.methods import EarlyStopping
-from fedkeep.models import BagOfWords
+from fedkeep.models import BagOfWords, Linear
 from tests.engines.test_auto import Judged
 from tests.tiny import Logits, classes, everyone, job, results, same_bits, texts, threads_noted
 
@@ -107,16 +108,71 @@ def test_a_large_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stacked copies of it, to see if vmap can, would take time and memory for nothing."""
     monkeypatch.setattr(Vectorised, "suits", lambda _: pytest.fail("tried"))
     assert (
-        as_one_program(job(Wide(4_000), FURL, MANY), 30) is None
-    )  # 128 kB, and as much for gradients and updates
+        as_one_program(job(Wide(30_000), FURL, MANY), 30) is None
+    )  # 960 kB, and as much for gradients and updates
     assert as_one_program(job(Logits(), FURL, MANY), 9) is None
 
 
 def test_moments_count() -> None:
     """Adam keeps two numbers for each parameter."""
     for optimizer, chosen in ((sgd(0.1), True), (adam(0.1), False)):
-        work = job(Wide(2_000), methods.furl("user", local=Phase(batch_size=4, optimizer=optimizer)), MANY)
+        work = job(Wide(3_200), methods.furl("user", local=Phase(batch_size=4, optimizer=optimizer)), MANY)
         assert (as_one_program(work, 30) is not None) == chosen
+
+
+def test_what_a_step_costs_is_counted_of_one_client() -> None:
+    """Costs of calls are shared, those of bytes and products are not; a linear layer's products: 2 · 4 · 3 · 3, twice."""
+    work = work_of(job(Logits(), FURL, MANY), 0)
+    assert (work.flops, work.measured) == (2 * 2 * 4 * 3 * 3, True)
+    some = Work(calls=10, moved=2_000_000, flops=3_000_000)
+    assert Costs(alone=1, step=2, call=3, moved=4, flops=5).of(some, 8) == 1 + (2 + 30) / 8 + 8 + 15
+    assert times_faster(work, 30) > times_faster(work, 10) > 1.5
+
+
+@pytest.mark.parametrize(("clients", "chosen"), [(100, True), (8, False)])
+def test_logistic_regression_on_many_examples_is_trained_together(clients: int, chosen: bool) -> None:
+    """Of 600 examples of 784 numbers memory holds some 30 clients side by side, which is enough."""
+    data = classes(counts=[600] * clients, features=784, labels=10, kind="f4")
+    method = methods.fedavg(local=Phase(batch_size=32, optimizer=sgd(0.1)))
+    work = job(Linear(784, 10), method, data)
+    assert (as_one_program(work, clients) is not None) == chosen
+
+
+def test_other_operations_than_were_measured_want_little_memory() -> None:
+    """A convolution: the costs say yes, but of its time nothing is known."""
+    for pixels, chosen in ((6, True), (60, False)):
+        data = classes(counts=[8] * 30, features=pixels * pixels, kind="f4")
+        work = job(Image(pixels), methods.fedavg(local=Phase(batch_size=4)), data)
+        assert not work_of(work, 0).measured
+        assert (as_one_program(work, 30) is not None) == chosen
+
+
+class Image(nn.Module):
+    def __init__(self, pixels: int) -> None:
+        super().__init__()
+        self.pixels = pixels
+        self.filter, self.out = nn.Conv2d(1, 2, 3), nn.Linear(2 * (pixels - 2) ** 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        image = x.reshape(-1, 1, self.pixels, self.pixels)
+        logits: Tensor = self.out(self.filter(image).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("then", [100.0, 0.0])
+def test_a_run_that_goes_on_keeps_the_engine_that_it_began_with(
+    then: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the table of costs says by then: another version's may be another."""
+    options: Any = {"cohort": 20, "out": tmp_path / "run", "evaluate_every": 0}
+    monkeypatch.setattr(auto, "times_faster", lambda *_: 100.0 - then)
+    before = simulate(Logits(), FURL, MANY, rounds=2, **options)
+    monkeypatch.setattr(auto, "times_faster", lambda *_: then)
+    after = simulate(Logits(), FURL, MANY, rounds=4, resume=True, **options)
+    expected = "sequential" if then else "vectorised"
+    assert (before.engine, after.engine) == (expected, expected)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == expected
 
 
 def test_of_a_large_table_the_rows_in_use_count() -> None:

@@ -14,6 +14,7 @@ from fedkeep.experiments.builtin import builtin_config
 from fedkeep.experiments.config import AdaptConfig, LossConfig, MethodConfig
 from fedkeep.methods import EarlyStopping, terms
 from fedkeep.methods.augment import Augmented
+from fedkeep.privacy import GaussianNoise
 from tests.experiments.configs import PICTURES
 
 
@@ -47,6 +48,13 @@ def test_what_is_not_said_of_the_server_stays_the_methods_own() -> None:
     assert method(kind="fedfusion", server_optimizer={"momentum": 0.9}) == methods.fedfusion(
         server=averaging(sgd(1.0, momentum=0.9))
     )
+
+
+def test_every_method_can_have_noise_on_its_uploads() -> None:
+    assert method(kind="fedavg", upload_noise=0.5) == methods.fedavg().but(upload=(GaussianNoise(0.5),))
+    both = method(kind="kteps", noise=0.25, upload_noise=0.5)
+    assert both.upload == (GaussianNoise(0.25), GaussianNoise(0.5))
+    assert method(kind="fedavg", upload_noise=0) == methods.fedavg()
 
 
 def test_adaptation() -> None:

@@ -68,9 +68,9 @@ def test_all_faults_are_named_at_once() -> None:
         "mine.toml:\n"
         "  model: missing.\n"
         "  run.cohort: wanted greater than or equal to 1; got 0.\n"
-        "  run.sampling: wanted 'shuffled' or 'independent'; got 'none'.\n"
+        "  run.sampling: wanted 'shuffled', 'independent' or 'poisson'; got 'none'.\n"
         "  modle: unknown key. Did you mean 'model'? Known here: name, seed, data, model, method, run, "
-        "personalization, preparation."
+        "personalization, preparation, privacy."
     )
 
 

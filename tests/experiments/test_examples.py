@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import fedkeep
 from fedkeep import Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.examples import Examples, Roster, read_examples
 from fedkeep.core.sealed import seal
-from fedkeep.experiments.examples import Examples, read_examples
+from fedkeep.engines import Adaptation
 from tests.tiny import Logits, classes, pairs, same_bits
 
 DATA = classes(counts=(5, 9, 3, 7), kind="f4", test=6)
@@ -53,6 +54,56 @@ def test_they_are_of_the_round_that_is_best_on_valid(tmp_path: Path) -> None:
     assert own == {DATA.ids[c]: float(found.right[found.client == c].mean()) for c in range(4)}
 
 
+def test_validation_examples_are_of_the_same_round_and_models(tmp_path: Path) -> None:
+    done = run(tmp_path / "run")
+    assert done.examples is not None
+    there = run(None, best_round(done))
+    for model in ("own", "shared"):
+        found, wanted = done.examples(model, split="valid"), there.judge((model,), "valid")[0].of(model)
+        assert found.loss.tobytes() == wanted.loss.tobytes()
+        assert found.row.tolist() == wanted.row.tolist()
+    assert done.examples("own", split="valid").loss.tolist() != done.examples("own").loss.tolist()
+    roster = done.examples.roster
+    assert roster is not None
+    assert roster.client.tolist() == [0, 1, 2, 3]
+    assert roster.trained.tolist() == [5, 9, 3, 7]
+    assert roster.ids == tuple(DATA.ids)
+
+
+def test_no_validation_examples_leave_none() -> None:
+    data = classes(counts=(5, 9), kind="f4", valid=0)
+    done = simulate(Logits(), FURL, data, rounds=1, cohort=2)
+    assert done.examples is not None
+    assert done.examples.valid == {}
+
+
+def test_adapted_clients_are_judged_where_valid_is_best() -> None:
+    tuned = methods.fine_tuned(local=Phase(batch_size=4, optimizer=sgd(0.5)), tune_epochs=2)
+    done = simulate(
+        Logits(), tuned, DATA, rounds=6, evaluate_adapted=True, **{**SETTINGS, "evaluate_shared": False}
+    )
+    best = best_round(done)
+    assert best < 6
+    there = simulate(Logits(), tuned, DATA, rounds=best, **{**SETTINGS, "evaluate_shared": False})
+    device = there.local_device()
+    for split in ("test", "valid"):
+        (judged,) = device.adapt(there.orders(there.clients), Adaptation(split=split))
+        assert done.examples is not None
+        found = done.examples("adapted", split=split)
+        assert found.loss.tobytes() == judged.of("adapted").loss.tobytes()
+        assert found.loss.tolist() != done.examples("own", split=split).loss.tolist()
+    recorded = {r.round: r.value for r in done.history if (r.split, r.metric) == ("test/adapted", "accuracy")}
+    assert recorded[best] == float(done.examples("adapted").right.mean())
+    plain = simulate(Logits(), tuned, DATA, rounds=6, **{**SETTINGS, "evaluate_shared": False})
+    assert same_bits(plain.server, done.server)  # adapting changes nothing of federation
+
+
+def test_a_method_without_adaptation_has_none_to_evaluate() -> None:
+    with pytest.raises(ConfigError) as error:
+        simulate(Logits(), methods.fedavg(), DATA, rounds=1, evaluate_adapted=True)
+    assert str(error.value) == "evaluate_adapted: 'fedavg' has no phases of adaptation. Leave it out."
+
+
 def test_a_folder_keeps_them_and_they_are_read_as_they_were(tmp_path: Path) -> None:
     done = run(tmp_path / "run")
     assert done.examples is not None
@@ -63,7 +114,9 @@ def test_a_folder_keeps_them_and_they_are_read_as_they_were(tmp_path: Path) -> N
     found = read_examples(tmp_path / "run")
     assert found is not None
     assert found.round == done.examples.round
-    assert same_bits(found.tensors, done.examples.tensors)
+    assert same_bits(found.to_tensors(), done.examples.to_tensors())
+    assert found.roster is not None
+    assert found.roster.ids == tuple(DATA.ids)
     columns = sum(t.nbytes for t in found.tensors.values())
     assert columns == 24 * (21 + 9)  # what the module says of its size
     again = run(tmp_path / "run", resume=True)
@@ -138,6 +191,18 @@ BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "length": ({"row": torch.arange(3)}, "'row' has the shape (3,) and the type torch.int64"),
     "type": ({"own/loss": torch.zeros(2)}, "'own/loss' has the shape (2,) and the type torch.float32"),
     "negative": ({"client": torch.tensor([0, -1], dtype=torch.int32)}, "a client or a row is negative"),
+    "valid": ({"valid:row": torch.arange(2)}, "unknown ['row']"),
+    "roster": (
+        {"roster:client": torch.zeros(1, dtype=torch.int32)},
+        "the clients are not listed as they should be",
+    ),
+    "another roster": (
+        {
+            f"roster:{n}": t
+            for n, t in Roster(np.array([1], np.int32), np.array([3]), ("b",)).to_tensors().items()
+        },
+        "the client 0 is not listed",
+    ),
     "unknown": ({"mine/loss": torch.zeros(2).double()}, "unknown ['mine/loss']"),
 }
 

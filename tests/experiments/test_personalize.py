@@ -49,6 +49,18 @@ def test_no_example_leaves_the_default(run: Run) -> None:
     assert own["user"].tolist() == [0.125] * 3
 
 
+def test_clients_may_be_named_by_their_ids(run: Run) -> None:
+    held = run.held_out.tolist()
+    ids = [DATA.ids[c] for c in held]
+    assert cold_start(run, ids, (0, 2)) == cold_start(run, held, (0, 2))
+    rows = first_examples(run, held[0], 3)
+    assert fit_private(run, ids[0], rows)["user"].tolist() == fit_private(run, held[0], rows)["user"].tolist()
+    with pytest.raises(DataError, match="No client of these data has the id 'nobody'"):
+        cold_start(run, ["nobody"])
+    with pytest.raises(DataError, match="No client of these data has the id 'nobody'"):
+        fit_private(run, "nobody", rows)
+
+
 def test_the_default_itself_cannot_be_changed_by_the_caller() -> None:
     own = simulate(Logits(), methods.furl("user", private_init=0.0), classes(kind="f4"), rounds=0)
     for values in (fit_private(own, 0, np.zeros(0, np.int64)), personalize_client(own, "user-0", 0)[0]):

@@ -180,7 +180,7 @@ def test_what_is_all_shared_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["test/shared"] == found["test"] != []
     calls.clear()
     simulate(Logits(), FURL, DATA, rounds=1, cohort=6, evaluate_shared=True)
-    assert calls == [("valid", "own"), ("test", "own", "shared")]
+    assert calls == [("valid", "own"), ("test", "own", "shared"), ("valid", "own", "shared")]
 
 
 def test_regression_keeps_the_epoch_of_the_smallest_error() -> None:

@@ -41,7 +41,7 @@ FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
         (
             {"rounds": 1, "sampling": "all"},
             ConfigError,
-            "sampling must be 'shuffled' or 'independent'; got 'all'.",
+            "sampling must be 'shuffled', 'independent' or 'poisson'; got 'all'.",
         ),
         (
             {"rounds": 1, "resume": True},

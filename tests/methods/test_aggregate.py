@@ -13,7 +13,7 @@ from fedkeep import Split, adam, sgd
 from fedkeep.core.errors import UploadError
 from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Params, weighted_mean
-from fedkeep.methods import Global, Optimize, Reduced, RunningMean
+from fedkeep.methods import Global, Optimize, Reduced, RunningMean, aggregate
 from fedkeep.methods.aggregate import BLOCK, spread
 from fedkeep.split import Upload
 from tests.tiny import mean_of, same_bits
@@ -325,3 +325,22 @@ def test_a_block_that_was_summed_in_two_places_is_refused() -> None:
         with pytest.raises(UploadError) as error:
             part(ids[:4]).merge(part(ids[:4], cohort))
         assert str(error.value) == "Partial means can be merged if they are of one and the same cohort."
+
+
+def test_large_tensors_are_summed_in_pieces_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(3)
+    start = {"w": torch.zeros(7, 11), "turned": torch.zeros(11, 7).T}
+    changes = [{n: torch.randn(7, 11, generator=draw) for n in start} for _ in range(3)]
+    uploads = [
+        Split().upload(start, each, weight) for each, weight in zip(changes, (1.0, 5.0, 0.3), strict=True)
+    ]
+    found = []
+    for piece in (1 << 18, 8):
+        monkeypatch.setattr(aggregate, "PIECE", piece)
+        mean = RunningMean(start)
+        for upload in uploads:
+            mean.add("", upload)
+        found.append(mean.value().params)
+    assert same_bits(*found)
+    expected = sum(w * c["w"].double() for c, w in zip(changes, (1.0, 5.0, 0.3), strict=True)) / 6.3
+    torch.testing.assert_close(found[1]["w"].double(), expected, rtol=0, atol=1e-6)

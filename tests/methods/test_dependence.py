@@ -39,6 +39,83 @@ def test_hsic_of_two_examples_by_hand() -> None:
     assert float(hsic(a, b)) == pytest.approx(mixed**2, abs=1e-7)  # 3.5693; the biased 1/n² would give 0.8923
 
 
+def by_median(x: Tensor) -> Tensor:
+    """Return the kernel exp(−d_ij / s²), s² the lower median of d_ij over i < j."""
+    n = len(x)
+    distance = [[((x[i] - x[j]) ** 2).sum() for j in range(n)] for i in range(n)]
+    ordered = sorted((distance[i][j] for i in range(n) for j in range(i + 1, n)), key=Tensor.item)
+    scale = ordered[(len(ordered) - 1) // 2] + 1e-8
+    return torch.stack([torch.stack([torch.exp(-d / scale) for d in row]) for row in distance])
+
+
+def test_hsic_by_the_median_by_hand() -> None:
+    """Distances of 0, 1, 3 are 1, 4, 9, so s² = 4; of two examples it is the mean's, (1 − 1/e)²."""
+    x = torch.tensor([[0.0], [1.0], [3.0]]).double()
+    expected = torch.tensor(
+        [[1, math.exp(-1 / 4), math.exp(-9 / 4)], [math.exp(-1 / 4), 1, math.exp(-1)], [math.exp(-9 / 4), math.exp(-1), 1]]
+    ).double()  # fmt: skip
+    torch.testing.assert_close(by_median(x), expected, rtol=0, atol=1e-7)
+    h = torch.eye(3).double() - 1 / 3
+    wanted = float(torch.trace(expected @ h @ expected @ h)) / 4
+    assert float(hsic(x, x, widths=SINGLE, unit="median")) == pytest.approx(wanted, abs=1e-7)
+    a, b = torch.tensor([[0.0], [2.0]]).double(), torch.tensor([[1.0, 5.0], [4.0, 1.0]]).double()
+    pair = hsic(a, b, widths=SINGLE, unit="median")
+    assert float(pair) == pytest.approx((1 - math.exp(-1)) ** 2, abs=1e-8)
+    assert float(hsic(a, b, normalised=True)) == pytest.approx(1, abs=1e-12)  # two examples: both are ±½
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_the_forms_without_shrinking_against_the_formulas_written_out(n: int) -> None:
+    a, b = normal(n, 3).requires_grad_(), normal(n, 2, seed=1).requires_grad_()
+    h = torch.eye(n).double() - 1 / n
+
+    def inner(one: Tensor, two: Tensor) -> Tensor:
+        return torch.trace(one @ h @ two @ h)
+
+    k_a, k_b = by_median(a), by_median(b)
+    written = inner(k_a, k_b) / (n - 1) ** 2
+    found = hsic(a, b, widths=SINGLE, unit="median")
+    torch.testing.assert_close(found, written, rtol=1e-9, atol=0)
+    for one, two in zip(*(torch.autograd.grad(v, [a, b]) for v in (found, written)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-12)  # the median's gradient too
+    scaled = hsic(a, b, widths=SINGLE, normalised=True)
+    one, two = (kernel(x.detach(), SINGLE) for x in (a, b))
+    assert float(scaled.detach()) == pytest.approx(
+        float(inner(one, two) / (inner(one, one) * inner(two, two)).sqrt())
+    )
+    weight = torch.tensor([1.0] * n + [0.0])
+    more = [torch.cat([x.detach(), torch.full((1, x.shape[1]), 1e6).double()]) for x in (a, b)]
+    assert float(hsic(*more, weight, SINGLE, unit="median")) == pytest.approx(
+        float(found.detach()), rel=1e-12
+    )
+    assert float(hsic(*more, weight, SINGLE, normalised=True)) == pytest.approx(
+        float(scaled.detach()), rel=1e-12
+    )
+
+
+def test_only_the_paper_s_form_rewards_shrinking_features() -> None:
+    """d HSIC(c a, b) / dc at c = 1 is Σ a · ∂/∂a."""
+    a, b = normal(8, 4).requires_grad_(), normal(8, 4, seed=1)
+
+    def along(**form: object) -> float:
+        (slope,) = torch.autograd.grad(hsic(a, b, **form), [a])  # type: ignore[arg-type]
+        return float((slope * a).sum().detach())
+
+    assert along() > 0.01  # less by shrinking
+    assert abs(along(widths=SINGLE, unit="median")) < 1e-8
+    assert abs(along(normalised=True)) < 1e-8
+
+
+@pytest.mark.parametrize("form", [{"unit": "median"}, {"normalised": True}])
+@pytest.mark.parametrize("examples", [1, 4])
+def test_equal_examples_pull_nothing_by_any_form(form: dict[str, object], examples: int) -> None:
+    same = torch.ones(examples, 3, requires_grad=True)
+    result = hsic(same, normal(examples, 3).float(), **form)  # type: ignore[arg-type]
+    (slope,) = torch.autograd.grad(result, [same])
+    assert float(result.detach()) == pytest.approx(0, abs=1e-6)
+    assert float(slope.abs().max()) == 0
+
+
 def test_mmd_of_two_pairs_by_hand() -> None:
     """x = 0, 0 and y = 1, 1: s² = 2/3 (8 of 12 distances are 1); 1 + 1 − 2 e^(−1/(m s²)) for each kernel."""
     x, y = torch.zeros(2, 1).double(), torch.ones(2, 1).double()

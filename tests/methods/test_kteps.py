@@ -85,6 +85,8 @@ def test_the_whole_loss_by_hand() -> None:
     taught = -(teacher * math.log(0.9) + (1 - teacher) * math.log(0.1))
     value = float(BranchLoss(branches, diversity=0.5, transfer=0.1)(net, params, batch, {}))
     assert value == pytest.approx(both + 0.1 * taught, abs=1e-14)  # one example has no HSIC
+    value = float(BranchLoss(branches, diversity=0.5, transfer=0.1, share=0.5)(net, params, batch, {}))
+    assert value == pytest.approx(both / 2 + 0.1 * taught, abs=1e-14)
     two = {n: torch.cat([v, torch.zeros_like(v)]) for n, v in batch.items()}
     value = float(BranchLoss(branches, diversity=0.5, transfer=0.0)(net, params, two, {}))
     diversity = (3 - math.exp(-2) - math.exp(-1) - math.exp(-0.5)) ** 2  # as in test_dependence
@@ -178,7 +180,7 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
             {"architecture": "D"},
             "architecture must be one of ['A', 'B', 'C'] or the names of the model's parts; got 'D'.",
         ),
-        ({"kernel": "double"}, "kernel must be 'mixture' or 'single'; got 'double'."),
+        ({"kernel": "double"}, "kernel must be 'mixture', 'single' or 'median'; got 'double'."),
         ({"predict": "ps"}, "predict must be 's', 'p' or 'sp'; got 'ps'."),
         ({"diversity": -1}, "diversity and transfer must be at least 0; got -1.0 and 0.01."),
         ({"transfer": math.nan}, "diversity and transfer must be at least 0; got 0.01 and nan."),
@@ -240,6 +242,9 @@ def test_options_change_what_they_name() -> None:
     base = trained(methods.kteps(0.5, 0.5, noise=0, local=LOCAL)).server["encoder.weight"]
     for options in (
         {"kernel": "single"},
+        {"kernel": "median"},
+        {"normalised": True},
+        {"share": 0.5},
         {"temperature": 1},
         {"student_temperature": 4},
         {"projections": False},
@@ -372,6 +377,18 @@ def test_the_shared_part_predicts_with_the_shared_branch() -> None:
     assert run.method.predict_shared == PredictBranches(branches, "s")
     run.method = run.method.but(predict=PredictBranches(branches, "s"))
     assert run.evaluate() == shared != own
+
+
+def test_clients_side_by_side_have_the_same_medians() -> None:
+    method = methods.kteps(0.5, noise=0, kernel="median", normalised=True, local=LOCAL)
+    close(trained(method, engine="vectorised").server, trained(method).server, atol=1e-12)
+
+
+def test_halved_losses_are_halved_rates_with_doubled_weights() -> None:
+    """β L + λ R at rate η is L + (λ / β) R at rate β η, up to rounding."""
+    half = methods.kteps(0.5, 0.25, share=0.5, noise=0, local=LOCAL)
+    slow = methods.kteps(1.0, 0.5, noise=0, local=LOCAL.but(optimizer=sgd(0.1, momentum=0.9)))
+    close(trained(half).server, trained(slow).server, atol=1e-12)
 
 
 def test_the_losss_terms_are_those_that_are_asked_for() -> None:

@@ -26,6 +26,20 @@ def test_the_names_of_batch_normalisation() -> None:
     assert str(error.value) == "Sequential has no batch normalisation; without any, use methods.fedavg()."
 
 
+def test_a_model_over_several_devices_is_refused_by_name() -> None:
+    advice = (
+        " is a DataParallel, which spreads every batch over several devices. Give the module that it holds (.module); "
+        "simulate's device says where to train."
+    )
+    for model, who in (
+        (nn.DataParallel(Logits()), "The model"),
+        (nn.Sequential(nn.DataParallel(Logits())), "The layer '0'"),
+    ):
+        with pytest.raises(MethodError) as error:
+            methods.fedavg().made_for(model)
+        assert str(error.value) == who + advice
+
+
 def test_copies_do_not_collide_and_leave_the_model_alone() -> None:
     model = Logits()
     names = list(model.state_dict())

@@ -122,9 +122,9 @@ def test_fedfusion_of_one_step_is_fedavg(operator: Any) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_fedfusion_equals_plain_pytorch(operator: Any, persistent: bool) -> None:
-    method = methods.fedfusion(operator, persistent_local=persistent, local=LOCAL)
+@pytest.mark.parametrize(("persistent", "reset"), [(False, False), (True, False), (True, True)])
+def test_fedfusion_equals_plain_pytorch(operator: Any, persistent: bool, reset: bool) -> None:
+    method = methods.fedfusion(operator, persistent_local=persistent, reset_local=reset, local=LOCAL)
     initial = AddFusion(operator, persistent)(Parts().double()).state_dict()
     local = "own." if persistent else ""
 
@@ -138,6 +138,8 @@ def test_fedfusion_equals_plain_pytorch(operator: Any, persistent: bool) -> None
             return nn.functional.cross_entropy(linear(w, "classifier", both), batch["label"])
 
         names = [f"{local}encoder", "fusion", "classifier"]
+        if reset:
+            state |= {n: received[n.removeprefix("own.")] for n in state if n.startswith("own.")}
         state = descend(state, names, batches, loss, 0.2, 0.9)
         if persistent:  # a copy leaves
             state |= {n.removeprefix("own."): v for n, v in state.items() if n.startswith("own.")}
@@ -182,6 +184,30 @@ def test_persistent_tables_are_uploaded_by_local_rows() -> None:
     assert not moved[~used].any()
     for n in ("embedding.weight", "own.embedding.weight"):
         assert run.net.module.lookup[n] == "text"  # type: ignore[index]
+
+
+def test_a_table_that_starts_as_received_is_kept_with_the_received_rows() -> None:
+    """Words that only others train are, in the copy that a client keeps, as it received them in its last round."""
+    method = methods.fedfusion(persistent_local=True, reset_local=True, local=LOCAL)
+    one, two = (
+        simulate(Words(), method, TEXTS, rounds=rounds, cohort=3, seed=3) for rounds in (1, 2)
+    )  # the second round starts with what the first one leaves
+    used = torch.zeros(300, dtype=torch.bool)
+    used[torch.as_tensor(TEXTS.columns["text"].take(rows_of(TEXTS, 2)).values)] = True  # type: ignore[union-attr]
+    used[0] = True
+    own = two.parameters("user-2")["own.embedding.weight"]
+    received = one.server["embedding.weight"]
+    assert torch.equal(own[~used], received[~used])
+    assert not torch.equal(own[used], received[used])
+    assert not torch.equal(received[~used], Words().embedding.weight[~used])
+
+
+def test_a_start_as_received_needs_a_kept_extractor() -> None:
+    with pytest.raises(MethodError) as error:
+        methods.fedfusion(reset_local=True)
+    assert str(error.value) == (
+        "reset_local says how a kept extractor starts, and none is kept. Set persistent_local too."
+    )
 
 
 def test_the_servers_steps_for_gamma() -> None:

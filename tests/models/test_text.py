@@ -48,6 +48,16 @@ def test_it_is_equations_1_to_4() -> None:
     assert model.features(TEXT, LENGTH).shape == (3, 6)
 
 
+def test_the_mean_over_the_padded_length_counts_padding_as_zeros() -> None:
+    """Of 8 places the texts fill 5, 2 and 1."""
+    own, padded = small().features(TEXT, LENGTH), small(mean_over=8).features(TEXT, LENGTH)
+    assert torch.equal(padded, own * torch.tensor([[5 / 8], [2 / 8], [1 / 8]]).double())
+    assert "mean_over=8" in repr(small(mean_over=8))
+    with pytest.raises(ConfigError) as error:
+        small(mean_over=0)
+    assert str(error.value) == "mean_over must be at least 1, or None; got 0."
+
+
 def test_gradients_equal_the_plain_network() -> None:
     model = small()
     parameters = [p for p in model.parameters() if p is not model.embedding.weight]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import save
 
+from fedkeep.core.examples import Examples
 from fedkeep.core.records import Extent, Record, to_line
-from fedkeep.core.run_files import Commit
+from fedkeep.core.run_files import Commit, read_commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 
 LABELS = ["AskReddit", "CFB", "The_Donald", "nba", "politics"]
@@ -185,3 +188,13 @@ def all_analyses(users: int = 40) -> dict[str, Any]:
             "rows": [["Global FL", 0.1, 0.111], ["Global FL", 0.3, 0.121]],
         },
     }
+
+
+def write_examples(path: Path, examples: Examples) -> None:
+    """Write the results of test examples, and a commit that knows them."""
+    content = save(examples.to_tensors())
+    name = f"examples-{examples.round}.safetensors"
+    (path / name).write_bytes(content)
+    commit = read_commit(path, json.loads((path / "run.json").read_text(encoding="utf-8")))
+    known = replace(commit, examples=name, examples_sha256=hashlib.sha256(content).hexdigest())
+    (path / "commit.json").write_bytes(known.to_bytes())

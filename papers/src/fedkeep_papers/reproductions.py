@@ -2,10 +2,18 @@
 
 from fedkeep.experiments.reproductions import Reproduction
 from fedkeep_papers.furl import sweep, table3
-from fedkeep_papers.kteps import figures, tables, variants
+from fedkeep_papers.furl import table1 as furl_data
+from fedkeep_papers.kteps import figures, readings, tables, variants
+from fedkeep_papers.kteps import table1 as kteps_data
 from fedkeep_papers.moe import methods
 from fedkeep_papers.moe import tables as mixture
 
+KTEPS = ("data", "model", "method", "run", "personalization")
+
+furl_table1 = Reproduction(about="FURL Table 1: statistics of the data", run=furl_data.table1)
+kteps_table1 = Reproduction(
+    about="KTEPS Table 1: statistics of the data", run=kteps_data.table1, changes=KTEPS
+)
 furl_table3 = Reproduction(
     about="FURL Table 3 and Figures 2-5: four configurations, server and federated, with and without users",
     run=table3.table3,
@@ -20,69 +28,104 @@ kteps_table2 = Reproduction(
     about="KTEPS Table 2: Ag of ten methods on FDU-MTL (and IYY, where its files are)",
     run=tables.table2,
     in_pieces=True,
+    changes=KTEPS,
 )
 kteps_table3 = Reproduction(
     about="KTEPS Table 3: Ap of twelve methods, fairness, bytes; the same runs as kteps-table2",
     run=tables.table3,
     in_pieces=True,
+    changes=KTEPS,
 )
 kteps_table4 = Reproduction(
-    about="KTEPS Table 4: weights of diversity and knowledge transfer", run=tables.table4, in_pieces=True
+    about="KTEPS Table 4: weights of diversity and knowledge transfer",
+    run=tables.table4,
+    in_pieces=True,
+    changes=KTEPS,
 )
 kteps_table5 = Reproduction(
     about="KTEPS Table 5: learning rates of personalisation; the runs of KTEPS in kteps-table3",
     run=tables.table5,
     in_pieces=True,
+    changes=KTEPS,
 )
 kteps_table6 = Reproduction(
     about="KTEPS Table 6: which branch predicts; the runs of KTEPS in kteps-table3",
     run=tables.table6,
     in_pieces=True,
+    changes=KTEPS,
 )
 kteps_table7 = Reproduction(
-    about="KTEPS Table 7: components kept of the embedding", run=tables.table7, in_pieces=True
+    about="KTEPS Table 7: components kept of the embedding",
+    run=tables.table7,
+    in_pieces=True,
+    changes=KTEPS,
 )
 kteps_table8 = Reproduction(
     about="KTEPS Table 8: what is private, without projections and diversity",
     run=tables.table8,
     in_pieces=True,
+    changes=KTEPS,
 )
 kteps_figure4 = Reproduction(
     about="KTEPS Figure 4: Ag by round, accuracy while clients fine-tune; the runs of kteps-table3",
     run=figures.figure4,
+    changes=KTEPS,
 )
 kteps_figure5 = Reproduction(
     about="KTEPS Figure 5: neighbours of words under compression; two runs of kteps-table7",
     run=figures.figure5,
+    changes=KTEPS,
+)
+kteps_readings = Reproduction(
+    about="readings of what KTEPS's text leaves open, KTEPS and FedAvg, on held-out reviews and on test reviews",
+    run=readings.readings,
+    in_pieces=True,
+    changes=KTEPS,
 )
 kteps_variants = Reproduction(
     about="variants of KTEPS that send the same bytes: one is chosen on held-out reviews, then tested",
     run=variants.variants,
+    changes=KTEPS,
 )
 moe_table2 = Reproduction(
-    about="mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0", run=mixture.table2
+    about="mixture of experts, Table 2: CIFAR-10, 5 clients, p = 0.8 to 1.0",
+    run=mixture.table2,
+    in_pieces=True,
+    changes=("data",),
 )
 moe_variants = Reproduction(
     about="mixture of experts: variants of the mixture on Table 2's scenes, paired differences",
     run=mixture.variants,
+    in_pieces=True,
+    changes=("data",),
 )
 moe_methods = Reproduction(
     about="mixture of experts' scenes, p = 0.8 to 1.0: all personalised methods beside the paper's four",
     run=methods.table,
+    in_pieces=True,
+    changes=("data",),
 )
 moe_figure2 = Reproduction(
     about="mixture of experts, Figure 2: CIFAR-100, 50 clients, accuracy against p, two client fractions",
     run=mixture.figure2,
+    in_pieces=True,
+    changes=("data",),
 )
 moe_figure3 = Reproduction(
     about="mixture of experts, Figure 3: CIFAR-10, accuracy against p, opt-out factors 0, 0.5, 0.9",
     run=mixture.figure3,
+    in_pieces=True,
+    changes=("data",),
 )
 moe_figure4 = Reproduction(
     about="mixture of experts, Figure 4: Fashion-MNIST, accuracy against p, opt-out factors 0, 0.9",
     run=mixture.figure4,
+    in_pieces=True,
+    changes=("data",),
 )
 moe_figure5 = Reproduction(
     about="mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
     run=mixture.figure5,
+    in_pieces=True,
+    changes=("data",),
 )

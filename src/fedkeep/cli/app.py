@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 import fedkeep
 from fedkeep.cli import device_run
+from fedkeep.cli.budget import budget
 from fedkeep.cli.check import check
 from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
@@ -28,6 +29,7 @@ from fedkeep.cli.prepare import prepare
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
+from fedkeep.cli.worth import worth
 from fedkeep.core.allocator import tune_allocator
 from fedkeep.core.errors import FedkeepError
 
@@ -121,6 +123,8 @@ _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
+_add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
+_add(budget, "fedkeep budget runs/mine --delta 1e-6")
 _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out page")
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=0.5")

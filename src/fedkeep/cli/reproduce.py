@@ -48,10 +48,29 @@ def reproduce(
             "be given several times.",
         ),
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a setting of every run, e.g. data.reader=reviews for other data; not all tables allow it. "
+            "May be repeated.",
+        ),
+    ] = None,
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Run nothing: write the results from the runs that are finished."),
+    ] = False,
 ) -> None:
     """Run a paper's table and figures, beside the published numbers. Stopped, it goes on when called again."""
     request = reproductions.Request(
-        data_folder(data), out, scale.value, parse_seeds(seeds), workers, only=tuple(only or ())
+        data_folder(data),
+        out,
+        scale.value,
+        parse_seeds(seeds),
+        workers,
+        only=tuple(only or ()),
+        finished=finished,
     )
     try:
         path = reproductions.reproduce(name, request)

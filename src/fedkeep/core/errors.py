@@ -12,6 +12,8 @@
     ├── LostError        a client did not answer
     │   └── LateError    a client is there, and its round was closed before it answered
     ├── RoundError       too few clients took part in a round
+    ├── BudgetError      a round would cost more privacy than is left
+    ├── SecureSumError   a secure sum cannot be made, or would reveal more than the sum
     └── WorkerError      a process that trains clients could not start, or died
 
 A message says what was wanted, what was got, and what to do.
@@ -69,6 +71,14 @@ class LateError(LostError):
 
 class RoundError(FedkeepError):
     """Too few clients took part in a round, so that it does not count."""
+
+
+class BudgetError(FedkeepError):
+    """A round would cost more privacy than is left."""
+
+
+class SecureSumError(FedkeepError):
+    """A secure sum cannot be made, or would reveal more than the sum."""
 
 
 class WorkerError(FedkeepError):

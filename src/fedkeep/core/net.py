@@ -71,14 +71,20 @@ class Net:
 
     Args:
         module: the model. Its own values are the initial ones; they are never changed.
+
+    Attributes:
+        lookup: tables of embeddings, by parameter, with the column of ids that is all that looks them up: those that
+            the module names in an attribute ``lookup``, and in a simulation those that a trace finds.
+        aliases: where tied parameters stand besides, by their first name.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.lookup: Mapping[str, str] = dict(getattr(module, "lookup", {}))
         self._caller = _Caller(module)
         self._takes: dict[str, Takes] = {}
         self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
-        self._aliases = aliases(module)
+        self.aliases = aliases(module)
         self._bound: Mapping[str, Tensor] | None = None
 
     def initial(self) -> Params:
@@ -130,8 +136,8 @@ class Net:
     def placed(self, params: Mapping[str, Tensor]) -> Params:
         """Return values by every place in the module where they belong: tied ones several times, state nowhere."""
         own = {name: value for name, value in params.items() if not is_state(name)}
-        for name in self._aliases.keys() & own.keys():
-            own |= dict.fromkeys(self._aliases[name], own[name])
+        for name in self.aliases.keys() & own.keys():
+            own |= dict.fromkeys(self.aliases[name], own[name])
         return own
 
     def bound(self, params: Mapping[str, Tensor]) -> Bound:
@@ -164,7 +170,7 @@ class Bound:
         assert isinstance(self.params, dict)
         self.params.update(values)
         for name, value in values.items():
-            for place in (name, *self.net._aliases.get(name, ())):
+            for place in (name, *self.net.aliases.get(name, ())):
                 owner, _, leaf = place.rpartition(".")
                 self.net.module.get_submodule(owner)._parameters[leaf] = value  # type: ignore[assignment]
 

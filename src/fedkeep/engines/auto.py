@@ -1,9 +1,10 @@
 """Which engine is the fastest here, and why.
 
 On a CPU a small client's time goes into calling operations, not into what they compute. Stacked, one call serves all
-clients that step at once, so one tensor program pays where many do; that answer follows from the model, the method, the
-data's sizes and the cohort, never from a clock, so that a run gives the same bits again (``benchmarks/small.py``
-measures what it is worth). Other clients are trained one after the other, or in workers where these save time.
+clients that step at once, so one tensor program pays where many do. How much follows from the model, the method, the
+data's sizes, the cohort and a model of costs (``vectorised/costs.py``), never from a clock, so that a run gives the
+same bits again (``benchmarks/costs.py`` and ``small.py`` measure what it is worth). Other clients are trained
+one after the other, or in workers where these save time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedkeep.engines.client import train_client
 from fedkeep.engines.sequential import Sequential
 from fedkeep.engines.tables.local_rows import local_tables
 from fedkeep.engines.vectorised.batches import lockstep
+from fedkeep.engines.vectorised.costs import times_faster, work_of
 from fedkeep.engines.vectorised.engine import Vectorised
 from fedkeep.engines.vectorised.memory import CPU_BYTES, room
 from fedkeep.engines.workers.cores import available_cores
@@ -41,8 +43,12 @@ HANDING_OVER = 0.0005
 LONG = 2.0
 """Seconds after which the first client counts, although it pays for what torch loads but once."""
 
+LARGE = 2 << 20
+"""Bytes that training a client takes beyond which it is not looked at any more: it never pays side by side."""
 SMALL = 320 << 10
-"""A client is small if training takes at most so many bytes: its share of a core's cache."""
+"""Bytes of a client's training up to which operations are looked at that the model of costs was not measured on."""
+WORTHWHILE = 1.5
+"""How many times faster than one after the other clients side by side must be: two cores are faster, too."""
 WIDE = 10.0
 """Clients that must step at once on average: a stacked step costs about as much as five of one client's."""
 ENOUGH = 256
@@ -109,13 +115,22 @@ class Auto:
             return Choice(self._program.name, self._why)
         return self.other.choice if isinstance(self.other, Measured) else Choice(self.other.name, self.reason)
 
+    def decide(self, job: Job, before: str = "") -> None:
+        """Decide on a job; a run that goes on keeps the engine ``before``, whatever would be chosen now.
+
+        Only between one tensor program and the others: these give the same bits.
+        """
+        with one_thread():
+            why = as_one_program(job, self.cohort) if before in ("", "vectorised") else None
+        if before == "vectorised":
+            why = why or "this run began so"
+        self._job, self._why = job, why or ""
+        self._program = Vectorised() if why else None
+
     def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
         """Train clients, and yield what each gives."""
         if job is not self._job:
-            with one_thread():
-                why = as_one_program(job, self.cohort)
-            self._job, self._why = job, why or ""
-            self._program = Vectorised() if why else None
+            self.decide(job)
         if self._program is None:
             yield from self.other.train(job, work, round, progress)
             return
@@ -253,11 +268,18 @@ def as_one_program(job: Job, cohort: int) -> str | None:
     if any(phase.early_stopping for phase in job.method.client.phases):
         return None  # validation examples are looked at client by client
     try:
-        if _least_bytes(job, int(np.argmax(counts))) > SMALL:
+        largest = int(np.argmax(counts))
+        if _least_bytes(job, largest) > LARGE:
             return None
         cohort = min(cohort, ENOUGH)
         wide = width(job, cohort)
-        if wide < WIDE or not _runs_together(job) or room(job) < CPU_BYTES // SMALL:
+        if wide < WIDE or not _runs_together(job):
+            return None
+        at_once, work = room(job), work_of(job, largest)
+        together = min(wide, at_once)
+        if together < WIDE or times_faster(work, together) < WORTHWHILE:
+            return None
+        if not work.measured and (_least_bytes(job, largest) > SMALL or at_once < CPU_BYTES // SMALL):
             return None
     except FedkeepError:
         return None  # the model does not fit the data: training says so, and for which client

@@ -144,7 +144,7 @@ def finish(
         return ClientResult(client, fault=fault)
     weight = method.server.reduce.weight(examples_of(job, rows, draws))
     upload, links = encode(job, sent, kept, local, done, weight, draws.client, draws.round)
-    keep = widen(method.split.personal(local.trained), kept, local.tables)
+    keep = widen(method.split.personal(local.trained), started, local.tables)
     state = prefixed(CLIENT, {**done.state, **prefixed(UPLOAD, links)})
     return ClientResult(client, upload, {**keep, **state}, local.loss, note=local.dropped)
 
@@ -245,7 +245,8 @@ def encode(
     rows = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
-    upload = split.upload(start, leaving_rows(values, tables), weight, rows)
+    spare = {n for n, v in local.trained.items() if n in base and own_memory(v, base[n])} - done.params.keys()
+    upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
     if not job.method.upload:
         return upload, {}
     made, links = job.method.chain().encode(
@@ -253,6 +254,11 @@ def encode(
         under(SERVER + UPLOAD, sent), rows,
     )  # fmt: skip
     return upload.but(made), links
+
+
+def own_memory(value: Tensor, other: Tensor) -> bool:
+    """Tell whether a tensor is no view, and another one stands elsewhere."""
+    return value._base is None and value.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
 
 
 def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:

@@ -30,9 +30,10 @@ from fedkeep.engines.adapt import (
 from fedkeep.engines.base import Engine, Job, Work, defaults, paired
 from fedkeep.engines.curve import Tuning, curve
 from fedkeep.engines.faults import Fault
-from fedkeep.engines.judge import Way, judge
+from fedkeep.engines.judge import judge
 from fedkeep.engines.judgement import MODELS, Model
 from fedkeep.engines.tally import Judged, Leaves
+from fedkeep.engines.window import Way
 from fedkeep.methods import Global, Kept, Method, Sent, newest
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore, PrivateStore

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
+from fedkeep.core.examples import MODELS, Model
 from fedkeep.metrics import auc
 
-Model = Literal["own", "shared", "default", "adapted", "local"]
-"""``own``: a client's model with what it keeps; ``shared``: the shared part alone; ``default``: a new client's model,
-before it adapts; ``adapted`` and ``local``: with values that ``Device.adapt`` left; ``local`` is a reference."""
-
-MODELS: tuple[Model, ...] = get_args(Model)
+__all__ = ["MODELS", "Judgement", "Model", "Task", "tasks_in"]
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ class Pass(ABC):
         for _ in range(self.repeats):
             grads = self.gradients(step)
             if self.phase.clip_norm is not None:
-                grads = self.clip(grads, self.phase.clip_norm)
+                grads = self._clipped(grads, self.phase.clip_norm)
             self.move(step, grads)
             for lane in step.lanes:
                 self.steps[lane] += 1
@@ -317,6 +317,13 @@ class Pass(ABC):
             self.batches[lane] += 1
             epoch, rest = divmod(self.batches[lane], self.per_pass[lane])
             self.lanes.through[lane] = not rest and self.stoppers[lane].done(epoch)
+
+    def _clipped(self, grads: Params, bound: float) -> Params:
+        """Return gradients within the bound, over all of them or over each half."""
+        if self.phase.clip_over == "all":
+            return self.clip(grads, bound)
+        split = self.lanes.split
+        return {**self.clip(split.federated(grads), bound), **self.clip(split.personal(grads), bound)}
 
     def loss(self, position: int, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the phase's loss on one lane's batch."""

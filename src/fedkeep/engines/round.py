@@ -5,12 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from torch import Tensor
 
-from fedkeep.core.errors import ConfigError, LateError, LostError, MethodError, NonFiniteError, UploadError
+from fedkeep.core.errors import (
+    ConfigError,
+    LateError,
+    LostError,
+    MethodError,
+    NonFiniteError,
+    UploadError,
+    check_choice,
+)
 from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.base import UPLOAD, paired
@@ -19,6 +27,8 @@ from fedkeep.engines.faults import Fault, Faults
 from fedkeep.methods import Global, Method, Reduced, Sent
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
+
+Sampling = Literal["shuffled", "independent", "poisson"]
 
 
 @dataclass(frozen=True)
@@ -57,35 +67,52 @@ class Sampler:
         clients: the indices that may be drawn, in order; an int n means 0 .. n − 1.
         cohort: how many a round.
         mode: ``"shuffled"``: all clients in a new order each epoch, consecutive groups of ``cohort``, so that an
-            epoch uses every example once (FURL §4, read so); ``"independent"``: each round draws anew.
+            epoch uses every example once (FURL §4, read so); ``"independent"``: each round draws anew;
+            ``"poisson"``: each round and client has a coin of its own that falls for it with the probability
+            ``rate``, so cohorts differ in size and may be empty. ``cohort`` is then the expected size.
         seed: the run's seed.
     """
 
-    def __init__(
-        self, clients: np.ndarray | int, cohort: int, mode: Literal["shuffled", "independent"], seed: int
-    ) -> None:
+    def __init__(self, clients: np.ndarray | int, cohort: int, mode: Sampling, seed: int) -> None:
         self.clients = clients
         self.count = clients if isinstance(clients, int) else len(clients)
         if not cohort >= 1:
             raise ConfigError(f"cohort must be at least 1; got {cohort}.")
         if self.count < 1:
             raise ConfigError("There is no client with training examples to draw a cohort from.")
-        if mode not in ("shuffled", "independent"):
-            raise ConfigError(f"sampling must be 'shuffled' or 'independent'; got {mode!r}.")
+        check_choice("sampling must be", mode, get_args(Sampling))
         self.cohort, self.mode, self.seed = min(cohort, self.count), mode, seed
         self.rounds_per_epoch = -(-self.count // self.cohort)
+
+    @property
+    def rate(self) -> float:
+        """The probability that a client is in a round of ``"poisson"``, (0, 1]."""
+        return self.cohort / self.count
 
     def __call__(self, round: int) -> list[int]:
         """Return the clients of a round, ascending order of the draw."""
         if self.mode == "independent":
             rng = numpy_generator(self.seed, "cohort", round=round)
             drawn = rng.choice(self.count, self.cohort, replace=False, shuffle=False)
+        elif self.mode == "poisson":
+            drawn = self._fallen(round)
         else:
             epoch, group = divmod(round, self.rounds_per_epoch)
             places = range(group * self.cohort, min((group + 1) * self.cohort, self.count))
             key = stream(self.seed, "cohort", round=epoch)
             drawn = np.array([permuted(place, self.count, key) for place in places])
         return [int(c) for c in (drawn if isinstance(self.clients, int) else self.clients[drawn])]
+
+    def _fallen(self, round: int) -> np.ndarray:
+        """Return the places whose coins fell for them. From one to the next there is a geometric number of places, so
+        nobody looks at the others.
+        """  # fmt: skip
+        rng, parts, last = numpy_generator(self.seed, "cohort", round=round), [], -1
+        while last < self.count:
+            parts.append(last + np.cumsum(rng.geometric(self.rate, self.cohort + 16)))
+            last = int(parts[-1][-1])
+        places = np.concatenate(parts)
+        return places[places < self.count]
 
 
 def permuted(place: int, count: int, key: int) -> int:
@@ -195,13 +222,17 @@ def run_round(
     trained = time.perf_counter()
     faults.check_enough(server.round, received.clients, len(cohort), received.faults)
     total = sum(received.weights.values())
-    if total > 0:
-        server = updated(method, server, reduction.value())
+    held_bytes = reduction.held_bytes
+    if total > 0 or method.server.reduce.counts_empty:
+        reduced = reduction.value()
+        del reduction  # its sums are large: they go before the server has its next parameters beside the old
+        server = updated(method, server, reduced)
+        del reduced
         server = server.but(links=chain.update(server.links, received.reports, len(received.weights)))
     combined = time.perf_counter()
     device.accept(received.shares)
     return server.but(round=server.round + 1), report_of(
-        received, nbytes(sent.flat), began, seconds + combined - trained, reduction.held_bytes
+        received, nbytes(sent.flat), began, seconds + combined - trained, held_bytes
     )
 
 

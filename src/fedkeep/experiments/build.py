@@ -22,6 +22,7 @@ from fedkeep.experiments.config import Config, LossConfig, MethodConfig
 from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.plugins import Offered
+from fedkeep.experiments.protections import protected
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.sources import (
@@ -35,13 +36,16 @@ from fedkeep.experiments.sources import (
 )
 from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
 from fedkeep.methods.augment import Augmented
+from fedkeep.privacy import GaussianNoise
 
 __all__ = [
     "MODELS", "build_data", "build_loss", "build_method", "build_model", "build_rules", "build_source", "data_folder",
     "encoding_of", "offered_methods", "read_source", "run_config", "sizes_of", "start_from_vectors",
 ]  # fmt: skip
 
-LOCAL: dict[str, Any] = {"epochs": int, "batch_size": int, "clip_norm": float | None}
+LOCAL: dict[str, Any] = {
+    "epochs": int, "batch_size": int, "clip_norm": float | None, "clip_over": Literal["all", "halves"],
+}  # fmt: skip
 """Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
 SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}
 """Likewise of its server, beside ``server_optimizer``."""
@@ -219,7 +223,12 @@ def build_method(config: MethodConfig) -> Method:
         server = inspect.signature(make).parameters.get("server")
         known = None if server is None else server.default
         options["server"] = (known or make(**options).server).but(**said)
+    if config.reduce is not None and "reduce" in said:
+        raise ConfigError("method.reduce: every client counts once, so leave method.weighting out.")
     method = make(**options)
+    if config.upload_noise:
+        method = method.but(upload=(*method.upload, GaussianNoise(config.upload_noise)))
+    method = protected(method, config.reduce, config.secure)
     if config.adapt is None:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
@@ -265,8 +274,8 @@ def run_config(
     settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
     run = simulate(
         build_model(config, data, folder), build_method(config.method), data, **settings, seed=config.seed, out=out,
-        resume=resume, name=config.name, config=config.model_dump(), config_text=text or config.to_toml(),
-        progress=progress,
+        privacy=None if config.privacy is None else config.privacy.build(), resume=resume, name=config.name,
+        config=config.model_dump(), config_text=text or config.to_toml(), progress=progress,
     )  # fmt: skip
     if protocol is not None:
         add_curve(run, protocol, progress)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.core.optim import Optimizer
+from fedkeep.experiments.protections import PrivacyConfig, ReduceConfig, SecureConfig
+from fedkeep.experiments.strict import Open, Strict
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
 
@@ -20,29 +22,12 @@ M = TypeVar("M", bound=BaseModel)
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class _Open(BaseModel):
-    """A table whose further keys are the options of the thing that it names; they are checked when it is built."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The further keys."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-class OptimizerConfig(_Strict):
+class OptimizerConfig(Strict):
     """An optimiser: ``kind``, ``learning_rate``, ``rates`` by name pattern, and its constants."""
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Rate = 0.1
-    rates: dict[str, Rate] = {}
+    rates: dict[str, Rate] = {}  # noqa: RUF012 (pydantic copies it)
     momentum: Rate = 0.0
     weight_decay: Rate = 0.0
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
@@ -61,13 +46,13 @@ class ServerOptimizerConfig(OptimizerConfig):
     learning_rate: Rate = 1.0
 
 
-class PartitionConfig(_Open):
+class PartitionConfig(Open):
     """A partition of images: ``kind`` is majority, dirichlet, shards or by_size, further keys are its options."""
 
     kind: str
 
 
-class DataConfig(_Open):
+class DataConfig(Open):
     """The data: ``reader`` names a reader or generator, further keys are its options.
 
     ``split`` divides each user's examples anew: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``.
@@ -81,7 +66,7 @@ class DataConfig(_Open):
     opt_out: dict[str, Any] | None = None
 
 
-class PreparationConfig(_Strict):
+class PreparationConfig(Strict):
     """How data are summed up and numbered before the first round; ``fedkeep.data.preparation.Rules``."""
 
     clients_a_word: int = Field(1, ge=1)
@@ -93,7 +78,7 @@ class PreparationConfig(_Strict):
     label_names: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
 
 
-class ModelConfig(_Open):
+class ModelConfig(Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
     ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
@@ -104,7 +89,7 @@ class ModelConfig(_Open):
     word_vectors: str | None = None
 
 
-class AugmentConfig(_Strict):
+class AugmentConfig(Strict):
     """Training images shifted by up to ``shift`` pixels and mirrored at random; ``fedkeep.methods.augment``."""
 
     shift: int = Field(4, ge=0)
@@ -112,17 +97,17 @@ class AugmentConfig(_Strict):
     column: str = "image"
 
 
-class LossConfig(_Strict):
+class LossConfig(Strict):
     """The loss: ``kind``, and penalties on the client's own parameters by name pattern."""
 
     kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
     label: str = "label"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    l2: dict[str, Rate] = {}
+    l2: dict[str, Rate] = {}  # noqa: RUF012
     augment: AugmentConfig | None = None
 
 
-class EarlyStoppingConfig(_Strict):
+class EarlyStoppingConfig(Strict):
     """When adaptation stops by the client's own validation loss; ``fedkeep.methods.EarlyStopping``."""
 
     every: int = Field(5, ge=1)
@@ -130,7 +115,7 @@ class EarlyStoppingConfig(_Strict):
     min_improvement: Rate = 0.0
 
 
-class AdaptConfig(_Strict):
+class AdaptConfig(Strict):
     """How a client adapts: each phase of it (a new client's private part; the steps of a mixture of experts)."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -152,28 +137,36 @@ class AdaptConfig(_Strict):
         )  # fmt: skip
 
 
-class MethodConfig(_Open):
-    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables."""
+class MethodConfig(Open):
+    """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
+
+    So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
+    deviation of Gaussian noise that is added to every upload, whatever the method.
+    """
 
     kind: str
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     server_optimizer: ServerOptimizerConfig | None = None
     adapt: AdaptConfig | None = None
+    reduce: ReduceConfig | None = None
+    secure: SecureConfig | None = None
+    upload_noise: Rate = 0.0
 
 
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device."""
 
     rounds: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
     cohort: int = Field(10, ge=1)
-    sampling: Literal["shuffled", "independent"] = "shuffled"
+    sampling: Literal["shuffled", "independent", "poisson"] = "shuffled"
     engine: str = "auto"
     workers: int | None = Field(None, ge=1)
     device: str = "cpu"
     evaluate_every: int | None = Field(None, ge=0)
     evaluate_shared: bool = False
+    evaluate_adapted: bool = False
     hold_out: float = Field(0.0, ge=0, lt=1)
     on_nonfinite: Literal["stop", "skip"] = "stop"
     min_clients: int = Field(1, ge=0)
@@ -185,7 +178,7 @@ class RunConfig(_Strict):
         return self
 
 
-class PersonalizationConfig(_Strict):
+class PersonalizationConfig(Strict):
     """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many."""
 
     ratio: Rate = 0.01
@@ -193,12 +186,13 @@ class PersonalizationConfig(_Strict):
     every: int = Field(20, ge=1)
 
 
-class Config(_Strict):
+class Config(Strict):
     """A whole experiment: ``name``, ``seed``, and the tables ``data``, ``model``, ``method`` and ``run``.
 
     The table ``personalization`` may ask for the curve of fine-tuning on each client after the last round; the table
     ``preparation`` says how texts, labels and features become numbers, where the reader is not to decide; the table
-    ``rounds`` is for runs across machines (the fields of ``remote.RoundPolicy``), and simulations do without it.
+    ``privacy`` asks for differential privacy; the table ``rounds`` is for runs across machines (the fields of
+    ``remote.RoundPolicy``), and simulations do without it.
     """
 
     name: str = ""
@@ -209,7 +203,16 @@ class Config(_Strict):
     run: RunConfig
     personalization: PersonalizationConfig | None = None
     preparation: PreparationConfig | None = None
+    privacy: PrivacyConfig | None = None
     rounds: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _cohort_of_a_budget(self) -> Config:
+        if self.privacy is not None and "cohort" not in self.run.model_fields_set:
+            raise ValueError(
+                "privacy wants run.cohort, the expected number of clients in a round, which ε goes by"
+            )
+        return self
 
     def to_toml(self) -> str:
         """Return a file that gives this configuration again: what was set, overrides included."""

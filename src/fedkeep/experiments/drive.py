@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedkeep.core.examples import Examples
 from fedkeep.core.files import check_tensors, layout
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, prefixed, under
 from fedkeep.core.records import Record
 from fedkeep.engines import (
+    Adaptation,
     Auto,
     AutoDevice,
     Centralised,
@@ -32,12 +34,13 @@ from fedkeep.engines import (
     to_records,
 )
 from fedkeep.engines.faults import Faults
-from fedkeep.experiments.examples import Examples
+from fedkeep.experiments.examples import examples_of, roster_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method
+from fedkeep.privacy import Ledger
 
-SHARED = "test/shared"
+SHARED, ADAPTED = "test/shared", "test/adapted"
 HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse"}
 
 
@@ -55,9 +58,11 @@ class Plan:
         tasks: what is judged.
         every: rounds between evaluations; the last round is evaluated too. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too.
+        evaluate_adapted: adapt every client where ``valid`` is best so far, and evaluate that on ``test`` too.
         faults: what rounds do about clients that break down, send something malformed, or are lost.
         pooled: training is centralised, so nothing is sent.
         reference: the model that ``evaluate_shared`` judges: ``own`` where nothing is private.
+        trained: (clients,) numbers of training examples; None where the server does not know them.
         declared: zeros of what clients send along, under ``server/NAME``.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
@@ -72,8 +77,10 @@ class Plan:
     every: int
     faults: Faults
     evaluate_shared: bool = False
+    evaluate_adapted: bool = False
     pooled: bool = False
     reference: Model = "shared"
+    trained: np.ndarray | None = None
     declared: Params = field(default_factory=dict)
     progress: bool | None = None
 
@@ -95,6 +102,7 @@ class Drive:
         finished: told the finished part of a round in (0, 1].
         pending: what the server had when an evaluation became due that the device makes with the next round's training
             (``Defers``); None: none is due.
+        ledger: charged before each round; None: there is no differential privacy.
     """
 
     plan: Plan
@@ -108,6 +116,7 @@ class Drive:
     train: Callable[..., tuple[Global, RoundReport]] = run_round
     finished: Callable[[float], None] = lambda part: None
     pending: Global | None = None
+    ledger: Ledger | None = None
 
     def go(self) -> None:
         """Run the rounds that are left."""
@@ -143,6 +152,8 @@ class Drive:
     def _round(self) -> RoundReport:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
+        if self.ledger is not None:
+            self.ledger.charge(server.round, plan.rounds - server.round)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
         self.server, report = self.train(plan.method, self.device, server, cohort, plan.declared, plan.faults)
         return report
@@ -161,6 +172,7 @@ class Drive:
         ]
         state = checkpoint(self.server) | self.state()
         extra = {"best": self.best} | ({"pending": round} if self.pending is not None else {})
+        extra |= {} if self.ledger is None else {"ledger": self.ledger.mark}
         self.directory.commit(round, state, self.device, records, timings, extra, self.examples)
 
     def _measured(self, report: RoundReport) -> list[Record]:
@@ -184,6 +196,9 @@ class Drive:
     def _orders(self, server: Global) -> Iterator[Order]:
         ids = (str(self.plan.roster[c]) for c in self.plan.judged)
         return orders_of(self.plan.method, server, ids)
+
+    def _judge(self, server: Global, split: str, models: Sequence[Model]) -> list[Judged]:
+        return self.device.judge(self._orders(server), split, models)
 
     def _announce(self, server: Global) -> bool:
         """Tell a device that judges later what it will be asked; False: it judges at once."""
@@ -216,18 +231,38 @@ class Drive:
         def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
             return to_records(judged, model, round, self._epoch(round), split, per_client)
 
-        valid = records(self.device.judge(self._orders(server), "valid", [model]), model, "valid")
+        found = self._judge(server, "valid", [model])
+        valid = records(found, model, "valid")
         value = next((r.value for r in valid if r.metric == metric), float("nan"))
         known = best.get("value", float("nan"))
         improved = bool(np.isnan(known) or sign * value > sign * known)
-        test = self.device.judge(self._orders(server), "test", models)
+        adapted: list[Model] = ["adapted"] if improved and plan.evaluate_adapted else []
+        if adapted:
+            self.device.adapt(self._orders(server), Adaptation(split=""))
+        test = self._judge(server, "test", models + adapted)
         if improved:
             best |= {"metric": metric, "value": value, "round": round}
-            self.examples = Examples.of(round, test)
+            self.examples = self._kept(server, test, found, models + adapted)
         lines = valid + records(test, model, "test", per_client=improved)
+        if adapted:
+            lines += records(test, "adapted", ADAPTED)
         if plan.evaluate_shared:
             lines += records(test, models[-1], SHARED, per_client=round == plan.rounds)
         return lines
+
+    def _kept(
+        self, server: Global, test: Sequence[Judged], valid: Sequence[Judged], models: Sequence[Model]
+    ) -> Examples | None:
+        """Return the results of examples; the references are judged on ``valid`` here, where the round is the best."""
+        plan = self.plan
+        if not all(one.examples for one in test):
+            return None
+        if not any(one.count for one in valid):
+            valid = ()
+        elif len(models) > 1:
+            valid = self._judge(server, "valid", models)
+        roster = None if plan.trained is None else roster_of(plan.judged, plan.roster, plan.trained)
+        return examples_of(server.round, test, valid, roster)
 
 
 def headlines(records: Sequence[Record]) -> dict[str, float]:

@@ -35,7 +35,7 @@ def check_engine(name: str, workers: int | None, device: str) -> None:
     if name not in (*ENGINES, "auto"):
         hint = did_you_mean(name, [*ENGINES, "auto"])
         raise ConfigError(f"Unknown engine {name!r}; the engines are {['auto', *ENGINES]}.{hint}")
-    if workers is not None and name not in ("workers", "auto"):
+    if workers not in (None, 1) and name not in ("workers", "auto"):  # one process is what every engine has
         raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
     if name == "workers":
         check_device(device)

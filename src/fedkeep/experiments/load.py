@@ -17,6 +17,7 @@ from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
 from fedkeep.experiments.simulate import take_part
+from fedkeep.methods import differentially_private
 from fedkeep.store import Default
 
 
@@ -74,6 +75,8 @@ def load_run(
             f"The data differ from those that {folder} was made with:\n  {shown}\nName the same with --data DIR."
         )
     method = build_method(config.method)
+    if config.privacy is not None:
+        method = differentially_private(method, config.privacy.build(), float(info["cohort"]))
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
     default = Default(first_kept(method, net), method.client.keep.value, config.seed)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)

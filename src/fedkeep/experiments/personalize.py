@@ -49,7 +49,7 @@ class ColdStart:
     records: tuple[Record, ...]
 
 
-def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
+def fit_private(run: Run, client: str | int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
     """Fit what is a client's own, from its default values, on some of the client's examples.
 
     What is its own: the private parameters, or what ``Adapt.split`` names; a federated parameter among these
@@ -57,7 +57,7 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
 
     Args:
         run: gives the federated part, which is not changed.
-        client: the client's index in ``data``.
+        client: the client's id (a text), or its index in ``data``.
         rows: the examples' row numbers; none leaves the default values.
         data: by default the run's data.
 
@@ -72,7 +72,7 @@ def fit_private(run: Run, client: int, rows: np.ndarray, data: FederatedData | N
 
 def adapt_client(
     run: Run,
-    client: int,
+    client: str | int,
     rows: np.ndarray,
     *,
     data: FederatedData | None = None,
@@ -88,8 +88,9 @@ def adapt_client(
         MethodError: as for ``fit_private``.
     """
     job = run.job if data is None else replace(run.job, data=data)
-    sent = run.sent(str(job.data.ids[client]))
-    return fit(job, run.method.adapt, Fitting(client, sent, rows, start or {}))
+    index = job.data.index(client) if isinstance(client, str) else client
+    sent = run.sent(str(job.data.ids[index]))
+    return fit(job, run.method.adapt, Fitting(index, sent, rows, start or {}))
 
 
 def own_store(run: Run) -> MemoryStore:
@@ -106,7 +107,7 @@ def numpy_seed(run: Run) -> int:
 
 def cold_start(
     run: Run,
-    clients: Sequence[int] | None = None,
+    clients: Sequence[str | int] | None = None,
     ks: Sequence[int | None] = DEFAULT_K,
     *,
     split: str = "test",
@@ -116,15 +117,16 @@ def cold_start(
 
     Args:
         run: a finished run.
-        clients: indices; by default the clients that the run held out.
+        clients: ids (texts), or indices (integers); by default the clients that the run held out.
         ks: numbers of training examples of each client; None means all. A client that has fewer uses all.
         split: where to measure.
         progress: as for ``simulate``.
 
     Raises:
         ConfigError: there is no client to measure, or k is negative.
+        DataError: there is no such client.
     """
-    chosen = [int(c) for c in (run.held_out if clients is None else clients)]
+    chosen = (run.held_out if clients is None else run.indices(clients)).tolist()
     if not chosen:
         raise ConfigError(
             "No client was held out of this run. Run with hold_out=0.1, or name clients to measure."

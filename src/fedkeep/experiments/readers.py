@@ -40,6 +40,7 @@ READERS: Mapping[str, Reader] = {
     "fashion_mnist": Reader(readers.fashion_mnist, "folder", "fashion_mnist"),
     "cifar10": Reader(readers.cifar10, "folder", "cifar10"),
     "cifar100": Reader(readers.cifar100, "folder", "cifar100"),
+    "npz_images": Reader(readers.npz_images, "path"),
     "saved": Reader(FederatedData.load, "folder"),
     "many_user_text": Reader(room.many_user_text),
     "toy": Reader(room.toy),

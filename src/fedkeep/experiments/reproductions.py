@@ -6,8 +6,8 @@ A package offers one as an entry point of the group ``fedkeep.reproductions``. E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -32,6 +32,8 @@ class Request:
         progress: True or False to force or forbid progress; None: on a terminal.
         only: patterns (as of file names: ``*``, ``?``, ``[]``) of runs; those that match none are left for another
             call. Empty: all runs.
+        finished: run nothing, and write the results from the runs that are finished.
+        changes: dotted keys and TOML values that replace settings of every run, e.g. other data of the same form.
     """
 
     data: Path | None
@@ -41,9 +43,13 @@ class Request:
     workers: int = 1
     progress: bool | None = None
     only: Sequence[str] = ()
+    finished: bool = False
+    changes: Mapping[str, str] = field(default_factory=dict)
 
     def wants(self, run: str) -> bool:
-        """Tell whether a run of this name is to be computed."""
+        """Tell whether a run of this name is to be computed, unless it is finished."""
+        if self.finished:
+            return False
         return not self.only or any(fnmatchcase(run, pattern) for pattern in self.only)
 
     def check(self, runs: Sequence[str]) -> None:
@@ -65,11 +71,13 @@ class Reproduction:
         about: what it is, for ``fedkeep list``.
         run: runs what is not yet run and writes the results; returns the Markdown's path.
         in_pieces: whether some of its runs can be left out (``Request.only``): its results may have gaps.
+        changes: the tables of settings that ``Request.changes`` may be of, e.g. ``("data",)``.
     """
 
     about: str
     run: Callable[[Request], Path]
     in_pieces: bool = False
+    changes: tuple[str, ...] = ()
 
 
 def reproductions() -> Offered[Reproduction]:
@@ -87,8 +95,8 @@ def reproduce(name: str, request: Request) -> Path:
     Interrupted, it goes on where it stopped when called again.
 
     Raises:
-        ConfigError: an unknown name, nothing is installed that reproduces anything, or runs were chosen of one that
-            cannot be run in pieces.
+        ConfigError: an unknown name, nothing is installed that reproduces anything, runs were chosen of one that
+            cannot be run in pieces, or settings were changed that it does not let be changed.
     """
     known = reproductions()
     if not known:
@@ -99,4 +107,9 @@ def reproduce(name: str, request: Request) -> Path:
     if request.only and not known[name].in_pieces:
         pieces = ", ".join(other for other in known if known[other].in_pieces)
         raise ConfigError(f"{name} cannot be run in pieces; these can: {pieces or 'none'}.")
+    tables = known[name].changes
+    for key in request.changes:
+        if key.partition(".")[0] not in tables:
+            which = f"settings of the tables {', '.join(tables)}" if tables else "no settings"
+            raise ConfigError(f"{name} lets {which} be changed; got {key[:80]!r}.")
     return known[name].run(request)

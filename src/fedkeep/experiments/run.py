@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from fedkeep.core.errors import DataError
+from fedkeep.core.examples import Examples
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of
 from fedkeep.engines.adapt import Fits, one_by_one
-from fedkeep.experiments.examples import Examples
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.store import PrivateStore
 
@@ -68,24 +70,52 @@ class Run:
         )  # fmt: skip
 
     def evaluate(
-        self, split: str = "test", *, clients: Sequence[int] | None = None, shared: bool = False
+        self,
+        split: str = "test",
+        *,
+        clients: Sequence[str | int] | np.ndarray | None = None,
+        shared: bool = False,
     ) -> dict[str, float]:
         """Return metrics of the clients' personalised models on their own examples of a split.
 
         Args:
             split: ``train``, ``valid`` or ``test``.
-            clients: indices; by default the clients that take part in federation.
+            clients: ids (texts), or indices (integers); by default the clients that take part in federation.
             shared: judge the shared part alone, with default private values; so too where clients have models of their
                 own only after adapting (mixture of experts).
 
         Returns:
             Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
+
+        Raises:
+            DataError: there is no such client, or none of them has an example in the split.
         """
+        chosen = self.clients if clients is None else self.indices(clients)
+        if not self.data.counts(split)[chosen].any():
+            raise DataError(
+                f"There is nothing to judge: none of the {len(chosen)} clients has an example in the split {split!r}. "
+                f"Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split."
+            )
         model: Model = "shared" if shared else self.personal
         out: dict[str, float] = {}
-        for judged in self.judge((model,), split, clients):
+        for judged in self.judge((model,), split, chosen):
             out |= judged.metrics(model)
         return out
+
+    def indices(self, clients: Sequence[str | int] | np.ndarray) -> np.ndarray:
+        """Return clients' indices, int64: those of ids (texts), and indices (integers) as they are.
+
+        Raises:
+            DataError: there is no such client.
+        """
+        if isinstance(clients, np.ndarray) and clients.dtype.kind in "iu":
+            found = clients.astype(np.int64)
+        else:
+            each = [self.data.index(c) if isinstance(c, str) else operator.index(c) for c in clients]
+            found = np.array(each, np.int64)
+        for wrong in found[(found < 0) | (found >= len(self.data))]:
+            self.data.rows(int(wrong))  # says so
+        return found
 
     @property
     def personal(self) -> Model:
@@ -93,16 +123,22 @@ class Run:
         return "shared" if self.method.waits(sorted(self.net.trainable())) else "own"
 
     def judge(
-        self, models: Sequence[Model], split: str = "test", clients: Sequence[int] | None = None
+        self,
+        models: Sequence[Model],
+        split: str = "test",
+        clients: Sequence[str | int] | np.ndarray | None = None,
     ) -> list[Judged]:
         """Judge models on the same examples, with every example's result; one for each task of the data.
 
         Args:
             models: their names, see ``engines.Model``.
             split: ``train``, ``valid`` or ``test``.
-            clients: indices; by default the clients that take part in federation.
+            clients: ids (texts), or indices (integers); by default the clients that take part in federation.
+
+        Raises:
+            DataError: there is no such client.
         """
-        chosen = self.clients if clients is None else clients
+        chosen = self.clients if clients is None else self.indices(clients)
         return self.local_device().judge(self.orders(chosen), split, models)
 
     def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
@@ -114,16 +150,14 @@ class Run:
         """What all clients have in common; its seed is that of the private defaults."""
         return Job(self.method, self.net, self.data, self.private, self.private.default.seed, self.device)
 
-    def orders(self, clients: Sequence[int] | np.ndarray) -> Iterator[Order]:
-        """Yield what the server asks of clients, by index, that it does not train.
+    def orders(self, clients: Sequence[str | int] | np.ndarray) -> Iterator[Order]:
+        """Yield what the server asks of clients, by id or index, that it does not train.
 
         Raises:
             DataError: there is no such client.
         """
-        chosen = np.asarray(clients, np.int64)
-        for wrong in chosen[(chosen < 0) | (chosen >= len(self.data))]:
-            self.data.rows(int(wrong))  # says so
-        return orders_of(self.method, self.whole, (str(self.data.ids[c]) for c in chosen.tolist()))
+        chosen = self.indices(clients).tolist()
+        return orders_of(self.method, self.whole, (str(self.data.ids[c]) for c in chosen))
 
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model, frozen, federated and private parameters by name, given the client's id."""

@@ -34,12 +34,12 @@ from torch import Tensor
 
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
+from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_whole
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
-from fedkeep.experiments.examples import Examples, read_examples
 from fedkeep.store import Default, PrivateStore, SqliteStore
 
 GROWING = ("records", "timings")
@@ -319,7 +319,7 @@ class RunDirectory:
         name = "" if examples is None else f"examples-{examples.round}.safetensors"
         if examples is None or name == self.last.examples:
             return name, self.last.examples_sha256 if name else ""
-        content = save(examples.tensors)
+        content = save(examples.to_tensors())
         write_whole(self.folder / name, content)
         return name, hashlib.sha256(content).hexdigest()
 

@@ -6,6 +6,7 @@ import datetime
 import math
 import operator
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +17,15 @@ from torch import nn
 
 from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
-from fedkeep.engines import Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
+from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
+from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, make_engine
@@ -31,7 +34,10 @@ from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
-from fedkeep.methods import Global, Method
+from fedkeep.methods import Global, Method, differentially_private
+from fedkeep.methods.kteps import note_on_plateau
+from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
+from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.store import Default, MemoryStore, PrivateStore
 
 
@@ -49,13 +55,15 @@ def simulate(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     epochs: float | None = None,
-    sampling: Literal["shuffled", "independent"] = "shuffled",
+    sampling: Sampling = "shuffled",
     evaluate_every: int | None = None,
     evaluate_shared: bool = False,
+    evaluate_adapted: bool = False,
     hold_out: float = 0.0,
     on_nonfinite: Literal["stop", "skip"] = "stop",
     min_clients: int = 1,
     private: PrivateStore | None = None,
+    privacy: DifferentialPrivacy | None = None,
     name: str = "",
     config: Mapping[str, Any] | None = None,
     config_text: str | None = None,
@@ -80,15 +88,20 @@ def simulate(
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
         resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped.
         epochs: passes over the training data, instead of ``rounds``.
-        sampling: ``"shuffled"`` (every client once an epoch) or ``"independent"`` draws.
+        sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
+            by a coin of its own, ``cohort`` of them on average).
         evaluate_every: rounds between evaluations on ``valid`` and ``test``; by default once an epoch. The last
             round is always evaluated. 0: never.
         evaluate_shared: evaluate the shared part alone on ``test`` too, as the split ``test/shared``.
+        evaluate_adapted: at each evaluation that is the best on ``valid`` so far, adapt every client as the method says
+            (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
             ``"skip"`` that client's round.
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
         private: a store to go on with, e.g. of another task's run (only without ``out``).
+        privacy: differential privacy of clients; it wants ``sampling="poisson"``. A run with a folder keeps a ledger
+            there.
         name: for reports.
         config, config_text: the configuration that led here, kept in the run's folder.
         progress: True or False to force or forbid the bar; by default it is shown on a terminal.
@@ -107,7 +120,8 @@ def simulate(
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
     return _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
-        evaluate_shared, hold_out, on_nonfinite, min_clients, private, name, config, config_text,
+        evaluate_shared, evaluate_adapted, hold_out, on_nonfinite, min_clients, private, privacy, name, config,
+        config_text,
     ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
 
 
@@ -117,10 +131,10 @@ class _Simulation:
     def __init__(
         self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
         cohort: int, seed: int, engine: str, workers: int | None, device: str,
-        sampling: Literal["shuffled", "independent"], evaluate_every: int | None, evaluate_shared: bool,
+        sampling: Sampling, evaluate_every: int | None, evaluate_shared: bool, evaluate_adapted: bool,
         hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int, private: PrivateStore | None,
-        name: str,
-        config: Mapping[str, Any] | None, config_text: str | None,
+        privacy: DifferentialPrivacy | None, name: str, config: Mapping[str, Any] | None,
+        config_text: str | None,
     ) -> None:  # fmt: skip
         module = method.made_for(model)
         check_device(device)
@@ -129,12 +143,16 @@ class _Simulation:
         self.seed, self.device, self.name = seed, device, name or method.name
         self.config, self.config_text, self.given_store = config, config_text, private
         self.net = Net(self.module)
-        self.initial = self.net.initial()
+        self.initial = {n: v.detach() for n, v in tensors_of(self.module).items()}  # never changed
         self.default = Default(first_kept(method, self.net), method.client.keep.value, seed)
         self.clients, self.held_out = take_part(data, hold_out, seed)
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
         pooled = engine == "pooled"
         self.sampler = Sampler(trains, max(1, len(trains)) if pooled else cohort, sampling, seed)
+        self.terms: Terms | None = None
+        if privacy is not None:
+            self.terms = terms_of(privacy, self.sampler, pooled)
+            self.method = method = differentially_private(method, privacy, self.sampler.cohort)
         self.rounds = count_rounds(rounds, epochs, self.sampler.rounds_per_epoch)
         self.engine, self.reason = make_engine(engine, workers, device, self.sampler.cohort, self.rounds)
         every = self.sampler.rounds_per_epoch if evaluate_every is None else evaluate_every
@@ -147,7 +165,9 @@ class _Simulation:
             raise ConfigError(
                 f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
             )
-        self.every, self.evaluate_shared = every, evaluate_shared
+        if evaluate_adapted and not method.adapt.phases:
+            raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+        self.every, self.evaluate_shared, self.evaluate_adapted = every, evaluate_shared, evaluate_adapted
         self.identity = {
             "seed": seed,
             "rounds": self.rounds,
@@ -160,11 +180,14 @@ class _Simulation:
             "min_clients": min_clients,
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
+            **({"evaluate_adapted": True} if evaluate_adapted else {}),
             "model": model_identity(self.module, method, self.initial),
         }
 
     def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
         server = first_global(self.method, self.net, self.data, self.device, self.sampler.count)
+        if self.terms is not None:  # patterns of clip that don't fit are said now
+            self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
         directory, store = None, self.given_store or MemoryStore(self.default, self.data.ids)
         history: list[Record] = []
         best: dict[str, Any] = {}
@@ -189,11 +212,18 @@ class _Simulation:
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
+            drive.ledger = self._ledger(directory)
+            self._decide(drive.device, directory, resume)
             drive.go()
             name, reason = in_use(self.engine, self.reason)
             if directory is not None:
                 about = {"engine": name, "engine_reason": reason, "status": "finished"}
                 directory.write_info({**directory.read_info(), **about})
+            losses = [r.value for r in history if r.split == "train" and r.metric == "loss"]
+            if note := note_on_plateau(
+                self.method.client.phases[0].loss, self.data.meta.get("classes"), losses
+            ):
+                warnings.warn(note, stacklevel=3)
             server = drive.server
             return Run(
                 self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
@@ -204,6 +234,16 @@ class _Simulation:
             self.engine.close()
             if directory is not None:
                 directory.close()
+
+    def _decide(self, device: Device, directory: RunDirectory | None, resume: bool) -> None:
+        """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names."""
+        if not isinstance(self.engine, Auto) or not isinstance(device, LocalDevice):
+            return
+        info = directory.read_info() if directory is not None else {}
+        self.engine.decide(device.job, str(info["engine"]) if resume else "")
+        if directory is not None and not resume:
+            name, reason = in_use(self.engine, self.reason)
+            directory.write_info({**info, "engine": name, "engine_reason": reason})
 
     def _drive(
         self, store: PrivateStore, server: Global, history: list[Record], best: dict[str, Any],
@@ -219,7 +259,8 @@ class _Simulation:
         plan = Plan(
             name=self.name, method=self.method, rounds=self.rounds, sampler=self.sampler, roster=self.data.ids,
             judged=self.clients.tolist(), tasks=tasks_of(self.data), every=self.every, faults=self.faults,
-            evaluate_shared=self.evaluate_shared, reference="shared" if personal else "own",
+            evaluate_shared=self.evaluate_shared, evaluate_adapted=self.evaluate_adapted,
+            trained=self.data.counts("train"), reference="shared" if personal else "own",
             pooled=self.identity["pooled"], declared=job.declared, progress=progress,
         )  # fmt: skip
         drive = Drive(
@@ -228,6 +269,16 @@ class _Simulation:
             state=lambda: pooled_state(self.engine),
         )  # fmt: skip
         return drive
+
+    def _ledger(self, directory: RunDirectory | None) -> Ledger | None:
+        if self.terms is None or directory is None:
+            return None if self.terms is None else Ledger(self.terms)
+        known = directory.extra.get("ledger")
+        if directory.round and not known:
+            raise RunError(
+                f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy."
+            )
+        return Ledger.open(directory.folder / LEDGER, directory.id, self.terms, known)
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
         directory = (
@@ -291,6 +342,31 @@ class _Simulation:
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
         }
+
+
+def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, pooled: bool = False) -> Terms:
+    """Return what a run's rounds cost.
+
+    Raises:
+        ConfigError: rounds are not such that their cost is known, δ is not below 1 / N, or accounting isn't installed.
+    """
+    if pooled:
+        raise ConfigError(
+            "Differential privacy wants cohorts of clients, and centralised training has none: all data are in one "
+            "place. Take another engine."
+        )
+    if sampler.mode != "poisson":
+        raise ConfigError(
+            f"A budget wants a cohort that is drawn client by client: sampling must be 'poisson'; got "
+            f"{sampler.mode!r}. No other sampling has an ε that is known to hold."
+        )
+    privacy.check_clients(sampler.count)
+    if privacy.budget is not None:
+        epsilon({}, privacy.delta)  # says now if the package is missing
+    return Terms(
+        clients=sampler.count, cohort=sampler.cohort, release=privacy.release(sampler.rate), delta=privacy.delta,
+        budget=privacy.budget, accountant=privacy.accountant, repeatable=privacy.noise_seed is not None,
+    )  # fmt: skip
 
 
 def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

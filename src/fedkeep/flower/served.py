@@ -63,6 +63,8 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
 def _check_run(config: Config, where: str) -> None:
     if config.run.hold_out:
         raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
+    if config.privacy is not None:
+        raise ConfigError(f"{where}: privacy: not across machines yet. Leave the table out; fedkeep run has it.")
     if config.personalization is not None:
         raise ConfigError(
             f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."

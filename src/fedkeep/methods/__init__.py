@@ -52,7 +52,10 @@ from fedkeep.methods.pfedhn import pfedhn
 from fedkeep.methods.pfedme import pfedme
 from fedkeep.methods.pfl_da import pfl_da
 from fedkeep.methods.phase import EarlyStopping, Phase
+from fedkeep.methods.private import PrivateMean, differentially_private
+from fedkeep.methods.robust import ClippedMean, Krum, TrimmedMean
 from fedkeep.methods.scaffold import scaffold
+from fedkeep.methods.secure import SecureMean, SecureSums, securely
 from fedkeep.methods.server import Global, Optimize, Reduction, Roster, Server, WeightedMean, averaging
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -68,30 +71,37 @@ __all__ = [
     "METHODS",
     "Adapt",
     "Client",
+    "ClippedMean",
     "EarlyStopping",
     "Finish",
     "Finished",
     "Global",
     "Init",
     "Kept",
+    "Krum",
     "Median",
     "Method",
     "Optimize",
     "Phase",
+    "PrivateMean",
     "Reduced",
     "Reduction",
     "Roster",
     "RunningMean",
+    "SecureMean",
+    "SecureSums",
     "Sent",
     "Server",
     "Start",
     "Started",
+    "TrimmedMean",
     "WeightedMean",
     "apfl",
     "asp_mtl",
     "averaging",
     "batch_norm_names",
     "by_share",
+    "differentially_private",
     "ditto",
     "fedala",
     "fedavg",
@@ -122,5 +132,6 @@ __all__ = [
     "pfl_da",
     "private_part",
     "scaffold",
+    "securely",
     "terms",
 ]

@@ -15,6 +15,9 @@ from fedkeep.split import Upload
 BLOCK = 16
 """Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
 
+PIECE = 1 << 18
+"""Numbers of a large tensor that are summed or divided at a time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
@@ -129,11 +132,15 @@ class RunningMean:
         Raises:
             UploadError: there was no upload, or the weights' sum is not positive.
         """
+        return self.sums().mean()
+
+    def sums(self) -> Sums:
+        """Return the sums over all uploads; nothing is added afterwards."""
         for number in sorted(self._blocks):
             block = self._blocks.pop(number)
             block.close()
             self._total = self._total.merge(block.sums)
-        return self._total.mean()
+        return self._total
 
 
 class MeansByGroup(RunningMean):
@@ -216,7 +223,8 @@ class Sums:
                 if name not in self._sums:
                     self._sums[name] = delta.clone()
             elif rows is None:
-                self._whole(name, start).add_(delta, alpha=upload.weight)
+                for total, change in pieces(self.whole(name), delta):
+                    total.add_(change, alpha=upload.weight)
                 if name in self._held:
                     self._held[name] += upload.weight
             else:
@@ -237,7 +245,7 @@ class Sums:
                 self._hold(name, start)
                 self._held[name] += other.weight if held is None else held
             if name in other._sums:
-                self._whole(name, start).add_(other._sums[name])
+                self.whole(name).add_(other._sums[name])
             if name in other._rows:
                 few = other._rows[name]
                 self._sum_rows(name, start, few.rows(), few.values(), 1.0)
@@ -249,8 +257,10 @@ class Sums:
         if name not in self._held:
             self._held[name] = torch.full((len(start),), self.weight, dtype=exact(start), device=start.device)
 
-    def _whole(self, name: str, start: Tensor) -> Tensor:
+    def whole(self, name: str) -> Tensor:
+        """Return the sum of a floating-point tensor, all rows of a table; zeros where nobody sent it."""
         if name not in self._sums:
+            start = self.start[name]
             self._sums[name] = torch.zeros_like(start, dtype=exact(start))
             if name in self._rows:
                 few = self._rows.pop(name)
@@ -283,7 +293,7 @@ class Sums:
         for name, start in self.start.items():
             total = self._rows[name].values() if name in rows else self._sums[name]
             if total.is_floating_point():
-                total = (total / self._share(name, total, rows.get(name))).to(start.dtype)
+                total = _divided(total, self._share(name, total, rows.get(name)), start.dtype)
             means[name] = total
         return Reduced(
             changes={n: v for n, v in means.items() if not n.startswith(SERVER)}, state=under(SERVER, means),
@@ -372,6 +382,22 @@ class RowSums:
 def spread(values: Tensor, rows: Tensor, table: Tensor) -> Tensor:
     """Return a table of zeros, but for some rows."""
     return torch.zeros_like(table).index_copy_(0, rows, values)
+
+
+def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return views of tensors of one shape, ``PIECE`` numbers each: what is made of them in passing stays small."""
+    if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
+        return [tensors]
+    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
+
+
+def _divided(total: Tensor, share: Tensor | float, kind: torch.dtype) -> Tensor:
+    if isinstance(share, Tensor):
+        return (total / share).to(kind)
+    found = torch.empty_like(total, dtype=kind)
+    for one, some in pieces(found, total):
+        one.copy_(some / share)
+    return found
 
 
 def exact(value: Tensor) -> torch.dtype:

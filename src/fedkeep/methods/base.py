@@ -89,6 +89,13 @@ class Method:
         Raises:
             SplitError, MethodError, ConfigError: model and method don't fit each other.
         """
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+                who = f"The layer {name!r}" if name else "The model"
+                raise MethodError(
+                    f"{who} is a {type(layer).__name__}, which spreads every batch over several devices. Give the "
+                    f"module that it holds (.module); simulate's device says where to train."
+                )
         module = copy.deepcopy(model)
         module = self.extend(module) if self.extend else module
         for layer in module.modules():

@@ -2,19 +2,35 @@
 
 Both look at examples through Gaussian kernels of several widths, in units of the mean squared distance within the
 batch. Examples of weight 0 (padding) don't count; other weights are not told apart.
+
+The unit is a constant to the gradient, as in the code that these kernels come from. So HSIC does not depend on the
+features' length, but its gradient says that shorter features are better. Two forms are without that, as the gradient
+flows into their unit: HSIC by the median of the distances, and normalised HSIC.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+TINY = 1e-30
 MIXTURE = (0.5, 1.0, 2.0)
 SINGLE = (1.0,)
 MMD_WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-def hsic(a: Tensor, b: Tensor, weight: Tensor | None = None, widths: tuple[float, ...] = MIXTURE) -> Tensor:
+def hsic(
+    a: Tensor,
+    b: Tensor,
+    weight: Tensor | None = None,
+    widths: tuple[float, ...] = MIXTURE,
+    *,
+    unit: Literal["mean", "median"] = "mean",
+    normalised: bool = False,
+) -> Tensor:
     """Return the biased empirical HSIC of two features of the same examples; 0 for fewer than two examples.
 
     (n − 1)⁻² tr(K_a H K_b H), H = I − 11ᵀ/n. Source: Gretton et al., Measuring Statistical Dependence with
@@ -27,14 +43,23 @@ def hsic(a: Tensor, b: Tensor, weight: Tensor | None = None, widths: tuple[float
         weight: (n,) of the examples; those of weight 0 are left out.
         widths: m of each kernel exp(−‖x − x'‖² / (m s²)), whose sum is taken; s² is the feature's own mean squared
             distance between different examples, and no gradient flows into it.
+        unit: ``"median"``: s² is the median of those distances (of an even number the lower one), and the gradient
+            flows into it: neither shrinking nor growing changes the value, and the gradient knows.
+        normalised: HSIC(a, b) / √(HSIC(a, a) HSIC(b, b)), in [0, 1] (Cortes, Mohri and Rostamizadeh, Algorithms for
+            Learning Kernels Based on Centered Alignment, 2012, definition 2); the gradient flows into s² likewise.
     """
     counted = _counted(a, weight)
     centring, others = _centring(counted)
-    if a.shape == b.shape:  # both at once: a batch is small, and what costs is the number of operations
+    if unit == "median" or normalised:
+        k_a, k_b = (_free_of_length(x, counted, widths, unit) for x in (a, b))
+    elif a.shape == b.shape:  # both at once: a batch is small, and what costs is the number of operations
         k_a, k_b = gaussians(torch.stack((a, b)), centring, others, widths).unbind()
     else:
         k_a, k_b = (gaussians(x, centring, others, widths) for x in (a, b))
-    return (centring @ k_a @ centring * k_b).sum() / others**2
+    if not normalised:
+        return (centring @ k_a @ centring * k_b).sum() / others**2
+    k_a, k_b = centring @ k_a @ centring, centring @ k_b @ centring
+    return (k_a * k_b).sum() / (k_a.square().sum() * k_b.square().sum() + TINY).sqrt()
 
 
 def mmd2(
@@ -75,6 +100,25 @@ def gaussians(x: Tensor, centring: Tensor, others: Tensor, widths: tuple[float, 
         return torch.exp(exponent / widths[0])
     inverse = exponent.new_tensor([1 / m for m in widths]).reshape(-1, *[1] * exponent.dim())
     return torch.exp(exponent * inverse).sum(0)
+
+
+def _free_of_length(
+    x: Tensor, counted: Tensor, widths: tuple[float, ...], unit: Literal["mean", "median"]
+) -> Tensor:
+    """Return Σ_m exp(−‖x_i − x_j‖² / (m s²)), shape (n, n), of x, shape (n, p); the gradient flows into s².
+
+    s² = the mean or the lower median of ‖x_i − x_j‖² over i < j, + 1e-8.
+    """
+    distance = (x.unsqueeze(1) - x.unsqueeze(0)).square().sum(-1)
+    pairs = torch.ones_like(distance).triu(1) * counted.outer(counted)
+    if unit == "mean":
+        scale = (distance * pairs).sum() / pairs.sum().clamp_min(1)
+    else:
+        far = torch.where(pairs > 0, distance, math.inf).flatten().sort().values
+        middle = (pairs.sum().long() - 1).clamp_min(0) // 2
+        scale = far.gather(0, middle.unsqueeze(0))
+        scale = torch.where(scale.isfinite(), scale, 0.0)
+    return sum((torch.exp(-distance / (m * (scale + 1e-8))) for m in widths), torch.zeros_like(distance))
 
 
 def _counted(x: Tensor, weight: Tensor | None) -> Tensor:

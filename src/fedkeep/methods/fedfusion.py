@@ -4,8 +4,9 @@ Source: Yao, Huang and Sun, Towards Faster and Better Federated Learning: A Feat
 published code (thu-media/FedFusion).
 One round: (1) a cohort downloads the extractor E, the fusion F and the classifier C; (2) each client keeps the received
 extractor, E_g, frozen, and trains its own, E_l, with F and C on the loss of C(F(E_l(x), E_g(x))); E_l starts as E_g, or
-with ``persistent_local`` where the client left it in its last round; (3) it uploads the change of F and C, and of E:
-E_l − E_g; (4) the server averages, but moves F's γ by a tenth: γ ← 0.1 γ_mean + 0.9 γ.
+with ``persistent_local`` where the client left it in its last round, unless ``reset_local`` starts that as E_g too;
+(3) it uploads the change of F and C, and of E: E_l − E_g; (4) the server averages, but moves F's γ by a tenth:
+γ ← 0.1 γ_mean + 0.9 γ.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.checks import check_choice
-from fedkeep.methods.client import Client, Finish, Finished
+from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.copies import COPY, PREFIX, copy_of
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, width
 from fedkeep.methods.phase import Phase
@@ -126,10 +128,17 @@ def publish_own(done: Finish) -> Finished:
     return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.sent.params})
 
 
+def start_as_received(start: Start) -> Started:
+    """Start the private copies as what they are copies of was received."""
+    sent = start.sent.params
+    return Started(params={n: sent[n.removeprefix(PREFIX)] for n in start.kept.params})
+
+
 def fedfusion(
     operator: Operator = "multi",
     *,
     persistent_local: bool = False,
+    reset_local: bool = False,
     local: Phase = Phase(),
     server: Server | None = None,
 ) -> Method:
@@ -140,10 +149,19 @@ def fedfusion(
         persistent_local: a client's extractor goes on from where its last round left it, and a copy of it is uploaded
             (as KTEPS counts FedFusion among the methods with a private embedding); False: it starts as received (the
             paper). The shared part predicts as the aggregated model either way.
+        reset_local: with ``persistent_local``, a client's extractor starts every round as received (the paper), and
+            what its last round made of it is kept to predict with, beside the received one.
         local: the local phase, with the loss of the fused model.
         server: what the server does; by default plain averaging, and a tenth of it for γ.
+
+    Raises:
+        MethodError: ``reset_local`` without ``persistent_local``, or an unknown operator.
     """
     check_choice("operator", operator, get_args(Operator))
+    if reset_local and not persistent_local:
+        raise MethodError(
+            "reset_local says how a kept extractor starts, and none is kept. Set persistent_local too."
+        )
     usual = averaging(sgd(1.0) if operator == "conv" else sgd(1.0, rates={"fusion.gamma": 0.1}))
     phase = local.but(loss=FusionLoss(loss=local.loss, persistent=persistent_local))
     method = Method(
@@ -154,6 +172,9 @@ def fedfusion(
         return method
     kept = phase.but(trains=(f"{PREFIX}*", "fusion.*", "classifier.*"))
     return method.but(
-        split=COPY, client=Client(phases=(kept,), finish=publish_own, tables="local"), adapt=private_part(phase),
-        predict=fused_with_own,
+        split=COPY,
+        client=Client(
+            phases=(kept,), start=start_as_received if reset_local else None, finish=publish_own, tables="local"
+        ),
+        adapt=private_part(phase), predict=fused_with_own,
     )  # fmt: skip

@@ -10,9 +10,10 @@ on L = L(C_s(a)) + L(C_p(b)) + λ1 HSIC(a, b) + λ2 L_kt; (4) it uploads the cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
 from fedkeep.methods.features import Known
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, CrossEntropy, Term, cross_entropy, example_mean
 from fedkeep.privacy import GaussianNoise
 
 ARCHITECTURES = {
@@ -37,8 +38,35 @@ ARCHITECTURES = {
 }
 """What is private in KTEPS, Table 8, by the parts of ``models.TextClassifier``."""
 
-
+Kernel = Literal["mixture", "single", "median"]
 DEFAULT = TwoBranches()
+
+
+PLATEAU = 10  # rounds
+NEAR = 0.95  # of the loss at chance
+
+
+def note_on_plateau(loss: Term, classes: int | None, losses: Sequence[float]) -> str:
+    """Return what to say of a run of KTEPS whose loss has not left 2 β ln C, that of knowing nothing; empty: it has.
+
+    Args:
+        loss: of the run's phase.
+        classes: C; None where the task has none.
+        losses: the training loss of each round.
+    """
+    last = losses[-PLATEAU:]
+    if not isinstance(loss, BranchLoss) or not isinstance(loss.loss, CrossEntropy):
+        return ""
+    if not classes or len(last) < PLATEAU:
+        return ""
+    chance = 2 * loss.share * math.log(classes)
+    if not all(value >= NEAR * chance for value in last):
+        return ""
+    return (
+        f"The training loss of the last {PLATEAU} rounds was {min(last):.3g} to {max(last):.3g}, about that of two "
+        f"branches that know nothing, {chance:.3g}. Train for longer, set diversity = 0 to see whether HSIC holds it "
+        f"there, or take kernel = 'median', whose gradient does not shrink features."
+    )
 
 
 def knowledge_transfer(
@@ -65,15 +93,17 @@ def knowledge_transfer(
 
 @dataclass(frozen=True)
 class BranchLoss(Around):
-    """L(g_s) + L(g_p) + λ1 HSIC(a, b) + λ2 L_kt(g_s → g_p), KTEPS eq. 9.
+    """β (L(g_s) + L(g_p)) + λ1 HSIC(a, b) + λ2 L_kt(g_s → g_p), KTEPS eq. 9, whose β is lost; 1 here.
 
     Attributes:
         branches: the two branches.
         loss: L, of each branch's output.
+        share: β, the weight of each branch's loss, positive.
         diversity: λ1, at least 0.
         transfer: λ2, at least 0.
         temperature, student_temperature: T and T_p of the transfer.
         widths: of HSIC's Gaussian kernels.
+        unit, normalised: of HSIC; see ``dependence.hsic``.
     """
 
     branches: TwoBranches = DEFAULT
@@ -83,9 +113,13 @@ class BranchLoss(Around):
     temperature: float = 4.0
     student_temperature: float = 1.0
     widths: tuple[float, ...] = MIXTURE
+    share: float = 1.0
+    unit: Literal["mean", "median"] = "mean"
+    normalised: bool = False
 
     def __post_init__(self) -> None:
         check_least(0, diversity=self.diversity, transfer=self.transfer)
+        check_positive(share=self.share)
         check_positive(temperature=self.temperature, student_temperature=self.student_temperature)
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
@@ -93,8 +127,11 @@ class BranchLoss(Around):
         weight = batch.get("weight")
         total = self.loss(Known(net, g_s), params, batch, received)
         total = total + self.loss(Known(net, g_p), params, batch, received)
+        if self.share != 1:
+            total = self.share * total
         if self.diversity:
-            total = total + self.diversity * hsic(a, b, weight, self.widths)
+            related = hsic(a, b, weight, self.widths, unit=self.unit, normalised=self.normalised)
+            total = total + self.diversity * related
         if self.transfer:
             taught = knowledge_transfer(g_s, g_p, weight, self.temperature, self.student_temperature)
             total = total + self.transfer * taught
@@ -135,7 +172,9 @@ class KtepsOptions(TypedDict, total=False):
     projections: bool
     temperature: float
     student_temperature: float
-    kernel: Literal["mixture", "single"]
+    kernel: Kernel
+    normalised: bool
+    share: float
     predict: Literal["s", "p", "sp"]
     tables: Tables
     local: Phase
@@ -150,7 +189,9 @@ def kteps(
     projections: bool = True,
     temperature: float = 4.0,
     student_temperature: float = 1.0,
-    kernel: Literal["mixture", "single"] = "mixture",
+    kernel: Kernel = "mixture",
+    normalised: bool = False,
+    share: float = 1.0,
     predict: Literal["s", "p", "sp"] = "sp",
     noise: float = 1e-3,
     tables: Tables = "local",
@@ -169,7 +210,10 @@ def kteps(
             model (Table 8), or the names of the model's parts.
         projections: P_s and P_p before the classifiers.
         temperature, student_temperature: of the transfer's teacher and student.
-        kernel: of HSIC: three Gaussians or one.
+        kernel: of HSIC: three Gaussians or one, whose gradient rewards shrinking features, or one Gaussian by the
+            batch's median distance, which doesn't; see ``dependence.hsic``.
+        normalised: HSIC is divided by those of each branch with itself.
+        share: of each branch's L in the loss; ½: their mean, at which the trunk's gradient is about FedAvg's.
         predict: how a client predicts; the shared part alone predicts with the shared branch.
         noise: σ of the noise on uploads (the paper's value is lost).
         tables: as ``Client.tables``.
@@ -181,13 +225,14 @@ def kteps(
             f"architecture must be one of {list(ARCHITECTURES)} or the names of the model's parts; got "
             f"{architecture!r}."
         )
-    check_choice("kernel", kernel, ("mixture", "single"))
+    check_choice("kernel", kernel, get_args(Kernel))
     copies = ARCHITECTURES[architecture] if isinstance(architecture, str) else tuple(architecture)
     branches = TwoBranches(copies, projections)
     loss = BranchLoss(
         branches=branches, loss=local.loss, diversity=float(diversity), transfer=float(transfer),
         temperature=float(temperature), student_temperature=float(student_temperature),
-        widths=SINGLE if kernel == "single" else MIXTURE,
+        widths=MIXTURE if kernel == "mixture" else SINGLE, share=float(share),
+        unit="median" if kernel == "median" else "mean", normalised=normalised,
     )  # fmt: skip
     phase = local.but(loss=loss)
     return Method(

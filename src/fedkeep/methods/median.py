@@ -70,27 +70,37 @@ class KeptUploads:
         self.held_bytes += other.held_bytes
 
     def value(self) -> Reduced:
-        """Return the median.
+        """Return the median, or what a subclass makes of the uploads.
 
         Raises:
-            UploadError: no client counts.
+            UploadError: no client counts, or too few for the reduction.
         """
-        uploads = [u for _, u in sorted(self._uploads.items()) if u.weight > 0]
-        if not uploads:
-            raise UploadError("A median needs at least one upload of positive weight; got none.")
-        found = {name: self._median(name, start, uploads) for name, start in self.start.items()}
+        uploads = self.counted()
+        found = {name: self._reduced(name, start, uploads) for name, start in self.start.items()}
         return Reduced(
             changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=under(SERVER, found),
             weight=float(len(uploads)), count=len(uploads),
         )  # fmt: skip
 
-    @staticmethod
-    def _median(name: str, start: Tensor, uploads: Sequence[Upload]) -> Tensor:
-        whole = [
-            spread(u.deltas[name], u.rows[name], start) if name in u.rows else u.deltas[name] for u in uploads
-        ]
+    def counted(self) -> list[Upload]:
+        """Return the uploads that count, in the order of ids; UploadError: there is none."""
+        uploads = [u for _, u in sorted(self._uploads.items()) if u.weight > 0]
+        if not uploads:
+            raise UploadError("A median needs at least one upload of positive weight; got none.")
+        return uploads
+
+    def middle(self, values: Tensor) -> Tensor:
+        """Return what values of one number each, (clients, *shape) in ascending order, are reduced to."""
+        low, high = values[(len(values) - 1) // 2], values[len(values) // 2]
+        return low.to(exact(values)) / 2 + high.to(exact(values)) / 2
+
+    def whole(self, upload: Upload, name: str) -> Tensor:
+        """Return an upload's change of a tensor, all rows of a table."""
+        change, start = upload.deltas[name], self.start[name]
+        return (spread(change, upload.rows[name], start) if name in upload.rows else change).to(start.device)
+
+    def _reduced(self, name: str, start: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        whole = [self.whole(upload, name) for upload in uploads]
         if not start.is_floating_point():
             return whole[0].clone()
-        ordered = torch.stack([v.to(start.device) for v in whole]).sort(0).values
-        low, high = ordered[(len(uploads) - 1) // 2], ordered[len(uploads) // 2]
-        return (low.to(exact(start)) / 2 + high.to(exact(start)) / 2).to(start.dtype)
+        return self.middle(torch.stack(whole).sort(0).values).to(start.dtype)

@@ -60,7 +60,10 @@ class Phase:
         epochs: passes over the client's examples.
         steps: if given, this many mini-batches instead of ``epochs`` passes.
         batch_size: examples a mini-batch; the last one of a pass may be smaller.
-        clip_norm: if given, gradients are scaled down to this L2 norm over everything the phase trains.
+        clip_norm: if given, gradients are scaled down to this L2 norm.
+        clip_over: the norm is over ``"all"`` that the phase trains, or over its ``"halves"``, federated and private
+            each by itself. Over all, a large private gradient makes the federated one smaller, so its size leaves the
+            client with the upload.
         examples: ``"opted_in"``: examples whose column ``opted_in`` is true (all, where there is no such column);
             ``"support"`` or ``"query"``: one of two disjoint random halves of these, the same in every round (an odd
             one belongs to the query half); ``"all"``: every example, allowed only where nothing that is trained leaves
@@ -76,6 +79,7 @@ class Phase:
     steps: int | None = None
     batch_size: int = 32
     clip_norm: float | None = None
+    clip_over: Literal["all", "halves"] = "all"
     examples: Use = "opted_in"
     early_stopping: EarlyStopping | None = None
 
@@ -86,6 +90,7 @@ class Phase:
         check_least(1, batch_size=self.batch_size)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
+        check_choice("clip_over", self.clip_over, ("all", "halves"))
         check_choice("examples", self.examples, get_args(Use))
 
     def but(self, **changes: Any) -> Phase:

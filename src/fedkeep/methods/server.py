@@ -92,9 +92,11 @@ class Reduction:
 
     Attributes:
         is_sum: whether the result follows from a sum over clients, so that the server needs to see no single upload.
+        counts_empty: whether a round without any upload has a result too.
     """
 
     is_sum: ClassVar[bool] = False
+    counts_empty: ClassVar[bool] = False
 
     def weight(self, examples: float) -> float:
         """Return an upload's weight, given the client's number of examples."""

@@ -25,6 +25,8 @@ class TextClassifier(nn.Module):
         hidden: GRU units per direction; features have 2·hidden entries.
         mlp: hidden units of the classifier; None: 2·hidden.
         dropout: probability of dropping an entry of what ``head`` is given, while training.
+        mean_over: what h̄'s sum is divided by: None: by the text's own number of words; a number, the length to which
+            texts are padded: by it, as if the padding's h_l were zeros (KTEPS says "along the sequential dimension").
         word_dropout: probability of leaving a word out of its text, while training; one word always stays.
     """
 
@@ -40,11 +42,14 @@ class TextClassifier(nn.Module):
         mlp: int | None = None,
         dropout: float = 0.0,
         word_dropout: float = 0.0,
+        mean_over: int | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("dropout", dropout), ("word_dropout", word_dropout)):
             if not 0 <= value < 1:
                 raise ConfigError(f"{name} must be in [0, 1); got {value}.")
+        if mean_over is not None and mean_over < 1:
+            raise ConfigError(f"mean_over must be at least 1, or None; got {mean_over}.")
         width = 2 * hidden
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
@@ -54,12 +59,12 @@ class TextClassifier(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(width, mlp or width), nn.ReLU(), nn.Linear(mlp or width, classes)
         )
-        self.dropout, self.word_dropout = dropout, word_dropout
+        self.dropout, self.word_dropout, self.mean_over = dropout, word_dropout, mean_over
 
     def extra_repr(self) -> str:
         """Return what the layers don't show."""
-        rates = {"dropout": self.dropout, "word_dropout": self.word_dropout}
-        return ", ".join(f"{name}={value}" for name, value in rates.items() if value)
+        own = {n: getattr(self, n) for n in ("dropout", "word_dropout", "mean_over")}
+        return ", ".join(f"{name}={value}" for name, value in own.items() if value)
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Return logits, shape (B, classes), for word ids (B, L) and their numbers (B,) int64, at least 1.
@@ -69,10 +74,13 @@ class TextClassifier(nn.Module):
         return self.head(self.features(text, text_length))
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:
-        """Return h̄, the mean of the BiGRU's outputs over each text's own words, shape (B, 2·hidden)."""
+        """Return h̄, the mean of the BiGRU's outputs over each text's own words or ``mean_over``, (B, 2·hidden)."""
         if self.training and self.word_dropout:
             text, text_length = thinned(text, text_length, self.word_dropout)
-        return self.encoder.pooled_ids(text, self.embedding.weight, text_length, how="mean")
+        mean = self.encoder.pooled_ids(text, self.embedding.weight, text_length, how="mean")
+        if self.mean_over is None:
+            return mean
+        return mean * (text_length / self.mean_over).to(mean.dtype).unsqueeze(1)
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits for features h̄, shape (B, classes)."""

@@ -1,26 +1,36 @@
-"""What happens to an upload between a client and the server: compression, clipping, noise."""
+"""What happens to an upload between a client and the server: compression, clipping, noise; and what that is worth."""
 
+from fedkeep.privacy.accounting import Release, epsilon
 from fedkeep.privacy.base import Encoded, Link
 from fedkeep.privacy.chain import Chain
 from fedkeep.privacy.clip import QuantileClip
+from fedkeep.privacy.dp import Adaptive, Clipping, DifferentialPrivacy
 from fedkeep.privacy.draws import Draw, Draws, Entropy, RunDraw, RunDraws, SystemDraw, draws
+from fedkeep.privacy.ledger import Ledger, Terms
 from fedkeep.privacy.noise import GaussianNoise
 from fedkeep.privacy.projection import Projection
 from fedkeep.privacy.topk import TopK
 
 __all__ = [
+    "Adaptive",
     "Chain",
+    "Clipping",
+    "DifferentialPrivacy",
     "Draw",
     "Draws",
     "Encoded",
     "Entropy",
     "GaussianNoise",
+    "Ledger",
     "Link",
     "Projection",
     "QuantileClip",
+    "Release",
     "RunDraw",
     "RunDraws",
     "SystemDraw",
+    "Terms",
     "TopK",
     "draws",
+    "epsilon",
 ]

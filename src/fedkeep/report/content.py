@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedkeep.report import analysed, facts, measured, wording
+from fedkeep.report import analysed, facts, measured, wording, worth_blocks
 from fedkeep.report.blocks import Block, Content, Section
 from fedkeep.report.charts.grids import partitions
 from fedkeep.report.groups import Configuration, Scene, scenes
@@ -22,6 +22,11 @@ def build(runs: Sequence[RunFiles], title: str, results: Sequence[Row] = ()) -> 
     sections = [
         Section("results", "Results", tuple(measured.results(every))),
         Section("runs", "Every run", (measured.runs_table(every),), folded=len(runs) > 4),
+        Section(
+            "worth",
+            "What personalisation was worth",
+            _joined(worth_blocks.blocks(scene.groups) for scene in every),
+        ),
         Section("published", "Beside the published numbers", tuple(measured.published(results))),
         Section(
             "curves",

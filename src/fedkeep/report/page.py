@@ -87,7 +87,7 @@ def to_json(content: Content) -> str:
         "summary": list(content.summary),
         "sections": sections,
     }
-    return json.dumps(_finite(whole), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return json.dumps(finite(whole), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def _kind(block: Block) -> str:
@@ -115,10 +115,10 @@ def _block_json(block: Block) -> dict[str, Any]:
     return {"kind": type(block).__name__.lower(), **asdict(block)}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return the value with NaN and infinities as None, for JSON."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

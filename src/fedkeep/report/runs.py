@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import RunError
+from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.records import Record, read_records, read_sealed_records
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.report.analyses import read_sealed_analyses
@@ -33,6 +34,7 @@ class RunFiles:
         analyses: the content of analyses.json, checked; empty where there is none.
         finished: whether run.json's status says so.
         notes: what a reader must know: unfinished, lines of no finished round, analyses of an earlier round.
+        examples: every test example's result at the round chosen on validation; None where the folder has none.
     """
 
     folder: Path
@@ -41,6 +43,7 @@ class RunFiles:
     analyses: dict[str, dict[str, Any]]
     finished: bool
     notes: tuple[str, ...]
+    examples: Examples | None = None
 
     @property
     def name(self) -> str:
@@ -170,7 +173,12 @@ def read_run(folder: Path) -> RunFiles:
         notes.append(f"analyses.json lacks {', '.join(missing)}, which run.json lists.")
     if not records:
         notes.append("It has no records.")
-    return RunFiles(folder, info, tuple(records), analyses, finished, tuple(notes))
+    examples = None
+    if commit.examples and not (folder / commit.examples).exists():
+        notes.append(f"{commit.examples} is missing, so what personalisation was worth cannot be said.")
+    else:
+        examples = read_examples(folder, commit)
+    return RunFiles(folder, info, tuple(records), analyses, finished, tuple(notes), examples)
 
 
 def _is_of(path: Path, about: dict[str, Any], commit: Commit, notes: list[str]) -> bool:

@@ -5,7 +5,7 @@ Source: FURL, §3.1 (every model is divided into federated parameters w_f and pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -91,6 +91,7 @@ class Split:
         trained: Mapping[str, Tensor],
         weight: float,
         rows: Mapping[str, Tensor] | None = None,
+        spare: Collection[str] = (),
     ) -> Upload:
         """Return what leaves the client: the change of every federated parameter, and the client's weight.
 
@@ -99,9 +100,14 @@ class Split:
             trained: all parameters after local training; the private ones are left behind here.
             weight: the client's number of training examples (or 1).
             rows: by name, which rows of a federated table both hold, ascending; a table that is absent is whole.
+            spare: names of trained values that nobody needs afterwards: their changes take their place in memory.
         """
         deltas = {
-            name: (trained[name] - start if start.is_floating_point() else trained[name].clone()).detach()
+            name: (
+                _change(trained[name], start, name in spare)
+                if start.is_floating_point()
+                else trained[name].clone()
+            )
             for name, start in received.items()
             if not self.is_private(name) and not self.is_frozen(name)
         }
@@ -222,6 +228,11 @@ class Upload:
         """Return the bytes of the received parameters, tables cut to the rows that this upload holds."""
         others = ((received[n], len(rows)) for n, rows in self.rows.items())
         return nbytes(received) - sum((len(table) - kept) * table[:1].nbytes for table, kept in others)
+
+
+def _change(trained: Tensor, start: Tensor, spare: bool) -> Tensor:
+    trained = trained.detach()
+    return trained.sub_(start) if spare else trained - start
 
 
 def check_upload(upload: Upload, received: Mapping[str, Tensor], client: str) -> None:

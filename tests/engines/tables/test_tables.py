@@ -85,6 +85,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The table 'embedding.weight' is trained and sent whole.*weight decay")
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equal_to_the_dense_computation(name: str, clip: float | None) -> None:

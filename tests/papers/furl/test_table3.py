@@ -16,10 +16,12 @@ from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
+from fedkeep.version import NUMERICS
 from fedkeep_papers.furl import jobs, scenes, sweep, table3
 from fedkeep_papers.furl.references import most_frequent_label
 from fedkeep_papers.kit import plots
 
+RUNS = f"numerics-{NUMERICS}"
 TINY = {
     "run.epochs": "2",
     "data.users": "12",
@@ -101,7 +103,9 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
         (name, row["value"]) for name, row in trained.items()
     ]
     assert more["std"] == {name: pytest.approx(row["std"], rel=1e-6) for name, row in trained.items()}
-    finished = [p for p in (tmp_path / "runs" / "furl-table3-quick").iterdir() if "held-out" not in p.name]
+    finished = [
+        p for p in (tmp_path / "runs" / RUNS / "furl-table3-quick").iterdir() if "held-out" not in p.name
+    ]
     assert len(finished) == 12
     outcomes = [jobs.outcome(p) for p in finished if p.name.startswith("sticker-global-server")]
     mean = sum(o.test for o in outcomes) / 2
@@ -114,7 +118,9 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     page = (tmp_path / "furl-table3-quick" / "page" / "report.html").read_text(encoding="utf-8")
     assert "Personalized Server" in page
     assert "embedding_map" in json.loads(
-        next((tmp_path / "runs" / "furl-table3-quick").glob("*personalized-fl-0/analyses.json")).read_text()
+        next(
+            (tmp_path / "runs" / RUNS / "furl-table3-quick").glob("*personalized-fl-0/analyses.json")
+        ).read_text()
     )
 
 
@@ -125,12 +131,12 @@ def test_what_is_kept_of_a_run_is_enough(
     first, second = tmp_path / "first", tmp_path / "second"
     text = reproduce("furl-table3", request(first)).read_text(encoding="utf-8")
     shutil.copytree(first / "furl-table3-quick", second / "furl-table3-quick")
-    shutil.copytree(first / "runs" / "furl-quick", second / "runs" / "furl-quick")
+    shutil.copytree(first / "runs" / RUNS / "furl-quick", second / "runs" / RUNS / "furl-quick")
     drawn = {p.name: p.read_bytes() for p in (second / "furl-table3-quick").glob("*.png")}
     capsys.readouterr()
     assert reproduce("furl-table3", request(second)).read_text(encoding="utf-8") == text
     assert capsys.readouterr().err == ""  # nothing was run
-    assert not (second / "runs" / "furl-table3-quick").exists()
+    assert not (second / "runs" / RUNS / "furl-table3-quick").exists()
     assert {p.name: p.read_bytes() for p in (second / "furl-table3-quick").glob("*.png")} == drawn
     # Another seed is another run; so is another setting.
     with monkeypatch.context() as patch:
@@ -142,7 +148,7 @@ def test_what_is_kept_of_a_run_is_enough(
         patch.setattr(table3, "SCENES", (replace(scene(), quick=TINY | {"run.epochs": "3"}),))
         reproduce("furl-table3", request(second))
         assert len(ran) == 12
-    damaged = next((second / "runs" / "furl-quick").glob("*-global-server-*"))
+    damaged = next((second / "runs" / RUNS / "furl-quick").glob("*-global-server-*"))
     damaged.write_text('{"outcome": {"metric": "auc"}}')
     with pytest.raises(
         RunError, match=r"holds no finished cell: wanted an object with settings; got .*\. Delete it"

@@ -1,4 +1,4 @@
-"""The store of finished cells: what is written is read again, for the same settings only; the repository's are found."""
+"""The store of finished cells: what is written is read again, for the same settings, data and numerics only."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 
 from fedkeep.core.errors import RunError
-from fedkeep.experiments.reproductions import Request
-from fedkeep_papers.furl import scenes
+from fedkeep.version import NUMERICS
 from fedkeep_papers.furl.jobs import Kept
-from fedkeep_papers.kit.cells import Measured, Slot, digest
-from fedkeep_papers.kteps import book, published
+from fedkeep_papers.kit import cells
+from fedkeep_papers.kit.cells import Finished, Measured, Slot, digest, note_on_stale
 from fedkeep_papers.kteps.cells import Numbers
-from fedkeep_papers.moe.methods import Found, MethodCell
-from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import Adapting, Federation, Scene
-from fedkeep_papers.moe.variants import Variant
 from tests.documents import ROOT
 
 RESULTS = ROOT / "results"
@@ -33,7 +28,8 @@ class Point:
 
 
 def slot(file: Path, **changes: Any) -> Slot[Point]:
-    return Slot(**{"kind": Point, "file": file, "settings": {"rate": 0.1, "words": ("a",)}, **changes})
+    key = {"settings": {"rate": 0.1, "words": ("a",)}, "source": {"data.gz": "ab"}}
+    return Slot(**{"kind": Point, "file": file, **key, **changes})
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -44,8 +40,37 @@ def test_a_result_is_found_by_its_settings(tmp_path: Path, shared: bool) -> None
     mine.write(result, name="for readers")
     assert mine.read() == result
     assert replace(mine, settings={"rate": 0.1, "words": ("b",)}).read() is None
+    assert replace(mine, source={"data.gz": "cd"}).read() is None
     mine.write(Point(0.5))
     assert mine.read() == Point(0.5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_result_of_other_numerics_is_shown_but_not_taken_for_todays(
+    tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = slot(tmp_path / "it.json", shared=shared)
+    mine.write(Point(0.5))
+    assert note_on_stale({"it": mine.find(), "other": None}) == ""
+    monkeypatch.setattr(cells, "NUMERICS", NUMERICS + 1)
+    assert mine.read() is None
+    found = mine.find()
+    assert found == Finished(result=Point(0.5), numerics=NUMERICS)
+    assert note_on_stale({"it": found, "other": None}).startswith(
+        "**Older numerics.** 1 of 1 finished cells "
+    )
+    mine.write(Point(0.25))
+    assert mine.read() == Point(0.25)
+    assert len(mine._entries()) == 1  # in the older one's place
+
+
+def test_a_result_that_does_not_say_its_numerics_is_of_the_oldest(tmp_path: Path) -> None:
+    mine = slot(tmp_path / "it.json")
+    mine.write(Point(0.5))
+    entry = json.loads(mine.file.read_text(encoding="utf-8"))
+    del entry["numerics"]
+    mine.file.write_text(json.dumps(entry), encoding="utf-8")
+    assert mine.find() == Finished(result=Point(0.5), numerics=1)
 
 
 def test_several_share_a_file(tmp_path: Path) -> None:
@@ -70,7 +95,8 @@ def test_numbers_are_rounded_where_that_is_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "b.json").exists()
 
 
-GOOD = {"value": 1.0, "curve": [], "settings": {"rate": 0.1, "words": ["a"]}}
+KEY = {"settings": {"rate": 0.1, "words": ["a"]}, "source": {"data.gz": "ab"}}
+GOOD = {"value": 1.0, "curve": [], **KEY}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +105,7 @@ GOOD = {"value": 1.0, "curve": [], "settings": {"rate": 0.1, "words": ["a"]}}
         ("[3]", True, "wanted an object with settings; got 3"),
         ('{"a": 1}', True, "wanted a list of results; got dict"),
         ('[{"value": 1.0}]', False, 'wanted an object with settings; got [{"value": 1.0}]'),
-        (json.dumps({"settings": GOOD["settings"]}), False, "it lacks value, curve"),
+        (json.dumps(KEY), False, "it lacks value, curve"),
         (
             json.dumps({**GOOD, "curve": [[1, "x"]]}),
             False,
@@ -106,63 +132,5 @@ def test_files_of_the_repository_have_their_digests(room: str, kind: Any) -> Non
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
         assert file.stem.endswith(f"-{digest(content['settings'], content['source'])}")
-        assert Slot(kind=kind, file=file, settings=content["settings"]).read() is not None
-
-
-def test_the_cells_of_furl_table3_are_found() -> None:
-    request = Request(Path("data"), RESULTS, "full")
-    for scene in scenes.SCENES:
-        for (_, seed), spec in scenes.specs_of(scene, request, RESULTS / "runs").items():
-            one = next((RESULTS / "furl").glob(f"{scene.stands_for.lower()}-global-server-{seed}-*.json"))
-            source = json.loads(one.read_text(encoding="utf-8"))["source"]
-            assert spec.slot(RESULTS / "furl", source).read() is not None, spec.name
-
-
-def test_the_cells_of_kteps_table3_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def source(self: book.Book, cell: Any) -> dict[str, str]:
-        file = next((RESULTS / "kteps").glob(f"{cell.name}-*.json"))
-        found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))["source"]
-        return found
-
-    monkeypatch.setattr(book.Book, "source", source)
-    own = book.Book(Request(Path("data"), RESULTS, "full", [0]), "kteps-table3")
-    for method in published.AP_METHODS:
-        assert own.numbers(own.cells(book.SCENES[0], method)), method
-
-
-def test_the_cells_of_the_mixture_are_found() -> None:
-    ways = methods = 0
-    for file in sorted((RESULTS / "moe").glob("*.json")):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        for entry in content if isinstance(content, list) else [content]:
-            settings = entry["settings"]
-            scene = Scene(**settings["scene"])
-            if "about" in settings:
-                numbers = {n: settings[n] for n in ("rounds", "epochs", "batch_size", "learning_rate")}
-                methods += 1
-                method = MethodCell(settings["name"], scene, **numbers).slot(RESULTS / "moe")
-                assert method.file == file
-                found: Found | Result | None = method.read()
-            else:
-                federation = Federation(**(settings["federation"] or {}))
-                cell = Cell(scene, federation, Adapting(**(settings["adapting"] or adapting_of(file))))
-                variant = Variant(entry["name"], **settings["variant"])
-                ways += 1
-                way = cell.slot(RESULTS / "moe", variant)
-                assert way.file == file
-                found = way.read()
-            assert found is not None, (file.name, entry["name"])
-            assert list(found.valid if isinstance(found, Result) else [found.valid]) == (
-                entry["valid"] if isinstance(found, Result) else [entry["valid"]]
-            )
-    assert (ways, methods) == (313, 33)
-
-
-def adapting_of(file: Path) -> dict[str, int]:
-    """Return the settings of adaptation that a file's name says; FedAvg's results do not depend on them."""
-    said = [part for part in file.stem.split("-") if part.startswith("a") and part.count("x") == 2]
-    return (
-        dict(zip(("epochs", "every", "patience"), map(int, said[0][1:].split("x")), strict=True))
-        if said
-        else {}
-    )
+        key = {name: content[name] for name in ("settings", "source")}
+        assert Slot(kind=kind, file=file, **key).find() is not None

@@ -22,7 +22,7 @@ TINY = (
     ("run.rounds", "2"), ("method.epochs", "1"), ("model.hidden", "3"), ("personalization.steps", "4"),
     ("personalization.every", "2"),
 )  # fmt: skip
-READY = ["kteps/indiv", "kteps/fedavg", "kteps/kteps", "kteps/kteps-star"]
+READY = ["kteps/indiv", "kteps/fedavg", "kteps/kteps", "kteps/kteps-star", "kteps/kteps-star-own-words"]
 
 
 @pytest.fixture(scope="session")

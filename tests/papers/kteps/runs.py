@@ -8,11 +8,14 @@ from typing import Any
 
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import Row, read_results
+from fedkeep.version import NUMERICS
 from fedkeep_papers.kteps.cells import Numbers
 
 
 def read_numbers(path: Path) -> Numbers:
-    return Numbers(**json.loads(path.read_text(encoding="utf-8")))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content.pop("numerics") == NUMERICS
+    return Numbers(**content)
 
 
 def request(data: Path | None, out: Path, **changes: Any) -> Request:

@@ -15,6 +15,7 @@ import pytest
 from fedkeep.core.errors import ConfigError, DataError, RunError
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep.report.results import read_results
+from fedkeep.version import NUMERICS
 from fedkeep_papers.kteps import book, cells, published
 from fedkeep_papers.kteps.cells import Numbers, Task
 from fedkeep_papers.kteps.fdu_mtl import DOMAINS
@@ -22,15 +23,17 @@ from fedkeep_papers.kteps.figures import _shares
 from tests.papers.kteps.conftest import READY
 from tests.papers.kteps.runs import read_numbers, request, rows
 
+RUNS = f"numerics-{NUMERICS}"
+
 
 def test_table3_and_what_it_shares(finished: Path, data: Path, tmp_path: Path, computed: list[str]) -> None:
     names = {path.name.rsplit("-", 1)[0] for path in (finished / "kteps").iterdir()}
     assert names == {f"fdu-{m.removeprefix('kteps/')}-full-{seed}" for m in READY for seed in (0, 1)}
-    assert not (finished / "runs" / "kteps-full-running").exists() or not list(
-        (finished / "runs" / "kteps-full-running").iterdir()
+    assert not (finished / "runs" / RUNS / "kteps-full-running").exists() or not list(
+        (finished / "runs" / RUNS / "kteps-full-running").iterdir()
     )
     found = rows(finished, "kteps-table3")
-    assert {m for m, _ in found} == set(published.AP_METHODS)
+    assert {m for m, _ in found} == {*published.AP_METHODS, book.OWN_WORDS}
     kteps = found["KTEPS", "accuracy_ap"]
     assert (kteps.published, kteps.seeds, kteps.scene) == (0.858, (0, 1), "FDU")
     numbers = [read_numbers(p) for p in sorted((finished / "kteps").glob("fdu-kteps-full-*"))]
@@ -131,7 +134,7 @@ def test_a_cell_that_was_killed_goes_on_with_its_run(
         patch.setattr(cells, "personalization_curve", killed)
         with pytest.raises(KeyboardInterrupt):
             reproduce("kteps-table2", request(data, tmp_path))
-    (run,) = (tmp_path / "runs" / "kteps-full-running").iterdir()
+    (run,) = (tmp_path / "runs" / RUNS / "kteps-full-running").iterdir()
     assert (run / "run.json").exists()
     monkeypatch.setattr("fedkeep.experiments.drive.run_round", killed)  # nothing is trained any more
     reproduce("kteps-table2", request(data, tmp_path))
@@ -171,11 +174,14 @@ def test_a_cell_that_diverges_leaves_its_fault(
 def test_figure5_and_table7_share_runs(
     data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = replace(book.METHODS["KTEPS⋆"], ratios=(0.01,), inferences=())
-    monkeypatch.setitem(book.METHODS, "KTEPS⋆", entry)  # type: ignore[arg-type]
+    entry = replace(book.METHODS[book.OWN_WORDS], ratios=(0.01,), inferences=())
+    monkeypatch.setitem(book.METHODS, book.OWN_WORDS, entry)  # type: ignore[arg-type]
     path = reproduce("kteps-figure5", request(data, tmp_path, scale="quick"))
     assert path == tmp_path / "kteps-figure5-quick.md"
-    assert computed == ["fdu-kteps-star-end-150-start-1-quick-0", "fdu-kteps-star-quick-0"]
+    assert computed == [
+        "fdu-kteps-star-own-words-end-150-start-1-quick-0",
+        "fdu-kteps-star-own-words-quick-0",
+    ]
     found = rows(tmp_path, "kteps-figure5-quick")
     row = found["man: client and server, components 1 to 150", "common_of_10"]
     assert row.value is not None
@@ -186,7 +192,9 @@ def test_figure5_and_table7_share_runs(
     )  # no such word
     text = path.read_text(encoding="utf-8")
     assert "Nearest words by cosine, components 2 to 150, client " in text
-    numbers = read_numbers(next((tmp_path / "runs" / "kteps-quick").glob("fdu-kteps-star-quick-0-*")))
+    numbers = read_numbers(
+        next((tmp_path / "runs" / RUNS / "kteps-quick").glob("fdu-kteps-star-own-words-quick-0-*"))
+    )
     assert len(numbers.neighbours["nearest"]["man"]["client"]["cosine"]) == 10
     assert set(numbers.neighbours["common"]["man"]["aggregate"]["inner"]) == {"10", "50", "100", "500"}
 
@@ -220,7 +228,7 @@ def test_a_table_is_run_in_pieces(
     ("table", "settings", "row", "published"),
     [
         ("kteps-table4", 9, ("λ1 = 0.001, λ2 = 0", "accuracy_ap"), 0.858),
-        ("kteps-table7", 8, ("components 3 to 150", "accuracy_ag"), 0.616),
+        ("kteps-table7", 15, ("components 3 to 150", "accuracy_ag"), 0.616),
         ("kteps-table8", 12, ("B, λ2 = 0.01", "accuracy_ap"), 0.833),
     ],
 )

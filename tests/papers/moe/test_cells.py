@@ -11,9 +11,11 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.adapt import adapt_clients, rooted
+from fedkeep.version import NUMERICS
+from fedkeep_papers.kit.cells import Finished
 from fedkeep_papers.moe.cells import Work, run_cells
 from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import Adapting, Federation, Scene
+from fedkeep_papers.moe.scene import Adapting, Federation, Scene, source_of
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
     FEDAVG,
@@ -30,6 +32,7 @@ from tests.papers.moe.images import write_cifar, write_fashion
 from tests.tiny import same_bits
 
 SCENE = Scene("fashion_mnist", 0.8, clients=5, train=10, valid=8, test=8)
+SOURCE = {"images.gz": "ab"}
 CELL = Cell(SCENE, Federation(2, 1), Adapting(3, 1, 2))
 
 
@@ -136,7 +139,11 @@ def test_a_cell_is_computed_once_and_goes_on_where_it_stopped(
     assert computed[4:] == ["Mixture, q = 0", "FedAvg, q = 0.5", "Fine-tuned, q = 0.5", "Mixture, q = 0.5"]
     run_cells(cells, *folders)
     assert len(computed) == 8
-    results = [c.slot(tmp_path / "results", v).read() for c, variants in cells for v in variants]
+    results = [
+        c.slot(tmp_path / "results", v, source_of(SCENE, images)).read()
+        for c, variants in cells
+        for v in variants
+    ]
     assert all(r is not None and len(r.valid) == len(r.test) == 5 for r in results)
     assert results[1] == results[5]  # local training knows nothing of who opts out
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == [
@@ -162,10 +169,10 @@ def test_federated_values_outlive_the_runs_folder(images: Path, tmp_path: Path) 
 
 def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = Result((0.5,), (0.25,), (), ((3, 4),), 1.5, "abc")
-    CELL.slot(tmp_path, MIXTURE).write(result)
-    CELL.slot(tmp_path, TUNED).write(replace(result, test=(0.75,)))
-    assert CELL.slot(tmp_path, MIXTURE).read() == result
-    assert CELL.slot(tmp_path, TUNED).read() == replace(result, test=(0.75,))
+    CELL.slot(tmp_path, MIXTURE, SOURCE).write(result)
+    CELL.slot(tmp_path, TUNED, SOURCE).write(replace(result, test=(0.75,)))
+    assert CELL.slot(tmp_path, MIXTURE, SOURCE).read() == result
+    assert CELL.slot(tmp_path, TUNED, SOURCE).read() == replace(result, test=(0.75,))
     assert result.mean("test") == 0.25
     assert np.isnan(result.mean("balanced"))
     for changed in (
@@ -174,13 +181,16 @@ def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pyt
         replace(CELL, adapting=replace(CELL.adapting, learning_rate=1e-3)),
     ):
         assert changed.settings(MIXTURE) != CELL.settings(MIXTURE)
-        assert changed.slot(tmp_path, MIXTURE).read() is None
-    assert CELL.slot(tmp_path, replace(MIXTURE, mix="logprob")).read() is None
-    assert CELL.slot(tmp_path, replace(MIXTURE, name="renamed")).read() == result
-    monkeypatch.setattr("fedkeep_papers.moe.results.VERSION", 2)
-    assert CELL.slot(tmp_path, MIXTURE).read() is None
-    CELL.slot(tmp_path, MIXTURE).write(replace(result, seconds=2.0))
-    assert CELL.slot(tmp_path, MIXTURE).read() == replace(result, seconds=2.0)
+        assert changed.slot(tmp_path, MIXTURE, SOURCE).read() is None
+    assert CELL.slot(tmp_path, replace(MIXTURE, mix="logprob"), SOURCE).read() is None
+    assert CELL.slot(tmp_path, replace(MIXTURE, name="renamed"), SOURCE).read() == result
+    assert CELL.slot(tmp_path, MIXTURE, {"images.gz": "cd"}).read() is None
+    with monkeypatch.context() as patch:
+        patch.setattr("fedkeep_papers.kit.cells.NUMERICS", NUMERICS + 1)
+        assert CELL.slot(tmp_path, MIXTURE, SOURCE).read() is None
+        assert CELL.slot(tmp_path, MIXTURE, SOURCE).find() == Finished(result=result, numerics=NUMERICS)
+    CELL.slot(tmp_path, MIXTURE, SOURCE).write(replace(result, seconds=2.0))
+    assert CELL.slot(tmp_path, MIXTURE, SOURCE).read() == replace(result, seconds=2.0)
 
 
 @pytest.mark.parametrize("content", ["[", "[{}]", '{"a": 1}', "[3]"])
@@ -190,7 +200,7 @@ def test_damaged_results_are_named(content: str, tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"r2-e1-a3x1x2\.json holds no finished cell: .*\. Delete it, and it is computed again"
     ):
-        CELL.slot(tmp_path, MIXTURE).read()
+        CELL.slot(tmp_path, MIXTURE, SOURCE).read()
 
 
 def test_names_say_what_is_not_the_papers() -> None:
@@ -225,7 +235,9 @@ def test_cells_side_by_side_are_the_same(images: Path, tmp_path: Path) -> None:
         run_cells(cells, images, tmp_path / f"results{workers}", tmp_path / f"runs{workers}", workers)
     for cell, variants in cells:
         for variant in variants:
-            one, two = (cell.slot(tmp_path / f"results{w}", variant).read() for w in (1, 2))
+            one, two = (
+                cell.slot(tmp_path / f"results{w}", variant, source_of(SCENE, images)).read() for w in (1, 2)
+            )
             assert one is not None
             assert two is not None
             assert (one.valid, one.test, one.stopped) == (two.valid, two.test, two.stopped)

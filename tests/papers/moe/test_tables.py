@@ -228,12 +228,13 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         1 : 1 + len(names)
     ] == names
     cell = moe_methods.MethodCell("FedPer", moe.Scene("cifar10", 0.8), 2, 1)
+    source = moe_scene.source_of(moe_scene.Scene(), images)
     file = json.loads(cell.file(out / "moe").read_text(encoding="utf-8"))
     best = max(file["curve"], key=lambda point: (point[1], -point[0]))
     assert [file["round"], file["valid"], file["test"]] == best
     assert file["curve"][-1][1:] == [file["last_valid"], file["last_test"]]
     assert clean == file["test"]
-    assert replace(cell, learning_rate=1e-3).slot(out / "moe").read() is None
+    assert replace(cell, learning_rate=1e-3).slot(out / "moe", source).read() is None
     cell.file(out / "moe").write_text(json.dumps({**file, "commit": "of then"}), encoding="utf-8")
     again = rows_of(reproduce("moe-methods", request(images, out)))
     assert {r["commit"] for r in again if r["method"] == "FedPer"} == {"of then"}
@@ -242,7 +243,7 @@ def test_methods_on_the_same_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         RunError,
         match=r"fedper-r2-e1\.json holds no finished cell: wanted an object with settings; got \{\}\.",
     ):
-        cell.slot(out / "moe").read()
+        cell.slot(out / "moe", source).read()
 
 
 def test_the_full_scale_is_the_papers() -> None:
@@ -331,6 +332,7 @@ def test_the_best_mixture_is_chosen_on_validation_images(
     }  # fmt: skip
     monkeypatch.setitem(moe_sheet.SIZES, "quick", replace(TINY, variants=(OTHERS[0], OTHERS[1])))
     monkeypatch.setattr(moe_sheet.Sheet, "run", lambda self: None)
+    monkeypatch.setattr(moe_sheet, "source_of", lambda *_: {})
     monkeypatch.setattr(
         moe_sheet.Sheet,
         "values",

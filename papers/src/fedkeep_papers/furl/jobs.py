@@ -52,7 +52,7 @@ class JobSpec:
         """Return where the run's outcome is kept, given the sha256 of its files of data."""
         settings = settings_of(self.resolved())
         file = folder / f"{self.name}-{digest(settings, source)}.json"
-        return Slot(kind=Kept, file=file, settings=settings, rounded=True)
+        return Slot(kind=Kept, file=file, settings=settings, source=source, rounded=True)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
         """Run it, or go on with it; None if it diverged.

@@ -13,6 +13,7 @@ from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
 from fedkeep_papers.furl.scenes import SCENES, changes_of, result_name, specs_of
+from fedkeep_papers.kit.cells import runs_of
 
 FACTORS = (0.25, 0.5, 1.0, 2.0)
 
@@ -24,7 +25,7 @@ def sweep(request: Request) -> Path:
         DataError: the folder of data is not named.
         ConfigError: runs are chosen that it does not have.
     """
-    runs = request.out / "runs" / f"furl-sweep-{request.scale}"
+    runs = runs_of(request.out) / f"furl-sweep-{request.scale}"
     lines: dict[tuple[str, str], dict[float, dict[int, JobSpec]]] = {}
     for scene in SCENES:
         for (name, seed), spec in specs_of(scene, request, runs).items():

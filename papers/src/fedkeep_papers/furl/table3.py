@@ -27,7 +27,7 @@ from fedkeep_papers.furl.scenes import (
     specs_of,
 )
 from fedkeep_papers.kit import plots
-from fedkeep_papers.kit.cells import Slot
+from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, runs_of
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
 FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
@@ -63,13 +63,17 @@ class _Sheet:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.result = result_name("furl-table3", request.scale)
-        self.runs = request.out / "runs" / f"furl-table3-{request.scale}"
-        self.kept = request.out / "runs" / "furl-quick" if request.scale == "quick" else request.out / "furl"
+        runs = runs_of(request.out)
+        self.runs = runs / f"furl-table3-{request.scale}"
+        self.kept = runs / "furl-quick" if request.scale == "quick" else request.out / "furl"
         self.folder = request.out / self.result
         self.specs = {scene.name: specs_of(scene, request, self.runs) for scene in SCENES}
         first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
         data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
         self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
+        self.read = [
+            f"{name}: {len(found):,} users, {_rows(found):,} examples" for name, found in data.items()
+        ]
         self.references = [row for scene in SCENES for row in self._references(scene, data[scene.name])]
 
     def slot(self, scene: Scene, key: tuple[str, int]) -> Slot[Kept]:
@@ -88,8 +92,8 @@ class _Sheet:
 
     def missing(self, scene: Scene) -> list[JobSpec]:
         """Return the wanted runs whose outcomes (or figure) are not there."""
-        known = self.outcomes(scene)
-        missing = [spec for key, spec in self.specs[scene.name].items() if key not in known]
+        own = self.specs[scene.name]
+        missing = [spec for key, spec in own.items() if self.slot(scene, key).read() is None]
         held = self.held_out(scene)
         if held is not None and (
             held.folder.exists() or not _figure(self.folder, scene, "cold-start").exists()
@@ -105,9 +109,11 @@ class _Sheet:
                 jobs.keep(spec, slot, self.sources[scene.name])
                 self.write()
 
+    def found(self, scene: Scene) -> dict[tuple[str, int], Finished[Kept] | None]:
+        return {key: self.slot(scene, key).find() for key in self.specs[scene.name]}
+
     def outcomes(self, scene: Scene) -> dict[tuple[str, int], Outcome]:
-        found = {key: self.slot(scene, key).read() for key in self.specs[scene.name]}
-        return {key: kept.outcome for key, kept in found.items() if kept is not None}
+        return {key: kept.result.outcome for key, kept in self.found(scene).items() if kept is not None}
 
     def draw(self, scene: Scene) -> None:
         _draw(scene, self.specs[scene.name], self.outcomes(scene), self.folder)
@@ -140,9 +146,17 @@ class _Sheet:
             figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
         _, markdown = write_results(
             self.request.out, self.result, rows, title="FURL, Table 3 and Figures 2-5",
-            preamble=_preamble(self.request.scale, faults), figures=figures,
+            preamble="\n\n".join([_preamble(self.request.scale, faults, self.read), self._stale()]), figures=figures,
         )  # fmt: skip
         return markdown
+
+    def _stale(self) -> str:
+        every = {
+            self.specs[scene.name][key].name: kept
+            for scene in SCENES
+            for key, kept in self.found(scene).items()
+        }
+        return note_on_stale(every)
 
     def _references(self, scene: Scene, data: FederatedData) -> list[Row]:
         """Return rows of what is known without training: the generator's best, or each user's most frequent label."""
@@ -163,6 +177,10 @@ class _Sheet:
             over_seeds(scene.name, name, scene.metric, values, scale=self.request.scale, commit=now)
             for name, values in known.items()
         ]
+
+
+def _rows(data: FederatedData) -> int:
+    return sum(len(data.rows(client)) for client in range(len(data)))
 
 
 def _figure(folder: Path, scene: Scene, kind: str) -> Path:
@@ -227,15 +245,15 @@ def _draw_cold_start(held: JobSpec, path: Path) -> None:
     plots.cold_start(analysis, path)
 
 
-def _preamble(scale: str, faults: Sequence[str]) -> str:
+def _preamble(scale: str, faults: Sequence[str], read: Sequence[str]) -> str:
     text = """
 Four configurations of one model, each by one configuration file: with and without a user vector, trained
 centrally or federated. Test values are taken at the epoch that is best on the validation examples.
 
 **The data differ from the paper's.** The paper's Sticker is proprietary: a generated, unbalanced binary text task with
-known best possible AUC stands in its place. The paper's Subreddit comes from archive dumps: `zulip_channels`
-(624 users, 163 channels of six chat communities) stands in its place. So the published numbers show what the paper
-found, not a target for the same data; compare differences between rows.
+known best possible AUC stands in its place. The paper's Subreddit comes from archive dumps: `zulip_channels` (messages
+of public chats, by channel) stands in its place. So the published numbers show what the paper found, not a target for
+the same data; compare differences between rows.
 
 "Paper's recipe" is plain FedAvg of SGD clients, 10 users a round, one local epoch. "Best recipe" is ours; the
 configuration files say how it differs; on the BiLSTM and the generated task it also adds a private bias, which the
@@ -251,4 +269,5 @@ The configurations run as they are in the package (`fedkeep list`), 40 epochs (3
 what the scale changes:
 """
     text += "".join(f"\n- {scene.name}: {changes_of(scene, scale)}" for scene in SCENES)
+    text += "\n\nWhat was read or generated, with the first seed:\n" + "".join(f"\n- {each}" for each in read)
     return text + ("\n\nRuns that broke down:\n" + "\n".join(faults) + "\n" if faults else "")

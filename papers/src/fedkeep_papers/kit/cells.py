@@ -1,8 +1,8 @@
 """Finished cells: what one run of a table leaves, kept as JSON and found again by what its numbers depend on.
 
 A table asks for cells; several tables may ask for the same. A finished cell is never computed again, on this machine or
-on another that has its file. What a cell does not depend on is the source code: its result names the commit, and a file
-that is too old has to be deleted.
+on another that has its file, as long as it was asked for by the same settings, method and data, and the source code's
+``NUMERICS`` is the same. A cell of older numerics is shown, and marked, until it is computed again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,30 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from fedkeep.core.errors import RunError
 from fedkeep.core.files import write_whole
 from fedkeep.experiments.config import Config
+from fedkeep.version import NUMERICS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 R = TypeVar("R", bound="DataclassInstance")
+SHOWN = 16  # names in a note
+OLDEST = 1
+"""The numerics of a result that does not say which; version 0.1 did not."""
 Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that is null in a file where it is NaN."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Generic[R]):
+    """A result, and the ``NUMERICS`` of the source code that computed it."""
+
+    result: R
+    numerics: int
+
+    @property
+    def stale(self) -> bool:
+        """Whether today's source code may give other numbers."""
+        return self.numerics != NUMERICS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +53,8 @@ class Slot(Generic[R]):
     Attributes:
         kind: the dataclass of the result.
         file: JSON: an object, or with ``shared`` a list of objects.
-        settings: everything that the result depends on, but for data and source code, as plain data.
+        settings: what the result depends on, the method too, but for data and source code, as plain data.
+        source: what the data are: the sha256 of their files, or what they were generated from.
         shared: the file holds the results of several cells, which differ in their settings.
         rounded: numbers are written with seven digits, and NaN as null.
     """
@@ -44,19 +62,28 @@ class Slot(Generic[R]):
     kind: type[R]
     file: Path
     settings: Mapping[str, Any]
+    source: Mapping[str, Any]
     shared: bool = False
     rounded: bool = False
 
     def read(self) -> R | None:
-        """Return the result; None if there is none for these settings.
+        """Return the result that today's source code would give; None if there is none for these settings and data.
 
         Raises:
             RunError: the file is damaged.
         """
-        wanted = _plain(self.settings)
+        found = self.find()
+        return None if found is None or found.stale else found.result
+
+    def find(self) -> Finished[R] | None:
+        """Return the result for these settings and data, of whatever numerics; None if there is none.
+
+        Raises:
+            RunError: the file is damaged.
+        """
         for entry in self._entries():
-            if _plain(entry["settings"]) == wanted:
-                return self._decoded(entry)
+            if self._is_mine(entry):
+                return Finished(result=self._decoded(entry), numerics=entry.get("numerics", OLDEST))
         return None
 
     def write(self, result: R, **about: str) -> None:
@@ -70,10 +97,10 @@ class Slot(Generic[R]):
             RunError: the file, which others share, is damaged.
             ValueError: a number is NaN or infinite, and the slot is not ``rounded``.
         """
-        entry = {**about, **asdict(result), "settings": dict(self.settings)}
+        key = {"settings": dict(self.settings), "source": dict(self.source), "numerics": NUMERICS}
+        entry = {**about, **asdict(result), **key}
         entry = rounded(entry) if self.rounded else entry
-        wanted = _plain(self.settings)
-        others = [e for e in self._entries() if _plain(e["settings"]) != wanted] if self.shared else []
+        others = [e for e in self._entries() if not self._is_mine(e)] if self.shared else []
         lines = [json.dumps(each, ensure_ascii=False, allow_nan=False) for each in (*others, entry)]
         text = "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]" if self.shared else lines[0]
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +121,9 @@ class Slot(Generic[R]):
                 raise self._damaged(f"wanted an object with settings; got {json.dumps(entry)[:40]}")
         return entries
 
+    def _is_mine(self, entry: Mapping[str, Any]) -> bool:
+        return all(_plain(entry.get(n)) == _plain(getattr(self, n)) for n in ("settings", "source"))
+
     def _decoded(self, entry: Mapping[str, Any]) -> R:
         missing = [f.name for f in fields(self.kind) if f.name not in entry]
         if missing:
@@ -106,6 +136,25 @@ class Slot(Generic[R]):
 
     def _damaged(self, fault: str) -> RunError:
         return RunError(f"{self.file} holds no finished cell: {fault}. Delete it, and it is computed again.")
+
+
+def runs_of(results: Path) -> Path:
+    """Return the folder of the runs beside results; code of other numerics goes on with none of them."""
+    return results / "runs" / f"numerics-{NUMERICS}"
+
+
+def note_on_stale(found: Mapping[str, Finished[Any] | None]) -> str:
+    """Return a paragraph of Markdown about a table's cells, by name, that older source code computed; empty: none."""
+    stale = [name for name, finished in found.items() if finished is not None and finished.stale]
+    if not stale:
+        return ""
+    named = ", ".join(stale[:SHOWN]) + (f" and {len(stale) - SHOWN} more" if len(stale) > SHOWN else "")
+    count = sum(finished is not None for finished in found.values())
+    return (
+        f"**Older numerics.** {len(stale)} of {count} finished cells were computed by code whose numbers may differ "
+        f"from today's (`NUMERICS` {NUMERICS}), if only by rounding, and are computed again when the table is run: "
+        f"{named}."
+    )
 
 
 def digest(settings: Mapping[str, Any], source: Mapping[str, Any]) -> str:
@@ -135,6 +184,6 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def _plain(settings: Any) -> Any:
-    """Return settings as they come back from a file."""
-    return json.loads(json.dumps(rounded(settings)))
+def _plain(value: Any) -> Any:
+    """Return settings or a source as they come back from a file."""
+    return json.loads(json.dumps(rounded(dict(value) if isinstance(value, Mapping) else value)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results
+from fedkeep_papers.kit.cells import note_on_stale, runs_of
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.cells import Cell, Numbers, Task, missing
 
@@ -34,12 +35,14 @@ class Scene:
         folder: its place in the folder of data; a scene whose folder is missing is left out.
         overrides: what it changes in the configurations, which are FDU's.
         scales: what a scale changes further.
+        changes: what a request changes, last of all.
     """
 
     name: str
     folder: str
     overrides: tuple[tuple[str, str], ...] = ()
     scales: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    changes: tuple[tuple[str, str], ...] = ()
 
 
 SCENES = (
@@ -97,6 +100,9 @@ class Entry:
     words: tuple[str, ...] = ()
 
 
+OWN_WORDS = "KTEPS⋆, own words"
+"""Ours: the projection is of the rows of a client's own words, and the others stay as they are."""
+
 METHODS: Mapping[str, Entry] = {
     "Indiv": Entry("kteps/indiv", ag="own", tuned=False, ratios=()),
     "FS": Entry("kteps/fs"),
@@ -109,8 +115,9 @@ METHODS: Mapping[str, Entry] = {
     "FedProx": Entry("kteps/fedprox"),
     "FedMMD": Entry("kteps/fedmmd"),
     "KTEPS": Entry("kteps/kteps", ratios=published.RATIOS, inferences=published.INFERENCES),
-    "KTEPS⋆": Entry(
-        "kteps/kteps-star", ratios=published.RATIOS, inferences=published.INFERENCES, words=WORDS
+    "KTEPS⋆": Entry("kteps/kteps-star", ratios=published.RATIOS, inferences=published.INFERENCES),
+    OWN_WORDS: Entry(
+        "kteps/kteps-star-own-words", ratios=published.RATIOS, inferences=published.INFERENCES, words=WORDS
     ),
 }
 
@@ -154,11 +161,13 @@ class Book:
             tuple(request.seeds) if request.seeds is not None else (0, 1, 2) if self.scale == "full" else (0,)
         )
         quick = self.scale == "quick"
-        self.folder = request.out / "runs" / "kteps-quick" if quick else request.out / "kteps"
-        self.scratch = request.out / "runs" / f"kteps-{self.scale}-running"
+        self.folder = runs_of(request.out) / "kteps-quick" if quick else request.out / "kteps"
+        self.scratch = runs_of(request.out) / f"kteps-{self.scale}-running"
         self.result = name if self.scale == "full" else f"{name}-{self.scale}"
-        self.fdu = SCENES[0]
-        self.scenes = [s for s in SCENES if s is self.fdu or (self.data / s.folder).is_dir()]
+        every = [_changed(scene, request.changes) for scene in SCENES]
+        self.fdu = every[0]
+        others = [] if "data.reader" in request.changes else every[1:]
+        self.scenes = [self.fdu, *(s for s in others if (self.data / s.folder).is_dir())]
         self._sources: dict[str, dict[str, str]] = {}
 
     def cells(
@@ -183,7 +192,7 @@ class Book:
             seed: Cell(
                 f"{scene.name.lower()}-{slug}{shown}-{self.scale}-{seed}",
                 entry.config,
-                (*scene.overrides, *scene.scales[self.scale], *own, ("seed", str(seed))),
+                (*scene.overrides, *scene.scales[self.scale], *own, *scene.changes, ("seed", str(seed))),
                 (RATIO,) if changes else entry.ratios,
                 () if changes else entry.inferences,
                 words if changes else entry.words,
@@ -211,9 +220,9 @@ class Book:
         """Return what the finished ones of some cells left, by seed; those that broke down are left out."""
         found = {}
         for seed, cell in cells.items():
-            numbers = self.task(cell).slot.read()
-            if numbers is not None and not numbers.fault:
-                found[seed] = numbers
+            finished = self.task(cell).slot.find()
+            if finished is not None and not finished.result.fault:
+                found[seed] = finished.result
         return found
 
     def make(
@@ -251,9 +260,11 @@ class Book:
                 )
             )  # fmt: skip
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
-        known = {task.cell.name: numbers.fault for task in tasks if (numbers := task.slot.read()) is not None}
-        faults = [f"- {name}: {fault}" for name, fault in known.items() if fault]
-        preamble = f"{about.strip()}\n\n{self._what_was_run()}\n{further}"
+        known = {task.cell.name: task.slot.find() for task in tasks}
+        faults = [
+            f"- {name}: {f.result.fault}" for name, f in known.items() if f is not None and f.result.fault
+        ]
+        preamble = f"{about.strip()}\n\n{self._what_was_run()}\n\n{note_on_stale(known)}\n{further}"
         if faults:
             preamble += "\n\nRuns that broke down:\n\n" + "\n".join(faults) + "\n"
         _, markdown = write_results(
@@ -267,7 +278,19 @@ class Book:
             f"{name}: {', '.join(f'`{key} = {value}`' for key, value in changes) or 'as in the paper'}"
             for name, changes in cut.items()
         )
-        return f"{CAVEATS}\n\nScale `{self.scale}` ({said})."
+        changes = ", ".join(f"`{key} = {value}`" for key, value in self.request.changes.items())
+        return f"{CAVEATS}\n\nScale `{self.scale}` ({said}).{f' Changed: {changes}.' if changes else ''}"
+
+
+def _changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
+    """Return a scene with a request's changes; other data have a name of their own, and no scale cuts them."""
+    reader = changes.get("data.reader")
+    if reader is None:
+        return replace(scene, changes=tuple(changes.items()))
+    scales = {
+        name: tuple(c for c in cuts if not c[0].startswith("data.")) for name, cuts in scene.scales.items()
+    }
+    return replace(scene, name=reader.strip('"'), scales=scales, changes=tuple(changes.items()))
 
 
 def _toml(value: Any) -> str:
@@ -292,11 +315,11 @@ def personalized(entry: Entry, what: str = "mean", ratio: float = RATIO, predict
     return lambda n: float(getattr(ap(n.curves[str(ratio)][predict]), what))
 
 
-def components(book: Book, scene: Scene, start: int, end: int) -> dict[int, Cell]:
-    """Return the cells of KTEPS⋆ with components start .. end; all of them is KTEPS, 2 .. 150 the usual one."""
+def components(book: Book, scene: Scene, start: int, end: int, method: str = "KTEPS⋆") -> dict[int, Cell]:
+    """Return the cells of a KTEPS⋆ with components start .. end; all of them is KTEPS, 2 .. 150 the usual one."""
     if (start, end) == (1, 200):
         return book.cells(scene, "KTEPS")
     if (start, end) == (2, 150):
-        return book.cells(scene, "KTEPS⋆")
-    words = WORDS if (start, end) == (1, 150) else ()  # Figure 5 sets it beside the usual one
-    return book.cells(scene, "KTEPS⋆", {"start": start, "end": end}, words)
+        return book.cells(scene, method)
+    words = METHODS[method].words if (start, end) == (1, 150) else ()  # Figure 5 sets it beside the usual one
+    return book.cells(scene, method, {"start": start, "end": end}, words)

@@ -66,7 +66,7 @@ class Cell:
         """Return where the cell's numbers stand, given the sha256 of its files of data."""
         settings = self.settings()
         file = folder / f"{self.name}-{digest(settings, source)}.json"
-        return Slot(kind=Numbers, file=file, settings=settings, rounded=True)
+        return Slot(kind=Numbers, file=file, settings=settings, source=source, rounded=True)
 
 
 @dataclass(frozen=True)

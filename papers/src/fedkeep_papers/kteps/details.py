@@ -33,8 +33,9 @@ def by_client(book: Book, cells: Cells, known: Mapping[str, Mapping[str, float]]
         prefix = "" if scene is book.fdu else f"{scene.name}-"
         methods = [m for s, m in cells if s == scene.name]
         ours = {m: _mean_clients(book, cells[scene.name, m], m, of_client) for m in methods}
-        clients = [c.removeprefix(prefix) for c in known if c != scene.name and c.startswith(prefix)]
-        clients = [c for c in clients if any(c in own for own in ours.values())]
+        found = list(dict.fromkeys(c for own in ours.values() for c in own))
+        named = [c.removeprefix(prefix) for c in known if c.startswith(prefix)]
+        clients = [c for c in named if c in found] + [c for c in found if c not in named]
         if not clients:
             continue
         rows = tuple(

@@ -15,6 +15,7 @@ from fedkeep_papers.kit import plots
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import (
     METHODS,
+    OWN_WORDS,
     RATIO,
     WORDS,
     Book,
@@ -30,17 +31,24 @@ from fedkeep_papers.kteps.neighbours import KS
 def figure4(request: Request) -> Path:
     """Ag by round, and accuracy by step of personalisation, of every method."""
     book = Book(request, "kteps-figure4")
-    cells = {m: book.cells(book.fdu, m) for m in published.AP_METHODS}
+    cells = {m: book.cells(book.fdu, m) for m in (*published.AP_METHODS, OWN_WORDS)}
     lines = []
     for method, own in cells.items():
         entry = METHODS[method]
         if entry.ag == "shared":
             lines.append(
-                Line("FDU", method, "accuracy_ag", own, global_accuracy(entry), published.AG["FDU"][method])
+                Line(
+                    book.fdu.name,
+                    method,
+                    "accuracy_ag",
+                    own,
+                    global_accuracy(entry),
+                    published.AG.get(book.fdu.name, {}).get(method),
+                )
             )
         for step in ("before", "after") if entry.tuned else ():
             place = 0 if step == "before" else -1
-            lines.append(Line("FDU", f"{method}, {step} fine-tuning", "accuracy_ap", own, _at(place)))
+            lines.append(Line(book.fdu.name, f"{method}, {step} fine-tuning", "accuracy_ap", own, _at(place)))
 
     def draw(folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,9 +86,17 @@ def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float
 def figure5(request: Request) -> Path:
     """Neighbours of a word in the client's embedding, as the server restores it, and aggregated."""
     book = Book(request, "kteps-figure5")
-    settings = {f"components {start} to 150": components(book, book.fdu, start, 150) for start in (1, 2)}
+    settings = {
+        f"components {start} to 150": components(book, book.fdu, start, 150, OWN_WORDS) for start in (1, 2)
+    }
     lines = [
-        Line("FDU", f"{word}: client and {place}, {label}", f"common_of_{k}", own, _common(word, place, k))
+        Line(
+            book.fdu.name,
+            f"{word}: client and {place}, {label}",
+            f"common_of_{k}",
+            own,
+            _common(word, place, k),
+        )
         for label, own in settings.items()
         for word in WORDS
         for place in ("server", "aggregate")
@@ -130,8 +146,8 @@ def figure5(request: Request) -> Path:
         'One more round after the last. "client": the table of one client after local training, before it is '
         'compressed; "server": what the server restores of its upload; "aggregate": the table of the next round. '
         "Counted are words common to the k nearest by cosine, in the figure by inner product too, among the client's "
-        'own words. The paper shows Yelp 2013 and "man"; here it is the domain with the most words. Its counts are '
-        "lost.",
+        'own words, whose rows alone are compressed. The paper shows Yelp 2013 and "man"; here it is the domain with '
+        "the most words. Its counts are lost.",
         words,
         draw,
     )

@@ -135,3 +135,32 @@ PRIVATE_PARTS = {
     ),
 }
 """Table 8 (FDU, λ1 = 0, no projections): (λ2, what is private) → value."""
+
+STATISTICS = {
+    name: (int(train), int(test), float(words), 1000.0 * int(different))
+    for name, train, test, words, different in (
+        line.split()
+        for line in """
+apparel              1600   400    71  7
+baby                 1500   400    125 8
+books                1600   400    190 22
+camera_photo         1597   400    146 10
+dvd                  1600   400    208 21
+electronics          1598   400    124 9
+health_personal_care 1600   400    99  8
+kitchen_housewares   1600   400    104 8
+magazines            1570   400    135 11
+music                1600   400    157 14
+software             1515   400    156 9
+sports_outdoors      1599   400    114 9
+toys_games           1600   400    108 9
+video                1600   400    173 17
+imdb                 1600   400    312 21
+MR                   1600   400    23  7
+IYY-imdb             67426  9112   409 44
+IYY-yelp-2013        62522  8671   199 38
+IYY-yelp-2014        183019 25399  207 43
+""".strip().splitlines()
+    )
+}
+"""Table 1: training and test reviews, mean words, different words (printed in thousands), by client."""

@@ -11,6 +11,7 @@ from fedkeep.metrics import ap
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import (
     METHODS,
+    OWN_WORDS,
     RATIO,
     Book,
     Entry,
@@ -23,16 +24,19 @@ from fedkeep_papers.kteps.book import (
 from fedkeep_papers.kteps.cells import Cell, Numbers
 from fedkeep_papers.kteps.details import by_client, costs, fairness
 
+STARS = ("KTEPS", "KTEPS⋆", OWN_WORDS)
+AP_ROWS = (*published.AP_METHODS, OWN_WORDS)
+
 
 def table2(request: Request) -> Path:
     """Ag of every method, by domain and over all."""
     book = Book(request, "kteps-table2")
     lines, cells = [], {}
     for scene in book.scenes:
-        for method in published.AG_METHODS:
+        for method in (*published.AG_METHODS, OWN_WORDS):
             cells[scene.name, method] = book.cells(scene, method)
             value = global_accuracy(METHODS[method])
-            known = published.AG[scene.name][method]
+            known = published.AG.get(scene.name, {}).get(method)
             lines.append(Line(scene.name, method, "accuracy_ag", cells[scene.name, method], value, known))
 
     def of_client(method: str, numbers: Numbers) -> Mapping[str, float]:
@@ -52,13 +56,13 @@ def table3(request: Request) -> Path:
     book = Book(request, "kteps-table3")
     lines, cells = [], {}
     for scene in book.scenes:
-        for method in published.AP_METHODS:
+        for method in AP_ROWS:
             cells[scene.name, method] = own = book.cells(scene, method)
             entry = METHODS[method]
-            known = published.AP[scene.name][method]
+            known = published.AP.get(scene.name, {}).get(method)
             lines.append(Line(scene.name, method, "accuracy_ap", own, personalized(entry), known))
         for what in ("last", "max"):
-            for method in published.AP_METHODS:
+            for method in AP_ROWS:
                 value = personalized(METHODS[method], what)
                 lines.append(
                     Line(scene.name, method, f"accuracy_ap_{what}", cells[scene.name, method], value)
@@ -121,10 +125,10 @@ def table5(request: Request) -> Path:
     lines = [
         Line(
             scene.name, f"{method}, ratio {ratio:g}", "accuracy_ap", book.cells(scene, method),
-            personalized(METHODS[method], ratio=ratio), published.TUNING_RATES[scene.name][method, ratio],
+            personalized(METHODS[method], ratio=ratio), published.TUNING_RATES.get(scene.name, {}).get((method, ratio)),
         )
         for scene in book.scenes
-        for method in ("KTEPS", "KTEPS⋆")
+        for method in STARS
         for ratio in published.RATIOS
     ]  # fmt: skip
     return book.make(
@@ -140,10 +144,10 @@ def table6(request: Request) -> Path:
     lines = [
         Line(
             scene.name, f"{method}, {how}", "accuracy_ap", book.cells(scene, method),
-            personalized(METHODS[method], predict=how), published.INFERENCE[scene.name][method, how],
+            personalized(METHODS[method], predict=how), published.INFERENCE.get(scene.name, {}).get((method, how)),
         )
         for scene in book.scenes
-        for method in ("KTEPS", "KTEPS⋆")
+        for method in STARS
         for how in published.INFERENCES
     ]  # fmt: skip
     return book.make(
@@ -163,11 +167,16 @@ def table7(request: Request) -> Path:
                 label = f"components {start} to {end}"
                 cells = components(book, scene, start, end)
                 lines += _both(scene, label, cells, METHODS["KTEPS⋆"], published.COMPONENTS, (end, start))
+                if (start, end) != (1, 200):
+                    cells = components(book, scene, start, end, OWN_WORDS)
+                    lines += _both(scene, f"{label}, own words", cells, METHODS[OWN_WORDS], {}, ())
     return book.make(
         lines,
         "KTEPS, Table 7: components kept of the embedding",
         "KTEPS⋆ uploads the principal components d_s to d_e of each client's embedding. Components 1 to 200 are all of "
-        "them: that row is KTEPS's own run.",
+        "them: that row is KTEPS's own run. Of a whole table, every round of aggregation removes the first d_s − 1 "
+        "directions that are left, so that after R rounds max(0, d_e − R (d_s − 1)) remain. Where only the rows of a "
+        "client's own words are projected, which is ours, the others keep every direction.",
     )
 
 

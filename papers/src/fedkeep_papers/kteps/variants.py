@@ -58,7 +58,8 @@ def variants(request: Request) -> Path:
     book = Book(request, "kteps-variants")
     names = [name for name, variant in VARIANTS.items() if variant.early or SHORTER.get(book.scale)]
     tries = {name: _cell(book, name, 0, held_out=True) for name in names}
-    run_tasks(missing([book.task(cell) for cell in tries.values()]), request.workers, request.progress)
+    wanted = [task for task in missing([book.task(c) for c in tries.values()]) if request.wants(task.name)]
+    run_tasks(wanted, request.workers, request.progress)
     ap = personalized(METHODS["KTEPS"])
     tried = {name: n for name, cell in tries.items() for n in book.numbers({0: cell}).values()}
     found = {name: ap(n) for name, n in tried.items()}

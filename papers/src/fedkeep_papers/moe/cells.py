@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
+from fedkeep_papers.kit.cells import Slot
 from fedkeep_papers.moe.results import Cell, Result
+from fedkeep_papers.moe.scene import source_of
 from fedkeep_papers.moe.variants import (
     Variant,
     adapting_method,
@@ -70,7 +72,7 @@ class Work:
     def run(self, variants: Iterable[Variant]) -> None:
         """Compute the variants that are not there yet."""
         for variant in variants:
-            slot = self.cell.slot(self.results, variant)
+            slot = self.cell.slot(self.results, variant, source_of(self.cell.scene, self.data_folder))
             if slot.read() is None:
                 slot.write(self.compute(variant), name=variant.name)
 
@@ -230,8 +232,8 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The cell, and its variants."""
-        return f"{self.cell.scene.slug}: {', '.join(v.name for v in self.variants)}"
+        """The run's name, which all variants of a task share."""
+        return self.cell.name(self.variants[0])
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute what is missing; see ``tasks.Task``."""
@@ -245,14 +247,19 @@ def run_cells(
     runs: Path,
     workers: int = 1,
     progress: bool | None = None,
+    wants: Callable[[str], bool] = lambda _: True,
 ) -> None:
     """Compute what is missing of all cells, as ``run_tasks`` does.
 
-    Local training comes first, as cells share it.
+    Local training comes first, as cells share it. ``wants`` tells by a run's name whether it is to be computed.
 
     Raises:
         FedkeepError: of the first cell that failed; those that finished are kept.
     """
+
+    def slot_of(cell: Cell, variant: Variant) -> Slot[Result]:
+        return cell.slot(results, variant, source_of(cell.scene, data))
+
     alone: dict[Path, tuple[Cell, list[Variant]]] = {}
     for cell, variants in cells:
         for variant in variants:
@@ -266,6 +273,12 @@ def run_cells(
         missing = [
             Task(cell, todo, data, results, runs)
             for cell, variants in wave
-            if (todo := [v for v in dict.fromkeys(variants) if cell.slot(results, v).read() is None])
+            if (
+                todo := [
+                    v
+                    for v in dict.fromkeys(variants)
+                    if wants(cell.name(v)) and slot_of(cell, v).read() is None
+                ]
+            )
         ]
         run_tasks(missing, workers, progress)

@@ -8,7 +8,7 @@ method's defaults or its paper's. The ways from one run of FedAvg come from the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,9 @@ from fedkeep.methods.pfl_da import AddGate
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import MISSING
-from fedkeep_papers.kit.cells import Slot
+from fedkeep_papers.kit.cells import Slot, note_on_stale
 from fedkeep_papers.moe.published import TABLE2
-from fedkeep_papers.moe.results import VERSION
-from fedkeep_papers.moe.scene import Federation, Scene
+from fedkeep_papers.moe.scene import Federation, Scene, changed, source_of
 from fedkeep_papers.moe.sheet import (
     METRIC,
     PROTOCOLS,
@@ -149,11 +148,11 @@ class MethodCell:
 
     def settings(self) -> dict[str, Any]:
         """Return what the result depends on, as plain data."""
-        return {"version": VERSION, **asdict(self), "about": METHODS[self.name].about}
+        return {**asdict(self), "scene": self.scene.settings(), "about": METHODS[self.name].about}
 
-    def slot(self, folder: Path) -> Slot[Found]:
-        """Return where the result is kept."""
-        return Slot(kind=Found, file=self.file(folder), settings=self.settings())
+    def slot(self, folder: Path, source: Mapping[str, str]) -> Slot[Found]:
+        """Return where the result is kept, given the sha256 of the images' files."""
+        return Slot(kind=Found, file=self.file(folder), settings=self.settings(), source=source)
 
     def file(self, folder: Path) -> Path:
         """Return the file of the result."""
@@ -186,8 +185,8 @@ class MethodTask:
 
     @property
     def name(self) -> str:
-        """The scene and the method."""
-        return f"{self.cell.scene.slug}: {self.cell.name}"
+        """The file's."""
+        return self.cell.file(self.results).stem
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell and leave its file; see ``tasks.Task``."""
@@ -198,7 +197,7 @@ class MethodTask:
             valid, test = ({run.round: found.evaluate(split)[METRIC]} for split in ("valid", "test"))
         best = max(valid, key=lambda number: (valid[number], -number))
         curve = tuple((number, valid[number], test[number]) for number in sorted(valid))
-        self.cell.slot(self.results).write(
+        self.cell.slot(self.results, source_of(self.cell.scene, self.data)).write(
             Found(
                 self.cell.name, valid[best], test[best], best, valid[run.round], test[run.round], curve,
                 commit() or "",
@@ -225,10 +224,9 @@ def _curve(history: Sequence[Record], split: str) -> dict[int, float]:
 
 def table(request: Request) -> Path:
     """All methods on the scenes of Table 2, both protocols."""
-    scenes = [Scene(p=p) for p in TABLE2]
+    scenes = [changed(Scene(p=p), request.changes) for p in TABLE2]
     ways = [Way(v) for v in PAPER]
     own = sheet(request, scenes, ways)
-    own.run()
     rounds = ROUNDS[request.scale]
     cells = {
         (name, scene, seed): MethodCell(name, replace(scene, seed=seed), rounds, own.size.federation.epochs)
@@ -236,18 +234,24 @@ def table(request: Request) -> Path:
         for scene in scenes
         for seed in own.seeds
     }
-    runs = request.out / "runs" / "moe"
-    missing = [c for c in cells.values() if c.slot(own.folder).read() is None]
-    todo = [MethodTask(c, request.data, own.folder, runs) for c in missing]
+    own = replace(own, others=tuple(cell.file(own.folder).stem for cell in cells.values()))
+    own.run()
+    slots = {key: c.slot(own.folder, own.source(c.scene)) for key, c in cells.items()}
+    missing = [
+        MethodTask(cells[key], request.data, own.folder, own.runs)
+        for key, slot in slots.items()
+        if slot.read() is None
+    ]
+    todo = [task for task in missing if request.wants(task.name)]
     run_tasks(todo, request.workers, request.progress)
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:
-            published = TABLE2[scene.p] if split == "valid" else {}
+            published = TABLE2[scene.p] if split == "valid" and not request.changes else {}
             rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
             for name in METHODS:
-                found = {n: cells[name, scene, n].slot(own.folder).read() for n in own.seeds}
-                known = {seed: f for seed, f in found.items() if f is not None}
+                found = {seed: slots[name, scene, seed].find() for seed in own.seeds}
+                known = {seed: f.result for seed, f in found.items() if f is not None}
                 values = {seed: f.valid if split == "valid" else f.test for seed, f in known.items()}
                 commits = ", ".join(dict.fromkeys(f.commit for f in known.values() if f.commit))
                 rows.append(
@@ -263,7 +267,8 @@ def table(request: Request) -> Path:
     )
     name = result_name("moe-methods", request.scale)
     title = "Personalised methods on the mixture of experts' scenes"
-    text = f"{preamble(own)}\n\n{extra}\n\n{_together(rows, scenes)}"
+    stale = note_on_stale({cells[key].file(own.folder).stem: slot.find() for key, slot in slots.items()})
+    text = "\n\n".join([preamble(own), extra, stale, _together(rows, scenes)])
     return write_results(request.out, name, rows, title=title, preamble=text)[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ import numpy as np
 from fedkeep_papers.kit.cells import Slot
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene
 from fedkeep_papers.moe.variants import Variant
-
-VERSION = 1  # raised when the same settings would give other numbers
 
 
 @dataclass(frozen=True)
@@ -29,19 +28,22 @@ class Cell:
             return folder / f"{self.scene.base}-s{self.scene.seed}{self.adapting.slug}-local.json"
         return folder / f"{self.scene.slug}-{self.federation.slug}{self.adapting.slug}.json"
 
-    def slot(self, folder: Path, variant: Variant) -> Slot[Result]:
-        """Return where a variant's result is kept."""
+    def name(self, variant: Variant) -> str:
+        """Return the name of the run that a variant's result is of, which others share: its file's."""
+        return self.file(Path(), variant).stem
+
+    def slot(self, folder: Path, variant: Variant, source: Mapping[str, str]) -> Slot[Result]:
+        """Return where a variant's result is kept, given the sha256 of the images' files."""
         return Slot(
-            kind=Result, file=self.file(folder, variant), settings=self.settings(variant), shared=True
-        )
+            kind=Result, file=self.file(folder, variant), settings=self.settings(variant), source=source, shared=True
+        )  # fmt: skip
 
     def settings(self, variant: Variant) -> dict[str, Any]:
         """Return all that a variant's result depends on, as plain data."""
-        scene = asdict(self.scene)
+        scene = self.scene.settings()
         if not variant.needs_federation:
             del scene["q"]
         return {
-            "version": VERSION,
             "scene": scene,
             "federation": asdict(self.federation) if variant.needs_federation else None,
             "adapting": asdict(self.adapting) if variant.kind != "fedavg" else None,

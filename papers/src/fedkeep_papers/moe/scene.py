@@ -6,11 +6,17 @@ training stops and are what the paper reports ("paper"), test images are disjoin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.experiments.config import Config
+from fedkeep.data import ImageSet
+from fedkeep.experiments.build import read_source
+from fedkeep.experiments.config import Config, parse_config
+from fedkeep_papers.kit.cells import digest
 
 MODELS = {"cifar10": "cifar_cnn", "cifar100": "cifar_cnn", "fashion_mnist": "fashion_cnn"}
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fashion-MNIST"}
@@ -21,12 +27,13 @@ class Scene:
     """A data set divided among clients by majority classes.
 
     Attributes:
-        dataset: ``cifar10``, ``cifar100`` or ``fashion_mnist``.
+        dataset: ``cifar10``, ``cifar100`` or ``fashion_mnist``, or another reader of images, with ``changes``.
         p: fraction of a client's images that its two majority classes have, in (0, 1].
         q: fraction of the clients that opt out, in [0, 1); truncated.
         seed: of all draws.
         clients: their number.
         train, valid, test: images a client; CIFAR-100's validation images come from the official training images.
+        changes: of the configuration, by which other images take the data set's place; see ``changed``.
     """
 
     dataset: str = "cifar10"
@@ -37,9 +44,10 @@ class Scene:
     train: int = 500
     valid: int = 400
     test: int = 1000
+    changes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dataset not in MODELS:
+        if self.dataset not in MODELS and not self.changes:
             raise ConfigError(f"The scenes' data sets are {list(MODELS)}; got {self.dataset!r}.")
 
     @property
@@ -50,7 +58,24 @@ class Scene:
     @property
     def base(self) -> str:
         """The same, of what doesn't depend on who opts out, without the seed."""
-        return f"{self.dataset}-n{self.clients}-N{self.train}-p{self.p:g}"
+        other = f"-{digest(dict(self.changes), {})}" if self.changes else ""
+        return f"{self.dataset}{other}-n{self.clients}-N{self.train}-p{self.p:g}"
+
+    @property
+    def title(self) -> str:
+        """The data set's name in tables; of other images, where they are."""
+        given = dict(self.changes)
+        return given.get("data.path") or given.get("data.folder") or NAMES.get(self.dataset, self.dataset)
+
+    @property
+    def model(self) -> str:
+        """The network's name: the paper's, or of other images one of their size."""
+        return MODELS.get(self.dataset, "cnn")
+
+    def settings(self) -> dict[str, Any]:
+        """Return what results depend on, as plain data; changes are left out where there are none."""
+        own = asdict(self)
+        return own if self.changes else {name: value for name, value in own.items() if name != "changes"}
 
     def tables(self) -> dict[str, Any]:
         """Return the configuration's table ``data``."""
@@ -116,10 +141,11 @@ class Federation:
             "rounds": self.rounds, "cohort": max(1, round(self.fraction * scene.clients)),
             "sampling": "independent", "evaluate_every": max(1, self.rounds // 20),
         }  # fmt: skip
-        return Config.model_validate({
+        config = Config.model_validate({
             "name": "FedProx" if self.mu else "FedAvg", "seed": scene.seed, "data": scene.tables(),
-            "model": {"kind": MODELS[scene.dataset]}, "method": method, "run": run,
+            "model": {"kind": scene.model}, "method": method, "run": run,
         })  # fmt: skip
+        return parse_config(config.to_toml(), "The scene", dict(scene.changes)) if scene.changes else config
 
 
 @dataclass(frozen=True)
@@ -142,3 +168,35 @@ class Adapting:
     def slug(self) -> str:
         """The settings' part of a file's name; empty for the paper's."""
         return "" if self == Adapting() else f"-a{self.epochs}x{self.every}x{self.patience}"
+
+
+def changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
+    """Return a scene with other data, e.g. ``{"data.reader": "npz_images", "data.path": "mine.npz"}``.
+
+    Args:
+        scene: the scene.
+        changes: dotted keys of the table ``data`` and TOML values.
+
+    Raises:
+        ConfigError: they give no configuration.
+    """
+    if not changes:
+        return scene
+    given = replace(scene, changes=tuple(changes.items()))
+    data = Federation().config(given).data
+    sizes = {} if data.partition is None else data.partition.options
+    kept = {name: sizes[name] for name in ("clients", "train", "valid", "test") if name in sizes}
+    return replace(given, dataset=data.reader, **kept)
+
+
+def source_of(scene: Scene, data: Path | None) -> Mapping[str, str]:
+    """Return the sha256 of the files of a scene's images, by their names."""
+    return _source(scene.dataset, scene.changes, data)
+
+
+@cache
+def _source(dataset: str, changes: tuple[tuple[str, str], ...], data: Path | None) -> Mapping[str, str]:
+    config = Federation().config(Scene(dataset, changes=changes))
+    images = read_source(config.data, config.seed, data)
+    assert isinstance(images, ImageSet)
+    return images.source

@@ -16,9 +16,10 @@ from fedkeep.report.results import Row, over_seeds
 from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep.report.wording import MISSING
 from fedkeep_papers.kit import plots
+from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of
 from fedkeep_papers.moe.cells import run_cells
 from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import NAMES, Adapting, Federation, Scene
+from fedkeep_papers.moe.scene import Adapting, Federation, Scene, source_of
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
     AUTHORS,
@@ -108,11 +109,18 @@ class Sheet:
         request: folders, scale, seeds and workers.
         size: of the scale.
         cells: (cell, its variants).
+        others: names of the table's runs that are no cells of the sheet.
     """
 
     request: Request
     size: Size
     cells: tuple[tuple[Cell, tuple[Variant, ...]], ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all runs."""
+        return list(dict.fromkeys(cell.name(v) for cell, variants in self.cells for v in variants))
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -124,21 +132,32 @@ class Sheet:
         """Of the cells' results."""
         return self.request.out / "moe"
 
+    @property
+    def runs(self) -> Path:
+        """The folder of federated runs and experts."""
+        return runs_of(self.request.out) / "moe"
+
+    def source(self, scene: Scene) -> Mapping[str, str]:
+        """Return the sha256 of the files of a scene's images."""
+        return source_of(scene, self.request.data)
+
     def run(self) -> None:
-        """Compute what is missing.
+        """Compute what is missing and wanted.
 
         Raises:
             DataError: the folder of data is not named.
+            ConfigError: runs are chosen that it does not have.
         """
         if self.request.data is None:
             raise DataError(
                 "The mixture of experts' scenes read real images. Name their folder with --data DIR or the variable "
                 "FEDKEEP_DATA."
             )
+        request = self.request
+        request.check([*self.names, *self.others])
         run_cells(
-            self.cells, self.request.data, self.folder, self.request.out / "runs" / "moe", self.request.workers,
-            self.request.progress,
-        )  # fmt: skip
+            self.cells, request.data, self.folder, self.runs, request.workers, request.progress, request.wants
+        )
 
     def values(self, scene: Scene, way: Way, split: str) -> dict[int, float]:
         """Return a way's mean accuracy over clients by seed."""
@@ -150,7 +169,18 @@ class Sheet:
         """Return a result that was computed."""
         federation = way.federation or self.size.federation
         cell = Cell(replace(scene, seed=seed), federation, self.size.adapting)
-        return cell.slot(self.folder, way.variant).read()
+        found = cell.slot(self.folder, way.variant, self.source(scene)).find()
+        return None if found is None else found.result
+
+    def found(self) -> dict[str, Finished[Any] | None]:
+        """Return every result that was asked for, by its name."""
+        return {
+            f"{cell.name(variant)} ({variant.name})": cell.slot(
+                self.folder, variant, self.source(cell.scene)
+            ).find()
+            for cell, variants in self.cells
+            for variant in variants
+        }
 
 
 def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
@@ -192,9 +222,7 @@ def row(
 def scene_name(scene: Scene, split: str) -> str:
     """Return a scene's name in tables."""
     opted = f", q = {scene.q:g}" if scene.q else ""
-    return (
-        f"{NAMES[scene.dataset]}, {scene.clients} × {scene.train}, p = {scene.p:g}{opted}, {PROTOCOLS[split]}"
-    )
+    return f"{scene.title}, {scene.clients} × {scene.train}, p = {scene.p:g}{opted}, {PROTOCOLS[split]}"
 
 
 def differences(own: Sheet, scene: Scene, one: Way, other: Way, split: str) -> list[float]:
@@ -262,7 +290,7 @@ def partitions(own: Sheet, folder: Path) -> list[Path]:
         made.append(
             plots.partition_plot(
                 class_counts(data, "train").tolist(), path, clients=list(data.ids), classes=data.meta["label_names"],
-                title=f"{NAMES[cell.dataset]}, training images, p = {cell.p:g}, seed {cell.seed}", opted_out=out,
+                title=f"{cell.title}, training images, p = {cell.p:g}, seed {cell.seed}", opted_out=out,
             )
         )  # fmt: skip
     return made
@@ -290,6 +318,8 @@ the last); counts are rounded, not truncated; networks as in the authors' code o
             "\nThe CIFAR-10 images at hand are a JPEG re-encoding (quality about 75) of the lossless originals; "
             "accuracies are close to, but not comparable digit for digit with, those on the originals.\n"
         )
+    if stale := note_on_stale(own.found()):
+        text += f"\n{stale}\n"
     return text
 
 

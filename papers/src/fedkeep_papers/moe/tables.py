@@ -17,7 +17,7 @@ from fedkeep.report.tables import mean_std
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.sweeps import difference_maps, sweep_panels
 from fedkeep_papers.moe.published import FIGURE2, FIGURE2_P, TABLE2
-from fedkeep_papers.moe.scene import NAMES, Scene
+from fedkeep_papers.moe.scene import Scene, changed
 from fedkeep_papers.moe.sheet import (
     METRIC,
     PROTOCOLS,
@@ -48,36 +48,39 @@ Part = tuple[str, Sequence[Scene], Sequence[Way]]  # a panel
 
 def table2(request: Request) -> Path:
     """Table 2: CIFAR-10, 5 clients of 500 images, p = 0.8, 0.9, 1.0."""
-    scenes = [Scene(p=p) for p in TABLE2]
+    scenes = [changed(Scene(p=p), request.changes) for p in TABLE2]
     ways = [Way(v) for v in (*PAPER, AUTHORS)]
     own = sheet(request, scenes, ways)
     own.run()
     rows = []
     for split in PROTOCOLS:
         for scene in scenes:
-            published = TABLE2[scene.p] if split == "valid" else {}
+            published = TABLE2[scene.p] if split == "valid" and not request.changes else {}
             rows += [row(own, scene, w, split, published.get(w.name, (None, None))[0]) for w in ways]
     name = result_name("moe-table2", request.scale)
     figures = []
     for scene in scenes:
-        pairs = [r for r in rows if r.scene == scene_name(scene, "valid") and r.published is not None]
+        here = [r for r in rows if r.scene == scene_name(scene, "valid") and r.published is not None]
+        pairs = [(r.method, r.value, r.published) for r in here if r.value is not None]
+        if not pairs:
+            continue
         path = request.out / name / f"p{scene.p:g}.png"
         plots.comparison_bars(
-            [(r.method, r.value, r.published) for r in pairs], path, metric=METRIC,
-            title=f"CIFAR-10, p = {scene.p:g}, {PROTOCOLS['valid']}",
-            std={r.method: r.std for r in pairs if r.std is not None},
+            pairs, path, metric=METRIC,
+            title=f"{scene.title}, p = {scene.p:g}, {PROTOCOLS['valid']}",
+            std={r.method: r.std for r in here if r.std is not None},
         )  # fmt: skip
         figures.append(path)
     figures += partitions(own, request.out / name)
     gaps = paired(own, scenes, [(Way(MIXTURE), Way(TUNED)), (Way(MIXTURE), Way(LOCAL))])
-    text = "\n\n".join([preamble(own), _published_deviations(), gaps])
+    text = "\n\n".join([preamble(own), "" if request.changes else _published_deviations(), gaps])
     title = "Federated mixture of experts, Table 2"
     return write_results(request.out, name, rows, title=title, preamble=text, figures=figures)[1]
 
 
 def variants(request: Request) -> Path:
     """Variants of the mixture on Table 2's scenes: other ways of adapting, augmented images, other FedAvg settings."""
-    scenes = [Scene(p=p) for p in TABLE2]
+    scenes = [changed(Scene(p=p), request.changes) for p in TABLE2]
     usual, size = SIZES[request.scale].federation, SIZES[request.scale]
     ways = [Way(v) for v in (*PAPER, *size.variants)]
     for changes, label, more in size.federations:
@@ -107,7 +110,7 @@ def variants(request: Request) -> Path:
 def figure2(request: Request) -> Path:
     """Figure 2: CIFAR-100, 50 clients of 100 images, all of them in each round or a tenth."""
     size = SIZES[request.scale]
-    scenes = [Scene("cifar100", p, clients=50, train=100, test=150) for p in size.p]
+    scenes = [changed(Scene("cifar100", p, clients=50, train=100, test=150), request.changes) for p in size.p]
     federations = [size.federation, replace(size.federation, fraction=0.1)]
     published = {
         name: list(zip(FIGURE2_P, values, strict=True)) for name, values in FIGURE2.items()
@@ -121,7 +124,8 @@ def figure2(request: Request) -> Path:
         "the printed figure; they are dashed in the figure. Test images are 150 a client."
     )
     own.run()
-    return _sweep(own, "moe-figure2", parts, {parts[0][0]: published}, extra)
+    beside = {} if request.changes else {parts[0][0]: published}
+    return _sweep(own, "moe-figure2", parts, beside, "" if request.changes else extra)
 
 
 def figure3(request: Request) -> Path:
@@ -136,7 +140,7 @@ def figure4(request: Request) -> Path:
 
 def _against_p(request: Request, name: str, dataset: str, train: int, qs: Sequence[float]) -> Path:
     size = SIZES[request.scale]
-    scenes = {q: [Scene(dataset, p, q, train=train) for p in size.p] for q in qs}
+    scenes = {q: [changed(Scene(dataset, p, q, train=train), request.changes) for p in size.p] for q in qs}
     ways = [Way(v) for v in (*PAPER, AUTHORS)]
     own = sheet(request, [s for group in scenes.values() for s in group], ways)
     parts: list[Part] = [(f"opt-out factor q = {q:g}", group, ways) for q, group in scenes.items()]
@@ -172,7 +176,8 @@ def _sweep(
         path = own.request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
         shown = published if split == "valid" else {}
         setting = "fraction p of majority classes"
-        figures.append(sweep_panels(panels, path, metric=METRIC, setting=setting, published=shown))
+        if any(points for curves in panels.values() for points in curves.values()):
+            figures.append(sweep_panels(panels, path, metric=METRIC, setting=setting, published=shown))
     figures += partitions(own, own.request.out / result)
     title = f"Federated mixture of experts, {name.removeprefix('moe-').replace('figure', 'Figure ')}"
     text = f"{preamble(own)}\n\n{extra}"
@@ -182,7 +187,8 @@ def _sweep(
 def figure5(request: Request) -> Path:
     """Figure 5: mixture minus fine-tuned over p and the training size, CIFAR-10 and Fashion-MNIST; a coarser grid."""
     size = SIZES[request.scale]
-    scenes = [Scene(d, p, train=n) for d in ("cifar10", "fashion_mnist") for n in size.train for p in size.p5]
+    every = [Scene(d, p, train=n) for d in ("cifar10", "fashion_mnist") for n in size.train for p in size.p5]
+    scenes = list(dict.fromkeys(changed(scene, request.changes) for scene in every))
     ways = [Way(v) for v in PAPER]
     own = sheet(request, scenes, ways, size.small)
     own.run()
@@ -194,7 +200,9 @@ def figure5(request: Request) -> Path:
             gaps = differences(own, scene, Way(MIXTURE), Way(TUNED), split)
             if gaps:
                 cell = (f"{scene.train}", f"{scene.p:g}")
-                maps.setdefault(NAMES[scene.dataset], {})[cell] = mean_std(gaps)[0]
+                maps.setdefault(scene.title, {})[cell] = mean_std(gaps)[0]
+        if not maps:
+            continue
         path = request.out / result / f"{'paper' if split == 'valid' else 'clean'}.png"
         figures.append(
             difference_maps(

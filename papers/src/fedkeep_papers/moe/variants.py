@@ -13,7 +13,7 @@ from fedkeep.experiments.build import build_model
 from fedkeep.experiments.config import Config, ModelConfig
 from fedkeep.methods import EarlyStopping, Method, Phase, fine_tuned, local, mixture
 from fedkeep.methods.augment import Augmented
-from fedkeep_papers.moe.scene import MODELS, Adapting, Scene
+from fedkeep_papers.moe.scene import Adapting, Scene
 
 Kind = Literal["fedavg", "local", "fine_tuned", "mixture"]
 
@@ -84,7 +84,7 @@ AUGMENTED = (
 
 def mixture_model(scene: Scene, variant: Variant, data: FederatedData) -> nn.Module:
     """Return the model of a mixture; its global expert starts as FedAvg's model does, from the same seed."""
-    expert = {"kind": MODELS[scene.dataset]}
+    expert = {"kind": scene.model}
     gate: dict[str, Any] = {"kind": "gate", "network": {**expert, "classes": 1}}
     if variant.gate != "network":
         gate = {"kind": "confidence_gate", **({"network": gate} if variant.gate == "both" else {})}

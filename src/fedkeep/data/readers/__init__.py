@@ -8,6 +8,7 @@ from fedkeep.data.readers.cifar import cifar10, cifar100
 from fedkeep.data.readers.huggingface import huggingface, raw_huggingface
 from fedkeep.data.readers.idx import fashion_mnist
 from fedkeep.data.readers.movielens import movielens, raw_movielens
+from fedkeep.data.readers.npz import npz_images
 from fedkeep.data.readers.reviews import raw_review_files, review_files
 from fedkeep.data.readers.tables import raw_table, read_table
 
@@ -17,6 +18,7 @@ __all__ = [
     "fashion_mnist",
     "huggingface",
     "movielens",
+    "npz_images",
     "raw_huggingface",
     "raw_movielens",
     "raw_review_files",

@@ -71,7 +71,7 @@ class LocalTable:
 
     def local(self, ids: Tensor) -> Tensor:
         """Return ids as positions in ``rows``."""
-        return self._place[ids]
+        return self._place[ids.long()]
 
     @cached_property
     def _place(self) -> Tensor:
@@ -91,10 +91,10 @@ def local_tables(
 ) -> list[LocalTable]:
     """Return the tables that are trained by local rows alone.
 
-    A module names its tables in ``lookup``: parameter → the column whose ids are its only use. In the mode ``whole``
+    ``net.lookup`` names them: parameter → the column whose ids are its only use. In the mode ``whole``
     all rows are local, so that a table is uploaded whole but still moved row by row (``lazy``).
     """
-    lookup: Mapping[str, str] = getattr(net.module, "lookup", {})
+    lookup = net.lookup
     inexact = any(p.optimizer.weight_decay or p.loss.reads_parameters is not False for p in phases)
     own = clients_tables(net, params)
     if not lookup or (mode != "local" and inexact):
@@ -104,21 +104,20 @@ def local_tables(
     if valid is not None and any(p.early_stopping for p in phases):
         read = np.concatenate([read, valid])
     tables: list[LocalTable] = []
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    for parameter, column in lookup.items():
-        ids = data.columns.get(column)
-        if parameter not in params or not isinstance(ids, Ragged) or len(params[parameter]) < SMALL:
-            continue
-        if isinstance(net, PooledNet) and parameter in net.private:
-            continue
-        if column not in found:
-            size = len(params[parameter])
-            every = torch.arange(size)
-            values = ids.take(read).values
-            check_in_table(values, column, parameter, size)
-            leaving = values if read is opted_in else ids.take(opted_in).values
-            found[column] = (every, every) if mode == "whole" else _used(values, leaving, size)
-        tables.append(LocalTable(parameter, column, *found[column]))
+    for column in dict.fromkeys(lookup.values()):
+        ids, names = data.columns.get(column), [n for n, c in lookup.items() if c == column]
+        private = net.private if isinstance(net, PooledNet) else frozenset()
+        cut = all(n in params and n not in private and len(params[n]) >= SMALL for n in names)
+        if ids is None or not holds_ids(ids) or not cut:
+            continue  # ids are renumbered for all of a column's tables, or for none
+        size = min(len(params[n]) for n in names)
+        values = ids_of(ids, read)
+        for name in names:
+            check_in_table(values, column, name, len(params[name]))
+        leaving = values if read is opted_in else ids_of(ids, opted_in)
+        every = torch.arange(size)
+        found = (every, every) if mode == "whole" else _used(values, leaving, size)
+        tables += [LocalTable(name, column, *found) for name in names]
     return tables + own
 
 
@@ -138,6 +137,16 @@ def allowed(data: Examples, rows: np.ndarray, examples: str = "opted_in") -> np.
     if examples == "all" or "opted_in" not in data.columns:
         return rows
     return rows[np.asarray(data.columns["opted_in"][rows], bool)]  # type: ignore[index]
+
+
+def holds_ids(column: Column) -> bool:
+    """Tell whether a column holds whole numbers: texts, or ids of any shape."""
+    return isinstance(column, Ragged) or column.dtype.kind in "iu"
+
+
+def ids_of(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Return all ids of some rows of a column, in one axis."""
+    return column.take(rows).values if isinstance(column, Ragged) else column[rows].reshape(-1)
 
 
 def check_in_table(ids: np.ndarray, column: str, parameter: str, size: int) -> None:

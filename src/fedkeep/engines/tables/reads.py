@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, is_state
-from fedkeep.data import FederatedData, Ragged
+from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_global, first_kept, train_rows
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.local import slopes
-from fedkeep.engines.tables.local_rows import SMALL, allowed
+from fedkeep.engines.tables.local_rows import SMALL, allowed, holds_ids, ids_of
+from fedkeep.engines.tables.lookups import looked_up
 from fedkeep.methods import Method, Phase
 from fedkeep.methods.client import nothing
 from fedkeep.methods.server import no_state
@@ -71,9 +72,10 @@ class Seen(Term):
 def resolved(method: Method, net: Net, data: FederatedData, device: str = "cpu") -> Method:
     """Return the method as a device runs it: terms that say nothing of what they read are tried on the first client.
 
-    Warns where a table is trained and sent whole because of a term. A method with state of its own keeps whole tables
-    where its terms say nothing: state has no local rows.
+    The net is told which tables may be cut (``net.lookup``). Warns where a table is trained and sent whole because of a
+    term. A method with state of its own keeps whole tables where its terms say nothing: state has no local rows.
     """
+    net.lookup = looked_up(method, net, data, device)
     tables = tables_of(net, data)
     client = method.client
     if client.tables == "exact" and not method.chain().rowwise:
@@ -97,13 +99,8 @@ def resolved(method: Method, net: Net, data: FederatedData, device: str = "cpu")
 
 def tables_of(net: Net, data: FederatedData) -> dict[str, str]:
     """Return the tables that could be trained by local rows, with the column that looks them up."""
-    lookup: Mapping[str, str] = getattr(net.module, "lookup", {})
-    values = net.initial()
-    return {
-        n: c
-        for n, c in lookup.items()
-        if n in values and len(values[n]) >= SMALL and isinstance(data.columns.get(c), Ragged)
-    }
+    values, columns = tensors_of(net.module), {n for n, c in data.columns.items() if holds_ids(c)}
+    return {n: c for n, c in net.lookup.items() if n in values and len(values[n]) >= SMALL and c in columns}
 
 
 def _tried(
@@ -154,9 +151,7 @@ def _not_looked_up(table: Tensor, ids: Tensor) -> Tensor:
 
 def _warn(phase: Phase, tables: Mapping[str, str], data: FederatedData, rows: np.ndarray) -> None:
     for name, column in tables.items():
-        ids = data.columns[column]
-        assert isinstance(ids, Ragged)
-        used = len(np.unique(ids.take(rows).values))
+        used = len(np.unique(ids_of(data.columns[column], rows)))
         warnings.warn(
             f"The table {name!r} is trained and sent whole, though the first client's examples use {used} of its rows: "
             f"{type(phase.loss).__name__} reads parameters, or does not say that it reads the model's output alone. If "

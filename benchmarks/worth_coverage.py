@@ -1,0 +1,226 @@
+"""Claim: the worth report's intervals cover in 93 to 97 % of cases, and it names those who are harmed, few wrongly.
+
+    python -m benchmarks.worth_coverage [--replicates N]
+
+Every cell draws federations of 5 to 600 clients anew: each client has its own true gain and its own number of test
+examples, each seed moves all gains and each client's, and the same hard examples tell models apart under every seed.
+The numbers come from ``fedkeep.metrics.worth``, as in ``fedkeep worth``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import write
+from fedkeep.metrics.worth import Paired, worth
+from fedkeep.metrics.worth.intervals import these_users, users_like_these
+from fedkeep.metrics.worth.signs import ALPHA
+
+CLIENTS = (5, 10, 20, 50, 100, 300, 600)
+SEEDS = (1, 3, 5)
+LARGEST = 4_000_000  # draws held at once
+SEED = 28
+WANTED, CLAIMED = (0.93, 0.97), (0.9, 0.99)
+"""Coverage that issue 28 asks for, and that the benchmark insists on: see ``outside_wanted`` in the results."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """How gains differ, in points of accuracy as fractions.
+
+    Attributes:
+        gain: the mean.
+        users: deviation of a client's own gain.
+        skewed: whether few clients gain much (exponential) and not as many lose as gain (normal).
+        seeds, both: deviation of what a seed does to all, and to one client.
+        differing: share of examples on which the two models differ beside the gain.
+    """
+
+    gain: float = 0.03
+    users: float = 0.08
+    skewed: bool = False
+    seeds: float = 0.01
+    both: float = 0.02
+    differing: float = 0.15
+
+
+SCENES = {"normal": Scene(), "skewed": Scene(skewed=True), "none": Scene(0.0, 0.0, False, 0.0, 0.0)}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Federations: true gains (R, S, K), what is asked for, and every example's difference (R, S, n) in {−1, 0, 1}."""
+
+    like_these: np.ndarray
+    these: np.ndarray
+    client: np.ndarray
+    d: np.ndarray
+
+
+def drawn(scene: Scene, clients: int, seeds: int, count: int, rng: np.random.Generator) -> Iterator[Drawn]:
+    """Yield ``count`` federations, a few at a time; those drawn together have the same numbers of examples."""
+    while count:
+        examples = np.maximum(2, rng.lognormal(np.log(40), 0.7, clients)).astype(np.int64)
+        some = min(count, 100, max(1, LARGEST // int(seeds * examples.sum())))
+        count -= some
+        size = (some, 1, clients)
+        own = (
+            rng.exponential(scene.users, size) - scene.users
+            if scene.skewed
+            else rng.normal(0, scene.users, size)
+        )
+        user = scene.gain + own
+        seed = rng.normal(0, scene.seeds, (some, seeds, 1))
+        true = np.clip(user + seed + rng.normal(0, scene.both, (some, seeds, clients)), -0.8, 0.8)
+        client = np.repeat(np.arange(clients), examples)
+        yield Drawn(
+            like_these=scene.gain + (seed[:, 0, 0] if seeds == 1 else np.zeros(some)),
+            these=true[:, 0].mean(-1) if seeds == 1 else user[:, 0].mean(-1), client=client,
+            d=differences(true[..., client], scene.differing, rng),
+        )  # fmt: skip
+
+
+def differences(gain: np.ndarray, differing: float, rng: np.random.Generator) -> np.ndarray:
+    """Return differences in {−1, 0, 1} with these means; half of the examples are as hard under every seed."""
+    many, seeds, n = gain.shape
+    hard = np.where(rng.random((many, 1, n)) < 0.5, rng.random((many, 1, n)), rng.random((many, seeds, n)))
+    up, down = differing / 2 + np.maximum(gain, 0), differing / 2 + np.maximum(-gain, 0)
+    return (hard < up).astype(np.int8) - (hard > 1 - down).astype(np.int8)
+
+
+def covered(scene: Scene, clients: int, seeds: int, count: int, rng: np.random.Generator) -> dict[str, float]:
+    """Return how often the intervals cover, lie above 0, and how wide they are."""
+    found: dict[str, list[np.ndarray]] = {}
+    for one in drawn(scene, clients, seeds, count, rng):
+        starts = np.searchsorted(one.client, np.arange(clients))
+        examples = np.bincount(one.client).astype(np.float64)
+        y = np.add.reduceat(one.d, starts, -1, dtype=np.float64) / examples
+        mean = one.d.mean(1)
+        off = (mean - y.mean(1)[:, one.client]) ** 2
+        variance = np.add.reduceat(off, starts, -1) / (examples - 1)
+        for name, low_high, true in (
+            ("like_these", users_like_these(y), one.like_these),
+            ("these", these_users(y, variance, examples), one.these),
+        ):
+            _, low, high = np.moveaxis(low_high, -1, 0)
+            for key, value in (
+                ("covered", (low <= true) & (true <= high)),
+                ("helps", low > 0),
+                ("width", high - low),
+            ):
+                found.setdefault(f"{name}_{key}", []).append(value)
+    return {key: float(np.concatenate(values).mean()) for key, values in found.items()}
+
+
+@dataclass(frozen=True)
+class Harm:
+    """Of 100 clients with as many examples each some are harmed, the others gain.
+
+    Attributes:
+        harmed: how many.
+        points, gain: what the harmed lose and the others gain, as fractions.
+        examples: of each client.
+        discordant: the share of a harmed client's examples on which the two models differ.
+    """
+
+    harmed: int
+    points: float
+    gain: float
+    examples: int
+    discordant: float
+
+
+HARMS = [
+    Harm(10, points, gain, examples, discordant)
+    for points, examples in ((0.2, 100), (0.1, 400))
+    for gain in (0.0, 0.05)
+    for discordant in (0.3, 0.4)
+] + [Harm(0, 0.0, 0.0, 100, 0.2), Harm(0, 0.0, 0.0, 25, 0.2)]
+POWER, CLAIMED_DISCORDANT = 0.8, 0.3
+
+
+def named(harm: Harm, count: int, rng: np.random.Generator) -> dict[str, float]:
+    """Return the power to name the harmed, false discoveries, and how often "at least" says too much."""
+    power, wrong, any_worse, any_better, too_many, bound, helps = ([] for _ in range(7))
+    true = np.full(100, harm.gain)
+    true[: harm.harmed] = -harm.points
+    client = np.repeat(np.arange(100), harm.examples)
+    for _ in range(count):
+        d = differences(true[client][None, None], harm.discordant - harm.points, rng)[0]
+        nothing = np.zeros_like(d)
+        found = worth(
+            Paired(clients=tuple(map(str, range(100))), seeds=(0,), client=client, ours=d, theirs=nothing)
+        )
+        verdicts = np.array(found.verdicts)
+        worse = verdicts == "worse"
+        power.append(worse[: harm.harmed].mean() if harm.harmed else np.nan)
+        wrong.append(worse[harm.harmed :].sum() / max(1, worse.sum()))
+        any_worse.append(worse.any())
+        any_better.append((verdicts == "better").any())
+        too_many.append(found.at_least_worse > harm.harmed)
+        bound.append(found.at_least_worse)
+        helps.append(found.helps)
+    return {
+        "power": float(np.mean(power)) if harm.harmed else None, "false_discoveries": float(np.mean(wrong)),
+        "any_worse": float(np.mean(any_worse)), "any_better": float(np.mean(any_better)),
+        "at_least_says_too_much": float(np.mean(too_many)), "at_least_worse": float(np.mean(bound)),
+        "helps": float(np.mean(helps)),
+    }  # fmt: skip
+
+
+def outside(cells: list[dict[str, Any]], low: float, high: float) -> list[str]:
+    """Return the cells where an interval covers less or more often, in words."""
+    return [
+        f"{cell['scene']}, {cell['clients']} clients, {cell['seeds']} seeds, {name}: {cell[f'{name}_covered']:.3f}"
+        for cell in cells
+        for name in ("like_these", "these")
+        if not low <= cell[f"{name}_covered"] <= high
+    ]
+
+
+def missed(cells: list[dict[str, Any]], harms: list[dict[str, Any]]) -> list[str]:
+    """Return what is claimed and was not reached."""
+    out = outside(cells, *CLAIMED)
+    for cell in cells:
+        if cell["scene"] == "none" and max(cell["like_these_helps"], cell["these_helps"]) > ALPHA:
+            out.append(f"no gain, {cell['clients']} clients, {cell['seeds']} seeds: 'helps' too often")
+    for row in harms:
+        claimed = row["harmed"] and row["discordant"] <= CLAIMED_DISCORDANT
+        if claimed and row["power"] < POWER:
+            out.append(f"{row['points']:.0%} harm, {row['examples']} examples: power {row['power']:.2f}")
+        if max(row["false_discoveries"], row["at_least_says_too_much"]) > ALPHA:
+            out.append(f"{row['points']:.0%} harm, {row['examples']} examples: more than 5 % wrong")
+    return out
+
+
+def main() -> None:
+    """Simulate, write ``results/worth-coverage.json``, and fail if a claim fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicates", type=int, default=1000)
+    count = parser.parse_args().replicates
+    rng = np.random.default_rng(SEED)
+    cells: list[dict[str, Any]] = []
+    for name, clients, seeds in product(SCENES, CLIENTS, SEEDS):
+        found = covered(SCENES[name], clients, seeds, count, rng)
+        cells.append({"scene": name, "clients": clients, "seeds": seeds, **found})
+    harms = [{**asdict(harm), **named(harm, count, rng)} for harm in HARMS]
+    failed = missed(cells, harms)
+    write(
+        "worth-coverage",
+        {
+            "replicates": count, "seed": SEED, "wanted": WANTED, "outside_wanted": outside(cells, *WANTED),
+            "claims_that_failed": failed, "scenes": {name: asdict(scene) for name, scene in SCENES.items()},
+            "coverage": cells, "named": harms,
+        },
+    )  # fmt: skip
+    assert not failed, f"claimed and not reached: {'; '.join(failed)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""FURL, Table 1: how many messages and users the data have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedkeep.data import FederatedData
+from fedkeep.experiments.build import build_data
+from fedkeep.experiments.environment import commit
+from fedkeep.experiments.reproductions import Request
+from fedkeep.report.results import over_seeds, write_results
+from fedkeep_papers.furl.scenes import SCENES, result_name, specs_of
+
+PUBLISHED = {
+    "Sticker": {
+        "training_samples": 750e3, "evaluation_samples": 94e3, "test_samples": 96e3, "users": 3.4e3,
+        "mean_samples_of_a_user": 274.0, "classes": 2.0,
+    },
+    "Subreddit": {
+        "training_samples": 752e3, "evaluation_samples": 94e3, "test_samples": 96e3, "users": 3.8e3,
+        "mean_samples_of_a_user": 248.0, "classes": 256.0,
+    },
+}  # fmt: skip
+
+
+def statistics(data: FederatedData) -> dict[str, float]:
+    """Return the table's numbers of a data set."""
+    samples = {s: sum(data.count(c, s) for c in range(len(data))) for s in ("train", "valid", "test")}
+    return {
+        "training_samples": samples["train"],
+        "evaluation_samples": samples["valid"],
+        "test_samples": samples["test"],
+        "users": len(data),
+        "mean_samples_of_a_user": sum(samples.values()) / len(data),
+        "classes": len(np.unique(np.asarray(data.columns["label"]))),
+    }
+
+
+def table1(request: Request) -> Path:
+    """Write the statistics of the scenes' data, as the scale's configurations read them; nothing is trained.
+
+    Raises:
+        DataError: the folder of data is not named.
+    """
+    now, rows = commit() or "", []
+    for scene in (s for s in SCENES if s.stands_for in PUBLISHED):
+        ((_, seed), spec), *_ = specs_of(scene, request, request.out / "runs").items()
+        found, known = statistics(build_data(spec.resolved(), spec.data)), PUBLISHED[scene.stands_for]
+        rows += [
+            over_seeds(
+                scene.name, scene.stands_for, metric, {seed: float(value)}, published=known[metric],
+                scale=request.scale, commit=now,
+            )
+            for metric, value in found.items()
+        ]  # fmt: skip
+    text = "The published numbers are of the paper's data, in whose place these stand; see `furl-table3`."
+    name = result_name("furl-table1", request.scale)
+    return write_results(request.out, name, rows, title="FURL, Table 1: the data", preamble=text)[1]

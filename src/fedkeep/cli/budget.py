@@ -1,0 +1,56 @@
+"""``fedkeep budget``: what a run with differential privacy has spent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import say, show_table
+from fedkeep.cli.settings import RunArgument
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.run_files import read_info
+from fedkeep.privacy.ledger import FILE, Ledger
+
+
+def budget(
+    run: RunArgument,
+    delta: Annotated[float | None, typer.Option("--delta", help="Another δ than the run's.")] = None,
+) -> None:
+    """Print ε of all rounds that a run has begun, what is left of its budget, and what ε rests on.
+
+    RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
+    """
+    if delta is not None and not 0 < delta < 1:
+        raise ConfigError(f"--delta must lie between 0 and 1; got {delta}.")
+    ledger = Ledger.read(run / FILE, read_info(run)["run"])
+    terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
+    spent = {name: ledger.spent(delta, name) for name in ("pld", "rdp")}
+    rows = [
+        ["ε by privacy loss distributions (pld)", f"{spent['pld']:.4f}"],
+        ["ε by Rényi differential privacy (rdp)", f"{spent['rdp']:.4f}"],
+        ["δ", f"{shown:g}"],
+        ["Rounds charged", str(len(ledger.rounds))],
+        ["of these run again after a stop", str(ledger.repeated)],
+        [
+            "Clients in a round, on average",
+            f"{terms.cohort:g} of {terms.clients:,} (rate {terms.release.rate:.4g})",
+        ],
+        ["Noise multiplier", f"{terms.release.noise:g}"],
+    ]
+    if terms.budget is not None:
+        rows.append(["Budget", f"ε = {terms.budget:g} at δ = {terms.delta:g}, by {terms.accountant}"])
+        rows.append(["Rounds that still fit", rounds_left(ledger)])
+    show_table(f"{run}: what its rounds have spent", ["", ""], rows)
+    for line in ledger.assumptions():
+        say(f"· {line}")
+
+
+MOST = 1000
+"""Rounds that are tried, at most, to say how many still fit."""
+
+
+def rounds_left(ledger: Ledger) -> str:
+    """Return how many more rounds fit, as text."""
+    left = ledger.room(MOST)
+    return str(left) if left < MOST else f"{MOST} or more"

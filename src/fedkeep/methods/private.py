@@ -1,0 +1,203 @@
+"""Any method whose reduction is a sum, with differential privacy of its clients.
+
+One round: (1) every client is in with the probability q, by a coin of its own; (2) each change is clipped as it comes;
+(3) what is released is (Σ_k w_k d̄_k + noise) / (q N), w_k in [0, 1]; (4) the server steps with it as the method does.
+The denominator is the expected number of clients: how many there were is private too. A round that nobody is in
+releases noise alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.net import Net
+from fedkeep.core.params import SERVER, Params, State, under
+from fedkeep.methods.aggregate import Reduced, RunningMean
+from fedkeep.methods.base import Method
+from fedkeep.methods.client import Sent, newest
+from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
+from fedkeep.privacy import Adaptive, DifferentialPrivacy, Link
+from fedkeep.privacy.dp import floating
+from fedkeep.split import Upload
+
+BOUND, INSIDE = "clip_bound", "share_inside"
+"""The server's state that holds an adaptive bound, and what a reduction says of the clients within it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateMean(Reduction):
+    """The sum of clipped changes with noise, over the expected number of clients.
+
+    Tables come whole: which rows the clients have is private. Whole numbers (counters) stay as they are.
+
+    Attributes:
+        mean: the method's own, which gives the weights.
+        privacy: clipping and noise.
+        cohort: q N, the expected number of clients.
+    """
+
+    mean: WeightedMean
+    privacy: DifferentialPrivacy
+    cohort: float
+
+    counts_empty: ClassVar[bool] = True
+
+    def weight(self, examples: float) -> float:
+        """Return the mean's weight."""
+        return self.mean.weight(examples)
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> NoisyMean:
+        """Return the empty sum; ConfigError: the patterns of ``clip`` don't fit what leaves the clients."""
+        return NoisyMean(self, server, start, cohort)
+
+
+class NoisyMean(RunningMean):
+    """The sum of a round's clipped uploads, and its noise.
+
+    Args:
+        rule: says how.
+        server: what the server has.
+        start, cohort: as for ``RunningMean``.
+    """
+
+    def __init__(self, rule: PrivateMean, server: Global, start: Params, cohort: Sequence[str]) -> None:
+        super().__init__(start, cohort)
+        privacy, self.rule, self.round = rule.privacy, rule, server.round
+        self.scale = 1.0
+        if privacy.adaptive is not None:
+            self.scale = float(server.state[BOUND]) / privacy.clipping.bounds[0][1]
+        self.deviations = privacy.clipping.deviations(floating(start), privacy.multiplier, self.scale)
+        self.inside = self.outside = 0
+
+    def seen(self, client: str, upload: Upload) -> Upload:
+        """Return the upload, clipped, and of a weight of at most 1."""
+        privacy = self.rule.privacy
+        deltas, inside = privacy.clipping.clipped(upload.deltas, self.scale)
+        self.inside, self.outside = self.inside + inside, self.outside + (not inside)
+        return replace(upload.but(deltas), weight=min(upload.weight / (privacy.heaviest or 1.0), 1.0))
+
+    def merge(self, other: RunningMean) -> None:
+        """Take over what another sum of the same round holds."""
+        super().merge(other)
+        assert isinstance(other, NoisyMean)
+        self.inside, self.outside = self.inside + other.inside, self.outside + other.outside
+
+    def value(self) -> Reduced:
+        """Return what is released."""
+        rule, sums = self.rule, self.sums()
+        draw = rule.privacy.draw(self.round)
+        found = dict(
+            self.start
+        )  # in the order of the server's names; noise is drawn in the order of all names
+        for name in sorted(self.deviations):
+            total = sums.whole(name)
+            noise = self.deviations[name] * draw.normal(total.shape, total.dtype)
+            found[name] = ((total + noise.to(total.device)) / rule.cohort).to(found[name].dtype)
+        state = under(SERVER, found)
+        if rule.privacy.adaptive is not None:
+            centred = (self.inside - self.outside) / 2 + (rule.privacy.adaptive.noise or 0.0) * draw.normal(
+                ()
+            )
+            state[INSIDE] = centred / rule.cohort + 0.5
+        return Reduced(
+            changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=state, weight=rule.cohort,
+            count=round(rule.cohort),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithBound:
+    """The method's first state on the server, and the first bound."""
+
+    state: Callable[[Net, Roster], State]
+    bound: float
+
+    def __call__(self, net: Net, clients: Roster) -> State:
+        """Return the state."""
+        return {**self.state(net, clients), BOUND: torch.tensor(self.bound, dtype=torch.float64)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendWithoutBound:
+    """What the method sends each client; it does not know of the bound."""
+
+    send: Callable[[Global, str], Sent]
+
+    def __call__(self, server: Global, client: str) -> Sent:
+        """Return it."""
+        return self.send(without_bound(server), client)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveBound:
+    """The method's update, which does not know of the bound, and then the bound's."""
+
+    update: Callable[[Global, Reduced], Global]
+    adaptive: Adaptive
+
+    def __call__(self, server: Global, reduced: Reduced) -> Global:
+        """Return the server with its next values."""
+        state = {n: v for n, v in reduced.state.items() if n != INSIDE}
+        after = self.update(without_bound(server), replace(reduced, state=state))
+        share = float(reduced.state[INSIDE])
+        moved = server.state[BOUND] * math.exp(-self.adaptive.rate * (share - self.adaptive.quantile))
+        return after.but(state={**after.state, BOUND: moved})
+
+
+def without_bound(server: Global) -> Global:
+    """Return the server without an adaptive bound among its state."""
+    return server.but(state={n: v for n, v in server.state.items() if n != BOUND})
+
+
+def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort: float) -> Method:
+    """Return a method with differential privacy of its clients over its federated part.
+
+    Args:
+        method: its reduction is a ``WeightedMean``.
+        privacy: what is asked for.
+        cohort: q N, the expected number of clients in a round.
+
+    Raises:
+        MethodError: a change of one client would reach others by another way than the sum of clipped changes.
+    """
+    mean = method.server.reduce
+    if not (isinstance(mean, WeightedMean) and mean.is_sum):
+        raise MethodError(
+            f"{method.name!r} reduces uploads by {type(mean).__name__}, which is no plain sum over clients, so what "
+            f"one client changes is not bounded by clipping. Differential privacy wants a WeightedMean."
+        )
+    if mean.missing_rows == "owners_only":
+        raise MethodError(
+            f"{method.name!r} divides each row by the weights of those who hold it, and who does is private. "
+            f"Differential privacy wants missing_rows='unchanged'."
+        )
+    if mean.by == "examples" and privacy.heaviest is None:
+        raise MethodError(
+            f"{method.name!r} weights clients by their numbers of examples, which have no bound. Set "
+            f"weighting='uniform', or privacy.heaviest, the number of examples that counts as weight 1."
+        )
+    if method.client.accept is not newest:
+        raise MethodError(
+            f"{method.name!r} scales what clients keep by their share of the cohort's examples, so each client's "
+            f"number reaches the others' private values, and from there their uploads. Take private_scale=1."
+        )
+    talks = next((link for link in method.upload if type(link).update is not Link.update), None)
+    if talks is not None:
+        raise MethodError(
+            f"The link {type(talks).__name__} of {method.name!r} gathers reports of clients on the server, which no "
+            f"noise covers. Leave it out; privacy.adaptive moves a bound with noise."
+        )
+    server = method.server.but(reduce=PrivateMean(mean=mean, privacy=privacy, cohort=float(cohort)))
+    if privacy.adaptive is not None:
+        server = server.but(
+            state=WithBound(state=server.state, bound=privacy.clipping.bounds[0][1]),
+            send=None if server.send is None else SendWithoutBound(send=server.send),
+            update=MoveBound(update=server.update, adaptive=privacy.adaptive),
+        )
+    return method.but(server=server)

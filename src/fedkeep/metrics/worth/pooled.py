@@ -1,0 +1,101 @@
+"""Gains in numbers that pool the examples of all clients: accuracy, RMSE and AUC; no client has a share in them alone.
+
+Their intervals leave out one client at a time (jackknife). With several seeds the gain is the mean over them, and the
+interval is for these trained models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedkeep.core.errors import DataError
+from fedkeep.metrics.worth.gains import Array
+from fedkeep.metrics.worth.intervals import Floats, Interval, jackknife
+
+Pooled = tuple[float, Floats]
+"""A number over all clients, and (K,) the same without each client in turn."""
+
+
+def mean_pooled(client: Array, values: Array) -> Pooled:
+    """Return the mean over all examples, e.g. accuracy.
+
+    Args:
+        client: (n,) each example's client, 0 .. K − 1.
+        values: (n,).
+    """
+    total, own = float(values.sum()), np.bincount(client, values)
+    count = np.bincount(client)
+    return total / len(client), (total - own) / (len(client) - count)
+
+
+def rmse_pooled(client: Array, squares: Array) -> Pooled:
+    """Return the root of the mean squared error; arguments as for ``mean_pooled``."""
+    whole, without = mean_pooled(client, squares)
+    return float(np.sqrt(whole)), np.sqrt(np.maximum(without, 0.0))
+
+
+def auc_pooled(client: Array, scores: Array, labels: Array) -> Pooled:
+    """Return the area under the ROC curve; NaN where no positive and negative example is left to compare.
+
+    Without client k the pairs of k's positives with all negatives go, and those of all positives with k's negatives;
+    pairs within k then went twice.
+
+    Args:
+        client: (n,) each example's client, 0 .. K − 1.
+        scores: (n,).
+        labels: (n,) of 0 and 1.
+    """
+    people, positive = int(client.max()) + 1, labels > 0
+    pos, neg = (
+        np.bincount(client[positive], minlength=people),
+        np.bincount(client[~positive], minlength=people),
+    )
+    wins = _wins(scores, positive)
+    total, own = wins[positive].sum(), np.bincount(client, wins, people)
+    within = np.zeros(people)
+    order = np.argsort(client, kind="stable")
+    for k, rows in enumerate(np.split(order, np.cumsum(np.bincount(client, minlength=people))[:-1])):
+        within[k] = _wins(scores[rows], positive[rows])[positive[rows]].sum()
+    pairs = (pos.sum() - pos) * (neg.sum() - neg)
+    left = np.divide(total - own + within, pairs, out=np.full(people, np.nan), where=pairs > 0)
+    every = int(pos.sum() * neg.sum())
+    return (float(total) / every if every else float("nan")), left
+
+
+def _wins(scores: Array, positive: Array) -> Floats:
+    """Return for each positive how many negatives lie below it, for each negative how many positives lie above it.
+
+    Ties count half.
+    """
+    low, high = np.sort(scores[~positive]), np.sort(scores[positive])
+    below = (np.searchsorted(low, scores, "left") + np.searchsorted(low, scores, "right")) / 2
+    above = len(high) - (np.searchsorted(high, scores, "left") + np.searchsorted(high, scores, "right")) / 2
+    return np.where(positive, below, above)
+
+
+def pooled_gain(
+    number: Callable[..., Pooled], client: Array, ours: Sequence[tuple[Array, ...]],
+    theirs: Sequence[tuple[Array, ...]], *, lower_is_better: bool = False,
+) -> Interval:  # fmt: skip
+    """Return the gain in a pooled number, positive where ours is better.
+
+    Args:
+        number: one of the functions above.
+        client: (n,) each example's client, 0 .. K − 1; at least two clients.
+        ours, theirs: for each seed the function's further arguments.
+        lower_is_better: as for an error.
+
+    Raises:
+        DataError: there is one client only.
+    """
+    if int(client.max(initial=-1)) < 1:
+        raise DataError(
+            "A pooled gain's interval leaves out one client at a time; it wants two clients at least."
+        )
+    sign = -1.0 if lower_is_better else 1.0
+    found = [(number(client, *a), number(client, *b)) for a, b in zip(ours, theirs, strict=True)]
+    whole = float(np.mean([a[0] - b[0] for a, b in found]))
+    without = np.mean([a[1] - b[1] for a, b in found], 0)
+    return jackknife(sign * whole, sign * without)

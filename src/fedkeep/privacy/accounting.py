@@ -1,0 +1,93 @@
+"""What rounds cost in ε, by the package dp-accounting (the extra ``privacy``).
+
+A round takes each client with the probability q, sums clipped changes, and adds Gaussian noise of z times what one
+client can change in the sum: a Poisson-sampled Gaussian mechanism. Neighbours differ by one whole client, added or
+removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedkeep.core.errors import ConfigError
+
+Accountant = Literal["pld", "rdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One round, as accounting sees it.
+
+    Attributes:
+        rate: q, the probability that a client is in it, (0, 1].
+        noise: z, the noise multiplier; 0: none.
+    """
+
+    rate: float
+    noise: float
+
+
+def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountant = "pld") -> float:
+    """Return ε at δ of rounds, given how many there are of each kind; infinite where one has no noise.
+
+    Raises:
+        ConfigError: the package dp-accounting is not installed.
+    """
+    dp: Any = _package()
+    used = {release: count for release, count in releases.items() if count}
+    if any(release.noise == 0 for release in used):
+        return math.inf
+    if not used:
+        return 0.0
+    found = dp.pld.PLDAccountant() if accountant == "pld" else dp.rdp.RdpAccountant()
+    with _quiet():
+        for release, count in used.items():
+            found.compose(dp.PoissonSampledDpEvent(release.rate, dp.GaussianDpEvent(release.noise)), count)
+        return float(found.get_epsilon(delta))
+
+
+def rounds_within(
+    budget: float, release: Release, spent: Mapping[Release, int], delta: float, accountant: Accountant, most: int
+) -> int:  # fmt: skip
+    """Return how many more rounds of a kind fit in a budget, at most ``most``."""
+
+    def fits(count: int) -> bool:
+        rounds = {**spent, release: spent.get(release, 0) + count}
+        return epsilon(rounds, delta, accountant) <= budget
+
+    if fits(most):
+        return most
+    low, high = -1, most  # low fits (no round at all counts as fitting), high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return max(low, 0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the package's notes on Rényi orders that it leaves out; without them ε is larger, never smaller."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _package() -> Any:
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise ConfigError(
+            "Accounting for differential privacy wants the package dp-accounting: pip install 'fedkeep[privacy]'."
+        ) from error
+    return dp_accounting

@@ -1,0 +1,253 @@
+"""The ledger of a run with differential privacy: every round is written down before anything of it is released.
+
+    budget.jsonl    one line of JSON for the run, then one for each round that was begun
+
+Each line holds the SHA-256 of the line before it, and is flushed to the disk before the round begins. So a run that is
+killed anywhere has charged at least what it released; a round that is run again after a kill is charged again, as its
+noise is another. A last line without a newline is a write that was cut short: its round never began. The run's commit
+knows how many lines there were and the last one's hash, so a ledger that was put back to an earlier state is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from fedkeep.core.errors import BudgetError, RunError
+from fedkeep.core.files import sync_folder, whole_or_error
+from fedkeep.privacy.accounting import Accountant, Release, epsilon, rounds_within
+
+FILE = "budget.jsonl"
+FORMAT = 1
+ASSUMED = """\
+Protected is a client as a whole, all its examples and private values, added or removed.
+Protected it is against anybody who sees the federated parameters of every round; N is public.
+Each client was in each round by a coin of its own. Who was must stay secret, and so must the run's seed and folder.
+The server is trusted: it sees each upload before noise is added.
+Losses, metrics and numbers of clients in the records are not covered, nor is choosing settings by them.
+That a client's fault stopped a run is not covered, nor what a client's predictions say of its private part.
+Attacks on the lowest bits of the noise, which is added in double precision, are not covered.""".splitlines()
+FROM_A_SEED = "Noise is drawn from a seed: this is a simulation, and protects nobody."
+FROM_THE_SYSTEM = "Noise is drawn from the system's source, and nobody can draw it again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a run's rounds cost, and what they may come to.
+
+    Attributes:
+        clients: N, how many clients cohorts are drawn from.
+        cohort: the expected number of clients in a round.
+        release: what a round gives away.
+        delta: δ.
+        budget: the largest ε; None: no bound.
+        accountant: the one that the budget goes by.
+        repeatable: whether noise is drawn from a seed, so that it protects nobody.
+    """
+
+    clients: int
+    cohort: float
+    release: Release
+    delta: float
+    budget: float | None
+    accountant: Accountant
+    repeatable: bool = False
+
+
+@dataclass
+class Ledger:
+    """What a run has charged.
+
+    Attributes:
+        terms: of the run.
+        path: the file; None: nothing is written, e.g. for a run without a folder.
+        rounds: the number of the round of each charge, in order.
+        head: the SHA-256 of the last line.
+    """
+
+    terms: Terms
+    path: Path | None = None
+    rounds: list[int] = field(default_factory=list)
+    head: str = ""
+    _room: int | None = None
+
+    @classmethod
+    def open(cls, path: Path, run: str, terms: Terms, known: Mapping[str, Any] | None = None) -> Ledger:
+        """Open a run's ledger to go on with it, or begin one.
+
+        Args:
+            path: its file.
+            run: the run's id.
+            terms: of the run.
+            known: what the run's last commit says of it, see ``mark``; None: it says nothing.
+
+        Raises:
+            RunError: the ledger is damaged, missing, of another run, or older than the commit.
+        """
+        content = _read(path) if path.exists() or known else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if not whole and not known:
+            ledger = cls(terms, path)
+            with whole_or_error(path):
+                os.truncate(path, 0) if path.exists() else path.touch()
+                sync_folder(path.parent)
+            ledger._append({"format": FORMAT, "run": run, **asdict(terms)})
+            return ledger
+        ledger = _parsed(path, whole, run)
+        if ledger.terms != terms:
+            raise RunError(
+                f"{path} was begun with {ledger.terms}, and the run goes on with {terms}. Restore both from the same "
+                f"copy."
+            )
+        ledger._check(known or {}, whole)
+        with whole_or_error(path):
+            os.truncate(path, len(whole))
+        return ledger
+
+    @classmethod
+    def read(cls, path: Path, run: str) -> Ledger:
+        """Return a run's ledger; nothing is touched.
+
+        Raises:
+            RunError: there is none, or it is damaged or of another run.
+        """
+        content = _read(path)
+        return _parsed(path, content[: content.rfind(b"\n") + 1], run)
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """What a commit keeps of the ledger: how many charges there are, and the last line's hash."""
+        return {"charges": len(self.rounds), "head": self.head}
+
+    def charge(self, round: int, planned: int = 1) -> None:
+        """Write a round down, before anything of it is released.
+
+        Args:
+            round: its number.
+            planned: how many rounds, with this one, the run still wants.
+
+        Raises:
+            BudgetError: it would exceed the budget; nothing is written.
+            RunError: it cannot be written, so the round must not begin.
+        """
+        if self.terms.budget is not None:
+            if self._room is None:
+                self._room = self.room(planned)
+            if not self._room:
+                raise BudgetError(
+                    f"Round {round} would cost more privacy than is left: {len(self.rounds)} rounds have come to "
+                    f"ε = {self.spent():.4g}, the budget is {self.terms.budget:g} at δ = {self.terms.delta:g}. The "
+                    f"rounds so far are kept. Take more noise, fewer rounds or smaller cohorts in another run."
+                )
+            self._room -= 1
+        self._append({"round": round})
+        self.rounds.append(round)
+
+    def room(self, most: int) -> int:
+        """Return how many more rounds fit in the budget, at most so many."""
+        if self.terms.budget is None:
+            return most
+        charged = {self.terms.release: len(self.rounds)}
+        return rounds_within(
+            self.terms.budget, self.terms.release, charged, self.terms.delta, self.terms.accountant, most
+        )
+
+    def spent(self, delta: float | None = None, accountant: Accountant | None = None) -> float:
+        """Return ε of all that was charged, by default at the run's own δ and by its own accountant."""
+        terms = self.terms
+        charged = {terms.release: len(self.rounds)}
+        return epsilon(charged, terms.delta if delta is None else delta, accountant or terms.accountant)
+
+    def assumptions(self) -> list[str]:
+        """Return what ε rests on, and what it does not cover, a line each."""
+        return [*ASSUMED, FROM_A_SEED if self.terms.repeatable else FROM_THE_SYSTEM]
+
+    @property
+    def repeated(self) -> int:
+        """How many charges are of rounds that were run again after a stop."""
+        return sum(count - 1 for count in Counter(self.rounds).values())
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        line = (json.dumps({"before": self.head, **entry}) + "\n").encode()
+        if self.path is not None:
+            with whole_or_error(self.path), open(self.path, "ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        self.head = hashlib.sha256(line).hexdigest()
+
+    def _check(self, known: Mapping[str, Any], whole: bytes) -> None:
+        """Raise RunError unless the ledger holds all that the run's commit knows of it."""
+        charges, head = known.get("charges", 0), known.get("head", "")
+        lines = whole.splitlines(keepends=True)
+        if known and (charges + 1 > len(lines) or hashlib.sha256(lines[charges]).hexdigest() != head):
+            raise RunError(
+                f"{self.path} is not the ledger that the run's last commit knows, of {charges} charges: it would count "
+                f"too little. Restore both from the same copy."
+            )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise RunError(
+            f"There is no ledger {path}: the run has no differential privacy, or the file was lost. A run with a table "
+            f"[privacy] writes one; a lost one must come from a copy, as nobody can tell what was spent."
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"Cannot read the ledger {path}: {error.strerror}. Restore the run from a copy."
+        ) from error
+
+
+def _parsed(path: Path, content: bytes, run: str) -> Ledger:
+    """Return the ledger that whole lines give; RunError: a line is not as it was written, or of another run."""
+    lines, head, entries = content.splitlines(keepends=True), "", list[dict[str, Any]]()
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            right = isinstance(entry, dict) and entry.pop("before", None) == head
+        except (ValueError, RecursionError):
+            right = False
+        if not right:
+            raise RunError(
+                f"{path}, line {number}: damaged or edited; it does not follow from the line before. Restore the run "
+                f"from a copy."
+            )
+        entries.append(entry)
+        head = hashlib.sha256(line).hexdigest()
+    try:
+        ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is no ledger of this run: {error}. Restore the run from a copy.") from error
+    return ledger
+
+
+def _terms(entry: Mapping[str, Any], run: str) -> Terms:
+    """Return the terms of a first line; ValueError, KeyError, TypeError: it is none of this run."""
+    if entry["format"] != FORMAT:
+        raise ValueError(f"wanted format {FORMAT}, got {entry['format']!r}")
+    if entry["run"] != run:
+        raise ValueError(f"wanted the run {run}, got {entry['run']!r}")
+    fields = {name: value for name, value in entry.items() if name not in ("format", "run", "release")}
+    terms = Terms(**fields, release=Release(**entry["release"]))
+    numbers = (terms.clients, terms.cohort, terms.delta, terms.release.rate, terms.release.noise)
+    right = all(type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in numbers)
+    bounded = terms.budget is None or type(terms.budget) in (int, float)
+    if not (right and bounded and 0 < terms.release.rate <= 1 and terms.accountant in get_args(Accountant)):
+        raise ValueError("its first line has values that no run has")
+    return terms
+
+
+def _round(entry: Mapping[str, Any]) -> int:
+    if list(entry) != ["round"] or type(entry["round"]) is not int:
+        raise ValueError(f"a charge names its round alone; got {entry!r}")
+    return int(entry["round"])

@@ -1,0 +1,139 @@
+"""A client's side of one secure sum."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from fedkeep.core.errors import SecureSumError
+from fedkeep.privacy.secure import crypto, shamir
+from fedkeep.privacy.secure.messages import Keys, Revealed, check_new_keys, check_threshold
+
+SECRET = 32
+
+
+class SecureClient:
+    """What a client does in one round; its methods are called once each, in order, and refuse anything else.
+
+    Its vector gets a mask of its own, and one with each other client, which the other takes off. The secrets of both
+    are shared among all, and the client gives away shares of one kind of secret for each other client, never of both:
+    of the own mask's seed, where that client's vector is in the sum, or of its masking key, where it dropped out.
+
+    Args:
+        name: the client's id.
+        round: what the sum is of, e.g. the run's id and the round's number; masks are bound to it.
+        threshold: how many clients must be there at every step; more than half of those that begin.
+    """
+
+    def __init__(self, name: str, round: str, threshold: int) -> None:
+        self.name, self.round, self.threshold = name, round, threshold
+        self._sealing, self._masking = crypto.new_key(), crypto.new_key()
+        self._seed = os.urandom(SECRET)
+        self._keys: dict[str, Keys] = {}
+        self._own: bytes = b""
+        self._held: dict[str, bytes] = {}
+        self._step = "keys"
+
+    def keys(self) -> Keys:
+        """Return the public keys, step 1; the same at every call."""
+        return Keys(
+            sealing=crypto.public(self._sealing), masking=crypto.public(self._masking),
+            commitment=hashlib.sha256(self._seed).digest(),
+        )  # fmt: skip
+
+    def shares(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
+        """Return shares of this client's secrets, sealed for each other client, step 2.
+
+        Args:
+            keys: of all who begin, this client among them.
+
+        Raises:
+            SecureSumError: there are too few, a key comes twice, or this client's are not its own.
+        """
+        self._move("keys", "shares")
+        check_threshold(self.threshold, keys, f"{self.name!r} was asked for shares")
+        check_new_keys(keys)
+        if keys.get(self.name) != self.keys():
+            raise SecureSumError(f"The keys of {self.name!r} that came back are not its own.")
+        self._keys = dict(sorted(keys.items()))
+        places = range(1, len(keys) + 1)
+        secrets = (self._masking.private_bytes_raw(), self._seed)
+        halves = zip(*(shamir.split(secret, self.threshold, places) for secret in secrets), strict=True)
+        made = {name: key + seed for name, (key, seed) in zip(self._keys, halves, strict=True)}
+        self._own = made.pop(self.name)
+        return {to: crypto.sealed(self._sealing_key(to, self.name, to), pair, self._about(self.name, to))
+                for to, pair in made.items()}  # fmt: skip
+
+    def masked(self, shares: Mapping[str, bytes], values: np.ndarray) -> np.ndarray:
+        """Return the masked vector, step 3.
+
+        Args:
+            shares: by sender, what others sealed for this client. Who sent none dropped out already.
+            values: the vector as whole numbers of a ring, see ``FixedPoint``.
+
+        Raises:
+            SecureSumError: there are too few, or shares were changed; or it is called again: a mask key used twice.
+        """
+        self._move("shares", "masked")
+        check_threshold(self.threshold, {*shares, self.name}, f"{self.name!r} was asked for its vector")
+        if unknown := sorted(set(shares) - (set(self._keys) - {self.name})):
+            raise SecureSumError(f"{self.name!r} got shares of {unknown[0]!r}, who has sent no keys.")
+        for sender, content in shares.items():
+            key = self._sealing_key(sender, sender, self.name)
+            self._held[sender] = crypto.opened(key, content, self._about(sender, self.name))
+        self._held[self.name] = self._own
+        total: np.ndarray = values + crypto.mask(self._seed, values.size, values.dtype)
+        for other in sorted(shares):
+            one = crypto.mask(pair_key(self._masking, self._keys[other].masking, self.round, self.name, other),
+                              values.size, values.dtype)  # fmt: skip
+            if self.name < other:
+                total += one
+            else:
+                total -= one
+        return total
+
+    def revealed(self, survivors: Collection[str]) -> Revealed:
+        """Return the shares that unmask the sum, step 4.
+
+        Args:
+            survivors: whose vectors are in the sum, this client among them.
+
+        Raises:
+            SecureSumError: there are too few, or somebody is among them who sent no shares; or it is called again:
+                a second list could give away both secrets of a client.
+        """
+        self._move("masked", "revealed")
+        check_threshold(self.threshold, survivors, f"{self.name!r} was asked to unmask")
+        if self.name not in survivors or set(survivors) - set(self._held):
+            raise SecureSumError(
+                f"{self.name!r} was asked to unmask a sum that it is not in, or that clients are in whose shares it "
+                f"does not hold: {sorted(set(survivors) - set(self._held))}."
+            )
+        return Revealed(
+            seeds={name: self._held[name][shamir.SHARE :] for name in survivors},
+            keys={n: pair[: shamir.SHARE] for n, pair in self._held.items() if n not in survivors},
+        )
+
+    def _move(self, wanted: str, to: str) -> None:
+        if self._step != wanted:
+            twice = " A mask key used twice would show what it hides." if to == "masked" else ""
+            raise SecureSumError(
+                f"{self.name!r} was asked for {to!r} after {self._step!r}; wanted once, after {wanted!r}.{twice} Begin "
+                f"another round with new keys."
+            )
+        self._step = to
+
+    def _sealing_key(self, other: str, sender: str, receiver: str) -> bytes:
+        return crypto.agreed(self._sealing, self._keys[other].sealing, self._about(sender, receiver))
+
+    def _about(self, sender: str, receiver: str) -> str:
+        return f"fedkeep shares\x1f{self.round}\x1f{sender}\x1f{receiver}"
+
+
+def pair_key(key: object, theirs: bytes, round: str, one: str, other: str) -> bytes:
+    """Return the key of the mask between two clients, the same whichever of them asks."""
+    first, second = sorted((one, other))
+    return crypto.agreed(key, theirs, f"fedkeep mask\x1f{round}\x1f{first}\x1f{second}")

@@ -1,0 +1,80 @@
+"""Keys, sealed messages and masks, by the package cryptography (the extra ``privacy``): X25519, HKDF, ChaCha20."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, SecureSumError
+
+NONCE = bytes(12)
+"""Every key is for one message or mask alone, so the nonce is nothing that has to differ."""
+
+
+def new_key() -> Any:
+    """Return a new private key, from the system's source of randomness."""
+    return _x25519().X25519PrivateKey.generate()
+
+
+def public(key: Any) -> bytes:
+    """Return the public half of a private key, 32 bytes."""
+    return bytes(key.public_key().public_bytes_raw())
+
+
+def key_from(secret: bytes) -> Any:
+    """Return the private key of 32 bytes."""
+    return _x25519().X25519PrivateKey.from_private_bytes(secret)
+
+
+def agreed(key: Any, theirs: bytes, purpose: str) -> bytes:
+    """Return the 32 bytes that two clients alone know, for one purpose; each has a private key and a public one."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    try:
+        shared = key.exchange(_x25519().X25519PublicKey.from_public_bytes(theirs))
+    except ValueError as error:  # a point of small order: everybody knows what it agrees on
+        raise SecureSumError(f"A public key is none that can be agreed with: {error}.") from error
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose.encode()).derive(shared)
+
+
+def sealed(key: bytes, content: bytes, about: str) -> bytes:
+    """Return content that only who has the key can read or change; ``about`` is bound to it."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    return ChaCha20Poly1305(key).encrypt(NONCE, content, about.encode())
+
+
+def opened(key: bytes, content: bytes, about: str) -> bytes:
+    """Return what ``sealed`` was given.
+
+    Raises:
+        SecureSumError: it was changed on its way, or is of another place.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    try:
+        return ChaCha20Poly1305(key).decrypt(NONCE, content, about.encode())
+    except (InvalidTag, ValueError) as error:
+        raise SecureSumError(f"A sealed message ({about}) was changed on its way.") from error
+
+
+def mask(key: bytes, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the mask of a key: ``size`` whole numbers that nobody without the key can tell from random ones."""
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    stream = Cipher(ChaCha20(key, bytes(4) + NONCE), mode=None).encryptor()
+    return np.frombuffer(stream.update(bytes(size * dtype.itemsize)), dtype=dtype.newbyteorder("<"))
+
+
+def _x25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import x25519
+    except ImportError as error:
+        raise ConfigError(
+            "Secure sums want the package cryptography: pip install 'fedkeep[privacy]'."
+        ) from error
+    return x25519

@@ -1,0 +1,71 @@
+"""Numbers of a known range as whole numbers of a ring, in which sums are exact and masks hide all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, SecureSumError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedPoint:
+    """Fixed-point numbers modulo 2^bits: x becomes the nearest multiple of ``step``; sums of these are exact.
+
+    Attributes:
+        bound: the largest absolute value that a client may add.
+        clients: how many are added, at most; the sum of as many never wraps.
+        bits: of the ring, 32 or 64.
+    """
+
+    bound: float
+    clients: int
+    bits: Literal[32, 64] = 32
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise ConfigError(f"bits must be 32 or 64; got {self.bits!r}.")
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise ConfigError(f"bound must be a positive number; got {self.bound!r}.")
+        if not 1 <= self.clients < 2 ** (self.bits - 2):
+            raise ConfigError(f"clients must lie between 1 and {2 ** (self.bits - 2)}; got {self.clients!r}.")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the ring's numbers."""
+        return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
+
+    @property
+    def signed(self) -> np.dtype[Any]:
+        """The same numbers, the upper half of them negative."""
+        return np.dtype(np.int32 if self.bits == 32 else np.int64)
+
+    @property
+    def step(self) -> float:
+        """The smallest power of two with clients · (bound / step + ½) ≤ 2^(bits − 1) − 1."""
+        room = (2 ** (self.bits - 1) - 1) / self.clients - 0.5
+        return float(2.0 ** math.ceil(math.log2(self.bound / room)))
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Return the ring's numbers.
+
+        Raises:
+            SecureSumError: a value is out of range, or no number; it is neither wrapped nor cut.
+        """
+        exact = np.asarray(values, np.float64)
+        wrong = ~(np.abs(exact) <= self.bound)
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            raise SecureSumError(
+                f"A secure sum takes numbers of at most {self.bound:g} in size; number {place} is "
+                f"{exact.ravel()[place]:g}. Clip before, or raise the bound."
+            )
+        return np.rint(exact / self.step).astype(self.signed).view(self.dtype)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        """Return the sum of at most ``clients`` encoded vectors as numbers, float64."""
+        signed = np.ascontiguousarray(total, self.dtype).view(self.signed)
+        return signed.astype(np.float64) * self.step

@@ -1,0 +1,312 @@
+"""Pairs the test examples of a personalised model and of a reference, after checking that they are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.core.examples import Examples, Model, Results
+from fedkeep.metrics import auc
+from fedkeep.metrics.worth import Interval, Paired
+from fedkeep.metrics.worth.pooled import auc_pooled, mean_pooled, pooled_gain, rmse_pooled
+from fedkeep.report.groups import Configuration
+from fedkeep.report.runs import RunFiles
+
+METRICS = ("accuracy", "loss")
+"""What has a value for a single example."""
+LEAST_OF_A_CLASS = 5
+POOLED = ("auc", "rmse", "mae", "accuracy_user_mean")
+REFERENCES = {
+    "local": "local training alone",
+    "fine_tuned": "FedAvg with fine-tuning",
+    "fedavg": "FedAvg",
+}
+"""Methods whose runs serve as references where none is named, and how they are called."""
+SHARED = "the shared part alone"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model of some runs that differ in their seed only.
+
+    Attributes:
+        label: for people.
+        runs: one for each seed.
+        model: which of the models that the runs keep results of.
+    """
+
+    label: str
+    runs: tuple[RunFiles, ...]
+    model: Model
+
+    def by_seed(self) -> dict[int | None, RunFiles]:
+        """Return the runs by seed.
+
+        Raises:
+            ConfigError: two have the same seed.
+        """
+        found = {run.seed: run for run in self.runs}
+        if len(found) < len(self.runs):
+            raise ConfigError(f"{self.label}: two runs have the same seed. Name each seed's run once.")
+        return found
+
+
+def own_side(group: Configuration) -> Side:
+    """Return a configuration's personalised model: the adapted one where the runs kept it, else the one clients keep.
+
+    Raises:
+        ConfigError: a run keeps no results of examples, or of no model of clients' own.
+    """
+    for run in group.runs:
+        models = _models(run)
+        if "adapted" not in models and ("own" not in models or _adapts_later(run)):
+            raise ConfigError(
+                f"{run.folder}: {run.method!r} gives clients models of their own only after adapting, and the run "
+                f"keeps no results of these. Run it with evaluate_adapted = true."
+            )
+    adapted = all("adapted" in _models(run) for run in group.runs)
+    return Side(group.label, group.runs, "adapted" if adapted else "own")
+
+
+def shared_side(side: Side) -> Side | None:
+    """Return the shared part alone of the same runs, or the model before adapting; None where neither was kept."""
+    before = SHARED if not any(map(_is_private, side.runs)) else "the same model before adapting"
+    known: tuple[tuple[Model, str], ...] = (("shared", SHARED), ("own", before))
+    for model, label in known:
+        if model != side.model and all(model in _models(run) for run in side.runs):
+            return Side(label, side.runs, model)
+    return None
+
+
+def reference_side(group: Configuration) -> Side:
+    """Return a configuration's model as a reference, named by what it is.
+
+    Raises:
+        ConfigError: as for ``own_side``.
+    """
+    side = own_side(group)
+    method = group.runs[0].method
+    name = REFERENCES.get(method, group.label)
+    called = "" if group.label.lower() in (name.lower(), method) else f" ({group.label})"
+    return Side(name + called, side.runs, side.model)
+
+
+def _models(run: RunFiles) -> tuple[Model, ...]:
+    examples = kept(run)
+    return examples.models(examples.tasks[0])
+
+
+def _is_private(run: RunFiles) -> bool:
+    return any(row["half"] == "private" for row in run.info.get("split_table") or [])
+
+
+def _adapts_later(run: RunFiles) -> bool:
+    """Tell whether rounds leave nothing with a client, and the method adapts afterwards."""
+    found: Any = run.info.get("identity")
+    for key in ("method", "adapt", "phases"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return bool(found) and not _is_private(run)
+
+
+def kept(run: RunFiles) -> Examples:
+    """Return the results of a run's examples.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if run.examples is None:
+        raise ConfigError(
+            f"{run.folder} keeps no results of single test examples, so it can't be compared with another. It was "
+            f"never evaluated, or has no finished round; run it with evaluate_every above 0."
+        )
+    return run.examples
+
+
+def check_comparable(ours: Side, theirs: Side) -> None:
+    """Check that two sides were run on the same data, and with the same seeds.
+
+    Raises:
+        ConfigError: they were not; names the folders and what differs.
+    """
+    one, other = ours.by_seed(), theirs.by_seed()
+    if one.keys() != other.keys():
+        raise ConfigError(
+            f"Seeds differ between methods: {ours.label} has {_seeds(one)}, {theirs.label} has {_seeds(other)}. Run "
+            f"both with the same seeds."
+        )
+    first = ours.runs[0]
+    for run in (*ours.runs, *theirs.runs):
+        data, wanted = _fingerprint(run), _fingerprint(first)
+        if data != wanted:
+            differing = sorted(k for k in {*data, *wanted} if data.get(k) != wanted.get(k))
+            raise ConfigError(
+                f"{run.folder} was run on other data than {first.folder}: {', '.join(differing)} differ. Compare runs "
+                f"on the same data; where they follow the seed, compare one seed at a time."
+            )
+
+
+def pair(ours: Side, theirs: Side, task: str | None, metric: str) -> Paired:
+    """Return two sides' results of the same test examples.
+
+    Args:
+        ours: the personalised model.
+        theirs: the reference.
+        task: the task's name; None where the data have one.
+        metric: ``accuracy`` (right or not) or ``loss``, whose sign is changed so that more is better.
+
+    Raises:
+        ConfigError: data, seeds or test examples differ, or the metric has no value for a single example.
+    """
+    check_comparable(ours, theirs)
+    check_metric(metric, kept(ours.runs[0])(ours.model, task).kind)
+    by_seed = theirs.by_seed()
+    sides = [(run, by_seed[run.seed]) for run in ours.runs]
+    tests = [(_results(a, ours, task), _results(b, theirs, task)) for a, b in sides]
+    first, where = tests[0][0], ours.runs[0].folder
+    for (a, b), (run_a, run_b) in zip(tests, sides, strict=True):
+        for found, run in ((a, run_a), (b, run_b)):
+            _check_same(first, where, found, run)
+    client, place = np.unique(first.client, return_inverse=True)
+    roster = kept(ours.runs[0]).roster
+    known = (
+        {}
+        if roster is None
+        else dict(zip(roster.client.tolist(), zip(roster.ids, roster.trained, strict=True), strict=True))
+    )
+    return Paired(
+        clients=tuple(str(known[c][0]) if known else f"client {c}" for c in client.tolist()),
+        seeds=tuple(-1 if run.seed is None else run.seed for run in ours.runs), client=place,
+        ours=np.stack([_values(a, metric) for a, _ in tests]), theirs=np.stack([_values(b, metric) for _, b in tests]),
+        trained=np.array([known[c][1] for c in client.tolist()]) if known else None,
+        valid=_valid(sides, ours, theirs, task, metric, client),
+    )  # fmt: skip
+
+
+def check_metric(metric: str, kind: str) -> None:
+    """Check that a metric has a value for each example of a task of this kind.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if metric in POOLED:
+        raise ConfigError(
+            f"{metric} has no value for a single example, so clients can't be compared by it. Choose accuracy or loss; "
+            f"gains in pooled accuracy, AUC and RMSE stand in the report too."
+        )
+    check_choice("The metric must be", metric, METRICS)
+    if metric == "accuracy" and kind == "regression":
+        raise ConfigError("A regression has no right or wrong answers, so no accuracy. Choose --metric loss.")
+
+
+def pooled_gains(
+    ours: Side, theirs: Side, task: str | None, client: np.ndarray[Any, Any]
+) -> Iterator[tuple[str, Interval]]:
+    """Yield gains in numbers that pool all clients' examples, by metric; none with one client.
+
+    Args:
+        ours, theirs, task: as for ``pair``, which has checked them.
+        client: of what ``pair`` returned.
+    """
+    if not len(client) or int(client.max()) < 1:
+        return
+    by_seed = theirs.by_seed()
+    pairs = [(_results(run, ours, task), _results(by_seed[run.seed], theirs, task)) for run in ours.runs]
+
+    def gain(number: Any, columns: Any, lower: bool = False) -> Interval:
+        a, b = ([columns(side) for side in sides] for sides in zip(*pairs, strict=True))
+        return pooled_gain(number, client, a, b, lower_is_better=lower)
+
+    kind = pairs[0][0].kind
+    if kind == "regression":
+        yield "rmse", gain(rmse_pooled, lambda r: (r.loss,), True)
+        return
+    yield "accuracy", gain(mean_pooled, lambda r: (r.right.astype(np.float64),))
+    if kind == "binary":
+        yield "auc", gain(auc_pooled, lambda r: (r.score, r.label))
+
+
+def client_aucs(
+    ours: Side, theirs: Side, task: str | None, client: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any] | None:
+    """Return (2, K) each client's AUC under ours and theirs, the mean over seeds; None unless the task is binary.
+
+    NaN for a client with fewer than five examples of either class. AUCs of single clients are shown and not tested.
+
+    Args:
+        ours, theirs, task, client: as for ``pooled_gains``.
+    """
+    first = _results(ours.runs[0], ours, task)
+    if first.label is None:
+        return None
+    positive = np.bincount(client, first.label)
+    able = np.flatnonzero(
+        (positive >= LEAST_OF_A_CLASS) & (np.bincount(client) - positive >= LEAST_OF_A_CLASS)
+    )
+    found = np.full((2, len(positive)), np.nan)
+    for place, side in enumerate((ours, theirs)):
+        tests = [_results(run, side, task) for run in side.runs]
+        for k in able:
+            rows = client == k
+            found[place, k] = np.mean([auc(one.score[rows], first.label[rows]) for one in tests])
+    return found
+
+
+def _results(run: RunFiles, side: Side, task: str | None) -> Results:
+    return kept(run)(side.model, task)
+
+
+def _values(results: Results, metric: str) -> np.ndarray[Any, Any]:
+    return results.right.astype(np.int8) if metric == "accuracy" else -results.loss
+
+
+def _check_same(first: Results, where: Any, found: Results, run: RunFiles) -> None:
+    same = np.array_equal(first.row, found.row) and np.array_equal(first.client, found.client)
+    if not same:
+        raise ConfigError(
+            f"{run.folder} has results of other test examples than {where}: {_counted(found)} against "
+            f"{_counted(first)}. Compare runs that judge the same clients; hold_out leaves out others with every seed."
+        )
+
+
+def _counted(results: Results) -> str:
+    return f"{len(results.row):,} examples of {len(np.unique(results.client)):,} clients"
+
+
+def _valid(
+    sides: Sequence[tuple[RunFiles, RunFiles]], ours: Side, theirs: Side, task: str | None, metric: str,
+    client: np.ndarray[Any, Any],
+) -> np.ndarray[Any, Any] | None:  # fmt: skip
+    """Return (2, K) each client's mean result on validation, over seeds; None where a run keeps none."""
+    if not all(kept(run).valid for pair in sides for run in pair):
+        return None
+    means = []
+    for place, side in enumerate((ours, theirs)):
+        found = [kept(pair[place])(side.model, task, "valid") for pair in sides]
+        means.append(np.mean([_client_means(one, _values(one, metric), client) for one in found], 0))
+    return np.stack(means)
+
+
+def _client_means(
+    results: Results, values: np.ndarray[Any, Any], client: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    chosen = np.isin(results.client, client)
+    place = np.searchsorted(client, results.client[chosen])
+    count = np.bincount(place, minlength=len(client))
+    sums = np.bincount(place, values[chosen], len(client))
+    found: np.ndarray[Any, Any] = np.divide(sums, count, out=np.full(len(client), np.nan), where=count > 0)
+    return found
+
+
+def _fingerprint(run: RunFiles) -> dict[str, Any]:
+    found = (run.info.get("data") or {}).get("fingerprint")
+    return found if isinstance(found, dict) else {}
+
+
+def _seeds(by_seed: dict[int | None, RunFiles]) -> str:
+    return ", ".join(
+        "none" if seed is None else str(seed) for seed in sorted(by_seed, key=lambda s: (s is None, s or 0))
+    )

@@ -1,0 +1,79 @@
+"""The coverage benchmark: what it draws is what it says, and what it claims can fail."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.measure import RESULTS
+from benchmarks.worth_coverage import SCENES, Harm, covered, differences, drawn, missed, named, outside
+from tests.documents import ROOT
+
+
+def test_differences_have_the_mean_and_the_share_that_were_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    gain = np.full((1, 3, 200_000), -0.2)
+    d = differences(gain, 0.1, rng)
+    assert d.mean((0, 2)) == pytest.approx([-0.2] * 3, abs=0.005)
+    assert (d != 0).mean() == pytest.approx(0.3, abs=0.005)
+    both = np.corrcoef(d[0, 0], d[0, 1])[0, 1]
+    assert both == pytest.approx(0.5, abs=0.02)  # half of the examples are as hard under every seed
+
+
+def test_federations_are_drawn_as_often_as_asked() -> None:
+    found = list(drawn(SCENES["skewed"], 7, 3, 230, np.random.default_rng(0)))
+    assert sum(len(one.d) for one in found) == 230
+    assert all(one.d.shape[1] == 3 and one.d.shape[2] == len(one.client) for one in found)
+
+
+def test_intervals_cover_and_say_nothing_where_there_is_nothing() -> None:
+    found = covered(SCENES["none"], 20, 3, 200, np.random.default_rng(1))
+    assert found["like_these_covered"] > 0.9
+    assert found["like_these_helps"] < 0.07
+
+
+def test_the_harmed_are_named() -> None:
+    found = named(Harm(10, 0.4, 0.0, 100, 0.5), 3, np.random.default_rng(2))
+    assert found["power"] == 1.0
+    assert found["at_least_worse"] > 5
+
+
+def test_claims_that_are_not_reached_are_named() -> None:
+    cell = {"scene": "none", "clients": 5, "seeds": 3} | dict.fromkeys(
+        ("like_these_covered", "these_covered"), 0.95
+    )
+    cell |= {"like_these_helps": 0.02, "these_helps": 0.02}
+    row = {"harmed": 10, "points": 0.2, "examples": 100, "discordant": 0.3, "power": 0.85, "false_discoveries": 0.02,
+           "at_least_says_too_much": 0.0}  # fmt: skip
+    assert missed([cell], [row]) == []
+    assert outside([cell | {"these_covered": 0.98}], 0.93, 0.97) == ["none, 5 clients, 3 seeds, these: 0.980"]
+    assert missed([cell | {"these_helps": 0.06}], [row]) == ["no gain, 5 clients, 3 seeds: 'helps' too often"]
+    assert missed([cell], [row | {"power": 0.7}]) == ["20% harm, 100 examples: power 0.70"]
+    assert missed([cell], [row | {"power": 0.7, "discordant": 0.4}]) == []  # shown, and not claimed
+
+
+def test_the_page_says_what_was_measured() -> None:
+    found = json.loads((RESULTS / "worth-coverage.json").read_text(encoding="utf-8"))
+    cells, text = (
+        found["coverage"],
+        " ".join((ROOT / "docs" / "worth.md").read_text(encoding="utf-8").split()),
+    )
+    assert found["replicates"] == 1000
+    assert missed(cells, found["named"]) == []
+    each = [cell[f"{name}_covered"] for cell in cells for name in ("like_these", "these")]
+    inside = len(each) - len(outside(cells, *found["wanted"]))
+    assert (
+        f"They do in {inside} of {len(each)} cases, and in {100 * min(each):.1f} to {100 * max(each):.1f} % in all"
+        in text
+    )
+    below = [c for c in cells if min(c["like_these_covered"], c["these_covered"]) < 0.93]
+    assert {(c["scene"], c["seeds"], c["clients"] >= 300) for c in below} == {("skewed", 3, True)}
+    nothing = [cell for cell in cells if cell["scene"] == "none"]
+    assert f"at most {100 * max(max(c['like_these_helps'], c['these_helps']) for c in nothing):.1f} %" in text
+    power = {(r["examples"], r["discordant"]): set() for r in found["named"]}
+    for r in found["named"]:
+        power[r["examples"], r["discordant"]].add(f"{100 * r['power']:.0f}" if r["harmed"] else "")
+    assert (power[100, 0.3], power[400, 0.3]) == ({"86", "87"}, {"84"})
+    assert power[100, 0.4] | power[400, 0.4] <= {"65", "66"}

@@ -1,0 +1,76 @@
+"""``fedkeep budget``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedkeep.privacy import Release, epsilon
+from tests.cli.conftest import Command
+
+SETTINGS = [
+    "run.sampling=poisson", "method.weighting=uniform", "privacy.noise=3.0", "privacy.clip=0.1", "privacy.delta=0.05",
+    "privacy.accountant=rdp",
+]  # fmt: skip
+
+
+def run(fedkeep: Command, *more: str, code: int = 0) -> str:
+    words = [word for setting in (*SETTINGS, *more) for word in ("--set", setting)]
+    result = fedkeep("run", "toy.toml", "--out", "r", *words)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def cells(output: str) -> dict[str, str]:
+    lines = (line.rsplit("  ", 1) for line in output.splitlines() if "  " in line)
+    return {cell[0].strip(): cell[1].strip() for cell in lines}
+
+
+def test_what_a_run_has_spent_and_what_that_rests_on(fedkeep: Command) -> None:
+    release = Release(rate=0.5, noise=3.0)
+    limit = epsilon({release: 6}, 0.05, "rdp")
+    run(fedkeep, f"privacy.budget={limit + 1e-6}")
+    result = fedkeep("budget", "r")
+    assert result.exit_code == 0, result.output
+    shown = cells(result.stdout)
+    for accountant, name in (
+        ("pld", "ε by privacy loss distributions (pld)"),
+        ("rdp", "ε by Rényi differential privacy (rdp)"),
+    ):
+        assert float(shown[name]) == pytest.approx(epsilon({release: 4}, 0.05, accountant), abs=1e-4)  # type: ignore[arg-type]
+    assert (shown["Rounds charged"], shown["of these run again after a stop"]) == ("4", "0")
+    assert shown["Clients in a round, on average"] == "3 of 6 (rate 0.5)"
+    assert shown["Rounds that still fit"] == "2"
+    assert "The server is trusted: it sees each upload before noise is added." in result.stdout
+    assert "nobody can draw it again" in result.stdout
+    smaller = cells(fedkeep("budget", "r", "--delta", "0.01").stdout)
+    assert float(smaller["ε by Rényi differential privacy (rdp)"]) > float(
+        shown["ε by Rényi differential privacy (rdp)"]
+    )
+
+
+def test_a_run_that_would_exceed_its_budget_ends_with_one_line(fedkeep: Command) -> None:
+    limit = epsilon({Release(rate=0.5, noise=3.0): 2}, 0.05, "rdp")
+    printed = run(fedkeep, f"privacy.budget={limit + 1e-6}", "privacy.noise_seed=1", code=2)
+    assert "Error: Round 2 would cost more privacy than is left: 2 rounds have come to" in printed
+    shown = fedkeep("budget", "r").stdout
+    assert cells(shown)["Rounds that still fit"] == "0"
+    assert "this is a simulation, and protects nobody" in shown
+
+
+def test_bad_input(fedkeep: Command, refused: Callable[..., str]) -> None:
+    assert fedkeep("run", "toy.toml", "--out", "plain").exit_code == 0
+    assert refused("budget", "plain").startswith(
+        "Error: There is no ledger plain/budget.jsonl: the run has no differ"
+    )
+    assert refused("budget", "nowhere").startswith("Error: nowhere holds no run")
+    assert refused("budget", "plain", "--delta", "2") == "Error: --delta must lie between 0 and 1; got 2.0."
+    run(fedkeep)
+    path = Path("r") / "budget.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {"round": 9})
+    path.write_text("\n".join(lines) + "\n")
+    assert refused("budget", "r").startswith("Error: r/budget.jsonl, line 4: damaged or edited")

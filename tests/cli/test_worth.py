@@ -1,0 +1,86 @@
+"""``fedkeep worth``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+SHARED = ["--set", "run.evaluate_shared=true"]
+LOCAL = ["--set", "method={kind='local'}", "--set", "name='Local'"]
+
+
+@pytest.fixture
+def runs(fedkeep: Command) -> None:
+    for seed in (0, 1):
+        assert fedkeep("run", "toy.toml", "--out", f"r{seed}", "--seed", seed, *SHARED).exit_code == 0
+    assert fedkeep("run", "toy.toml", "--out", "local0", *LOCAL).exit_code == 0
+
+
+def test_it_says_the_gain_in_words_and_as_a_table(fedkeep: Command, runs: None) -> None:
+    result = fedkeep("worth", "r0", "local0")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Toy against the shared part alone:"
+    assert lines[1].startswith("  Gain ")
+    assert "Toy against local training alone:" in lines
+    assert "  With 6 users nothing is claimed about users like these; that takes 10." in lines
+    assert (
+        "  With 1 seed this is about these trained models; a claim about the method takes 3 seeds." in lines
+    )
+    assert "All comparisons" in lines
+
+
+def test_json_has_every_user(fedkeep: Command, runs: None) -> None:
+    result = fedkeep("worth", "r0", "--against", "local0", "--metric", "loss", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(c["against"], c["unit"]) for c in found] == [
+        ("the shared part alone", "nats"), ("local training alone", "nats")
+    ]  # fmt: skip
+    assert [user["client"] for user in found[0]["clients"]] == [f"user-{k}" for k in range(6)]
+
+
+def test_data_that_follow_the_seed_are_not_mixed(refused: Callable[..., str], runs: None) -> None:
+    message = refused("worth", "r0", "r1")
+    assert " was run on other data than " in message
+    assert message.endswith("where they follow the seed, compare one seed at a time.")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["r0", "--metric", "rmse"], "rmse has no value for a single example"),
+        (
+            ["r1", "--against", "local0"],
+            "Seeds differ between methods: Toy has 1, local training alone has 0.",
+        ),
+        (["local0"], "None of these runs personalises: Local."),
+        (["nowhere"], "nowhere is no run directory: it has no run.json."),
+    ],
+)
+def test_wrong_use(refused: Callable[..., str], runs: None, words: list[str], message: str) -> None:
+    assert message in refused("worth", *words)
+
+
+def test_damaged_examples_are_named(refused: Callable[..., str], runs: None) -> None:
+    (path,) = Path("r0").glob("examples-*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (
+        refused("worth", "r0")
+        == f"Error: {path} is damaged: its hash is not the committed one. Restore the run from a copy."
+    )
+
+
+def test_counting_is_a_reference_that_reads_the_data(fedkeep: Command, runs: None) -> None:
+    result = fedkeep("worth", "r0", "--references")
+    assert result.exit_code == 0, result.output
+    assert "Toy against counting each user's labels:" in result.stdout.splitlines()
+    assert fedkeep("report", "r0").exit_code == 0
+    page = Path("r0/report.md").read_text(encoding="utf-8")
+    assert "Toy against counting each user's labels | Gain " in page
+    assert "beat counting each user's labels" in page or "beats counting each user's labels" in page

@@ -1,0 +1,276 @@
+"""Tables that columns of ids look up: declared or found by a trace, of any shape, or whole with a warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedkeep import FederatedData, Phase, Run, adam, methods, sgd, simulate
+from fedkeep.core.net import Net
+from fedkeep.engines.tables.lookups import looked_up
+from fedkeep.methods.terms import cross_entropy, l2_penalty
+from fedkeep.privacy import QuantileClip
+from tests.engines.reference import close, cohorts, federated
+from tests.tiny import parts, same_bits
+
+ITEMS, DIM = 300, 4
+STEEP = sgd(0.2, momentum=0.9)
+
+
+class Ratings(nn.Module):
+    """Classes from the vectors of an item and of three tags, and from a number of each item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.item = nn.Embedding(ITEMS, DIM)
+            self.bias = nn.Embedding(ITEMS, 3)
+            self.tag = nn.Embedding(ITEMS, DIM)
+            self.out = nn.Linear(DIM, 3)
+        self.double()
+
+    def forward(self, item: Tensor, tags: Tensor) -> Tensor:
+        known = (item != 0).unsqueeze(1)
+        out: Tensor = self.out(self.item(item.view(-1)) * known + self.bag(tags)) + self.bias(item)
+        return out
+
+    def bag(self, tags: Tensor) -> Tensor:
+        return self.tag(tags).sum(1)  # type: ignore[no-any-return]
+
+
+class Bagged(Ratings):
+    """The same with a layer that adds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = self.tag.weight.detach()
+        self.tag = nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="sum")  # type: ignore[assignment]
+
+    def bag(self, tags: Tensor) -> Tensor:
+        return self.tag(tags)  # type: ignore[no-any-return]
+
+
+class Declared(Ratings):
+    lookup = {"item.weight": "item", "bias.weight": "item", "tag.weight": "tags"}  # noqa: RUF012
+
+
+FOUND = {"item.weight": "item", "bias.weight": "item", "tag.weight": "tags"}
+
+
+def ratings(kind: str = "int64") -> FederatedData:
+    rng = np.random.default_rng(2)
+    counts = (9, 6, 7, 5, 8)
+    owner = [f"user-{c}" for c, count in enumerate(counts) for _ in range(count + 1)]
+    columns = {
+        "item": rng.integers(0, ITEMS, len(owner)).astype(kind),
+        "tags": rng.integers(0, ITEMS, (len(owner), 3)),
+        "label": rng.integers(0, 3, len(owner)),
+    }
+    split = [s for count in counts for s in parts(count, 0, 1)]
+    return FederatedData.from_columns(owner, columns, split, meta={"task": "multiclass", "classes": 3})
+
+
+DATA = ratings()
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor], client: int) -> Tensor:
+    return F.cross_entropy(model(batch["item"].long(), batch["tags"]), batch["label"])
+
+
+def run(model: nn.Module, optimizer: Any = STEEP, engine: str = "sequential", **changed: Any) -> Run:
+    method = methods.fedavg(local=Phase(optimizer=optimizer, batch_size=2, epochs=3)).but(**changed)
+    return simulate(model, method, DATA, rounds=4, cohort=3, seed=5, engine=engine, evaluate_every=0)
+
+
+def uploaded(done: Run) -> list[float]:
+    return [r.value for r in done.history if r.metric == "upload_bytes"]
+
+
+def rows_used(client: int) -> tuple[int, int]:
+    """Return how many items and tags a client's training examples use, row 0 included."""
+    rows = DATA.rows(client, "train")
+    return tuple(len({0, *np.asarray(DATA.columns[c])[rows].reshape(-1)}) for c in ("item", "tags"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        (Ratings, "sequential"),
+        (Ratings, "workers"),
+        (Ratings, "vectorised"),
+        (Declared, "sequential"),
+        (Bagged, "sequential"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (STEEP, lambda m: torch.optim.SGD(m.parameters(), 0.2, momentum=0.9)),
+        (adam(0.05), lambda m: torch.optim.Adam(m.parameters(), 0.05)),
+    ],
+)
+def test_equal_to_the_dense_computation_at_the_bytes_of_the_rows_in_use(
+    ours: Any, theirs: Any, kind: type[nn.Module], engine: str
+) -> None:
+    done = run(kind(), ours, engine)
+    plan, phase = cohorts(DATA, 3, 4, 5), done.method.client.phases[0]
+    close(done.server, federated(Ratings(), DATA, plan, phase, theirs, seed=5, loss=loss_of), atol=1e-12)
+    used = [[rows_used(client) for client in clients] for clients in plan]
+    layer = 8 * (3 * DIM + 3)
+    expected = [
+        layer + round(np.mean([8 * ((DIM + 5) * items + (DIM + 1) * tags) for items, tags in each]))
+        for each in used
+    ]
+    assert uploaded(done) == expected
+
+
+def test_plain_sgd_gives_the_bits_of_whole_tables() -> None:
+    whole = methods.fedavg().client.but(tables="whole")
+    cut = run(Ratings(), sgd(0.5))
+    full = run(Ratings(), sgd(0.5), client=whole.but(phases=cut.method.client.phases))
+    assert same_bits(cut.server, full.server)
+    assert max(uploaded(cut)) < min(uploaded(full)) / 8
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        dense = run(Opaque(), sgd(0.5))
+    assert not said
+    close(cut.server, dense.server, atol=1e-12)
+    assert uploaded(dense) == uploaded(full)
+
+
+class Opaque(Ratings):
+    """Looks at a number, so nothing is found."""
+
+    def forward(self, item: Tensor, tags: Tensor) -> Tensor:
+        return (
+            super().forward(item, tags)
+            if float(self.out.bias.detach()[0]) < 1e9
+            else torch.zeros(len(item), 3)
+        )
+
+
+def test_links_of_the_upload_chain_see_the_rows_in_use() -> None:
+    clip = QuantileClip(quantile=0.5)
+    cut = run(Ratings(), upload=(clip,))
+    dense = run(Opaque(), upload=(clip,))
+    close(cut.server, dense.server, atol=1e-12)
+    assert max(uploaded(cut)) < min(uploaded(dense)) / 8
+
+
+class Changed(Ratings):
+    """The same with another use of an id or a table.
+
+    Args:
+        how: given this, the ids of items and of tags, and the output; makes another output.
+    """
+
+    def __init__(self, how: Callable[[Any, Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, item: Tensor, tags: Tensor) -> Tensor:
+        return self.how(self, item, tags, super().forward(item, tags))
+
+
+def found(model: nn.Module, **local: Any) -> dict[str, str]:
+    return looked_up(methods.fedavg(local=Phase(**local)), Net(model), DATA)
+
+
+@pytest.mark.parametrize(
+    ("how", "left"),
+    [
+        (lambda m, i, t, out: out, {"item", "tags"}),
+        (lambda m, i, t, out: out + (i > 0).unsqueeze(1) + m.bag(t[:, 1:]).sum(), {"item", "tags"}),
+        (lambda m, i, t, out: out + len(i) / i.numel() + t.shape[1], {"item", "tags"}),
+        (lambda m, i, t, out: out + i.unsqueeze(1), {"tags"}),
+        (lambda m, i, t, out: out + (i == 7).unsqueeze(1), {"tags"}),
+        (lambda m, i, t, out: out + m.item(i * 1).sum(), {"tags"}),
+        (lambda m, i, t, out: out + F.one_hot(t, ITEMS).sum(), {"item"}),
+        (lambda m, i, t, out: out + torch.ones(ITEMS)[t].sum(), {"item"}),
+        (lambda m, i, t, out: out + F.embedding(t, torch.ones(ITEMS, 1)).sum(), {"item"}),
+        (lambda m, i, t, out: out + t.float().mean(), {"item"}),
+        (lambda m, i, t, out: out + float(t.numpy().sum()), set()),
+        (lambda m, i, t, out: out if out.sum() < 1e9 else -out, set()),
+    ],
+)
+def test_a_column_that_is_used_otherwise_is_not_found(how: Any, left: set[str]) -> None:
+    assert found(Changed(how)) == {n: c for n, c in FOUND.items() if c in left}
+
+
+def test_a_label_that_is_an_id_too_is_not_found() -> None:
+    assert "item" not in found(Ratings(), loss=cross_entropy("item")).values()
+    assert found(Ratings(), loss=cross_entropy() + l2_penalty("out.*")) == FOUND
+
+
+def test_a_small_table_of_the_same_column_keeps_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Ratings()
+    model.bias = nn.Embedding(200, 3).double()
+    assert found(Changed(lambda m, i, t, out: out)) == FOUND
+    data = ratings()
+    data.columns["item"] = np.asarray(data.columns["item"]) % 200
+    assert looked_up(methods.fedavg(), Net(model), data) == {"tag.weight": "tags"}
+
+
+class Tied(Ratings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(DIM, ITEMS, bias=False).double()
+        self.again.weight = self.item.weight
+
+
+def with_layer(**options: Any) -> nn.Module:
+    model = Ratings()
+    model.item = nn.Embedding(ITEMS, DIM, **options).double()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Tied, "it is tied to 'again.weight'"),
+        (lambda: with_layer(max_norm=1.0), "max_norm changes rows as they are looked up"),
+        (lambda: with_layer(scale_grad_by_freq=True), "scale_grad_by_freq divides gradients by how often a"),
+        (lambda: with_layer(padding_idx=3), "padding_idx is 3, and rows are renumbered; only row 0 stays where"),
+        (lambda: Changed(lambda m, i, t, out: out + m.item.weight.sum()), "the model uses it in sum, too"),
+    ],
+)  # fmt: skip
+def test_a_table_whose_rows_are_not_independent_stays_whole_with_a_warning(model: Any, why: str) -> None:
+    with pytest.warns(UserWarning, match="The table 'item.weight' is trained and sent whole, though") as said:
+        assert found(model()) == {"tag.weight": "tags"}
+    assert len(said) == 1
+    assert why in str(said[0].message)
+    assert f"use {len(set(np.asarray(DATA.columns['item'])[:9]))} of its rows" in str(said[0].message)
+
+
+def test_weight_decay_keeps_tables_whole_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="weight decay moves every row in each step") as said:
+        done = run(Ratings(), sgd(0.5, weight_decay=0.1))
+    assert len(said) == 3
+    assert set(uploaded(done)) == {8 * sum(v.numel() for v in done.server.values())}
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int16", "int32"])
+def test_ids_may_have_any_integer_type(kind: str) -> None:
+    class Long(Ratings):
+        def forward(self, item: Tensor, tags: Tensor) -> Tensor:
+            return super().forward(item.long(), tags)
+
+    data = ratings()
+    data.columns["item"] = (np.asarray(data.columns["item"]) % 250).astype(kind)
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.5), batch_size=2))
+    done = simulate(Long(), method, data, rounds=2, cohort=3, seed=5, evaluate_every=0)
+    assert done.net.lookup == FOUND
+    plan = cohorts(data, 3, 2, 5)
+    expected = federated(
+        Ratings(), data, plan, method.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.5), seed=5,
+        loss=loss_of,
+    )  # fmt: skip
+    close(done.server, expected, atol=1e-12)

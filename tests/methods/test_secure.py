@@ -1,0 +1,150 @@
+"""Methods by secure sums: what they make equals plain sums to the fixed-point step, with drop-outs; what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, MethodError, SecureSumError
+from fedkeep.methods import Global, SecureMean, SecureSums, securely
+from fedkeep.privacy import Chain, GaussianNoise, QuantileClip, TopK
+from fedkeep.split import Upload
+from tests.methods.table import ROWS
+from tests.tiny import Logits, Rounds, classes, everyone, job, same_bits
+
+UNIFORM = averaging(by="uniform")
+LOOSE = SecureSums(clip=100.0, bits=64)
+START = {
+    "w": torch.zeros(2, dtype=torch.float64), "t": torch.zeros(4, 1, dtype=torch.float64), "n": torch.tensor(3),
+}  # fmt: skip
+
+
+def upload(w: list[float], row: int, value: float, weight: float = 1.0) -> Upload:
+    rows = {"t": torch.tensor([row])}
+    start = {"w": START["w"], "t": START["t"][rows["t"]], "n": START["n"]}
+    trained = {"w": torch.tensor(w).double(), "t": torch.tensor([[value]]).double(), "n": torch.tensor(9)}
+    return Split().upload(start, trained, weight, rows)
+
+
+def summed(uploads: dict[str, Upload], cohort: str, **options: Any) -> Any:
+    rule = SecureMean(mean=WeightedMean(), sums=SecureSums(**{"clip": 1.0, **options}))
+    found = rule.begin(Global(params=START), START, cohort)
+    for client in cohort:
+        found.add(client, uploads[client]) if client in uploads else found.skip(client)
+    return found
+
+
+def test_a_round_by_hand_with_a_drop_out() -> None:
+    """Weights 1 of 4 and 3 of 4; ‖(3, 0, 4)‖ = 5 is cut to 1: (¼ (0.6, 0, 0.8) + ¾ (0, 0.5, 0.5)) / 1; c drops out."""
+    uploads = {"a": upload([3.0, 0.0], 2, 4.0, 1.0), "b": upload([0.0, 0.5], 0, 0.5, 3.0)}
+    found = summed(uploads, "abc", heaviest=4.0)
+    step = found.ring.step
+    made = found.value()
+    torch.testing.assert_close(made.changes["w"], torch.tensor([0.15, 0.375]).double(), rtol=0, atol=3 * step)
+    torch.testing.assert_close(
+        made.changes["t"].flatten(), torch.tensor([0.375, 0, 0.2, 0]).double(), rtol=0, atol=3 * step
+    )
+    assert made.changes["n"] == 3
+    assert (made.rows, made.count) == ({}, 2)
+    assert made.weight == pytest.approx(4.0, abs=1e-6)
+    assert found.held_bytes == 0
+
+
+def test_which_rows_a_client_holds_leaves_no_trace_but_in_the_sum() -> None:
+    """All send all rows: vectors are as long whoever holds what, and masked they are all different."""
+    seen = [summed({"a": upload([0.1, 0.2], row, 0.5)}, "ab") for row in (0, 3)]
+    assert [each.size for each in seen] == [2 + 4 + 1] * 2
+    lengths = {len(each.vector(upload([0.1, 0.2], 1, 0.5))) for each in seen}
+    assert lengths == {7}
+
+
+def test_fewer_than_the_threshold_are_no_sum() -> None:
+    uploads = {c: upload([0.1, 0.0], 0, 0.0) for c in "abcdef"}
+    assert summed({c: uploads[c] for c in "abcd"}, "abcdef").value().count == 4
+    with pytest.raises(SecureSumError, match="The server has vectors: 3 clients, and the threshold is 4."):
+        summed({c: uploads[c] for c in "abc"}, "abcdef").value()
+    with pytest.raises(SecureSumError, match="1 clients, and the threshold is 2"):
+        summed({"a": uploads["a"]}, "a").value()
+    with pytest.raises(SecureSumError, match="partial sums of it can't be merged"):
+        summed({}, "ab").merge(summed({}, "ab"))
+
+
+SUMS = ["fedavg", "furl", "fedrep", "scaffold", "feddyn", "kteps", "fedproto", "mixture", "fedrecon"]
+
+
+@pytest.mark.parametrize("name", [n for n in SUMS if n in ROWS])
+def test_a_method_makes_what_it_made(name: str) -> None:
+    build, method = ROWS[name]
+    even = method.on_server(reduce=WeightedMean(by="uniform"))
+    made = [
+        Rounds(job(each.made_for(build()).double(), each, classes()))
+        for each in (even, securely(even, LOOSE))
+    ]
+    for rounds in made:
+        for _ in range(2):
+            rounds(range(6))
+    plain, same = ({**r.server.params, **r.server.state} for r in made)
+    for n, value in plain.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(same[n], value, rtol=1e-9, atol=1e-12, msg=n)
+
+
+def test_a_run_repeats_bit_for_bit_though_masks_are_new() -> None:
+    method = securely(
+        methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.1)), server=UNIFORM),
+        SecureSums(clip=0.5),
+    )
+
+    def run() -> Any:
+        return simulate(Logits().double(), method, classes(), rounds=3, cohort=4)
+
+    first, second = run(), run()
+    assert same_bits(first.server, second.server)
+    assert same_bits(everyone(first.private, 6), everyone(second.private, 6))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (ROWS["ifca"][1], "'ifca' reduces uploads by MeanByGroup, which looks at single uploads"),
+        (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
+        (methods.fedavg(server=averaging().but(reduce=methods.Krum())), "'fedavg' reduces uploads by Krum"),
+        (methods.fedavg(server=averaging().but(reduce=methods.TrimmedMean())), "'fedavg' reduces uploads by Trimmed"),
+        (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),
+        (methods.fedavg(), "'fedavg' weights clients by their numbers of examples, which have no bound"),
+        (
+            methods.fedavg(server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))),
+            "'fedavg' divides each row by the weights of those who hold it, which secure sums hide.",
+        ),
+        (methods.furl("user", private_scale="fedavg", server=UNIFORM), "'furl' scales what a client keeps by its"),
+        (methods.fedavg(server=UNIFORM).but(upload=(TopK(),)), "The link TopK of 'fedavg' has the server decode"),
+        (methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)), "The link QuantileClip of 'fedavg' has the"),
+        (methods.kteps_star(server=UNIFORM), "The link Projection of 'kteps_star' has the server decode each upload"),
+    ],
+)  # fmt: skip
+def test_what_looks_at_single_uploads_is_refused(method: Method, message: str) -> None:
+    with pytest.raises(MethodError) as error:
+        securely(method, LOOSE)
+    assert str(error.value).startswith(message)
+
+
+def test_noise_of_the_clients_own_goes_with_secure_sums() -> None:
+    method = methods.fedavg(server=UNIFORM).but(upload=(GaussianNoise(0.1),))
+    assert securely(method, LOOSE).chain() == Chain((GaussianNoise(0.1),))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"clip": 0.0}, MethodError, "clip and heaviest must be positive; got 0.0 and None."),
+        ({"clip": 1.0, "threshold": 0.5}, MethodError, "threshold must be a share above ½ and at most 1"),
+        ({"clip": 1.0, "bits": 16}, ConfigError, "bits must be 32 or 64; got 16."),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        SecureSums(**options)
+    assert str(error.value).startswith(message)

@@ -1,0 +1,54 @@
+"""Gains in pooled numbers: leaving out a client is computed anew in a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import DataError
+from fedkeep.metrics import auc
+from fedkeep.metrics.worth.intervals import jackknife
+from fedkeep.metrics.worth.pooled import auc_pooled, mean_pooled, pooled_gain, rmse_pooled
+
+RNG = np.random.default_rng(2)
+CLIENT = np.repeat(np.arange(5), (7, 3, 12, 6, 9))[RNG.permutation(37)]
+LABEL = RNG.integers(0, 2, 37)
+SCORE = np.round(RNG.normal(LABEL, 1.0), 1)  # some are equal
+OTHERS = [np.flatnonzero(np.not_equal(CLIENT, k)) for k in range(5)]
+
+
+def test_auc_without_each_client() -> None:
+    whole, without = auc_pooled(CLIENT, SCORE, LABEL)
+    assert whole == pytest.approx(auc(SCORE, LABEL), rel=1e-12)
+    for k in range(5):
+        assert without[k] == pytest.approx(auc(SCORE[OTHERS[k]], LABEL[OTHERS[k]]), rel=1e-12)
+
+
+def test_auc_is_not_defined_where_one_client_has_all_of_a_class() -> None:
+    _, without = auc_pooled(np.array([0, 0, 1]), np.array([0.1, 0.9, 0.5]), np.array([0, 1, 1]))
+    assert np.isnan(without).tolist() == [True, False]
+
+
+def test_means_and_rmse_without_each_client() -> None:
+    values = SCORE**2
+    for number, after in ((mean_pooled, float), (rmse_pooled, np.sqrt)):
+        whole, without = number(CLIENT, values)
+        assert whole == pytest.approx(after(values.mean()))
+        assert without == pytest.approx([after(values[OTHERS[k]].mean()) for k in range(5)])
+
+
+def test_a_gain_is_the_mean_over_seeds() -> None:
+    a, b, c, d = (RNG.random(37) for _ in range(4))
+    found = pooled_gain(rmse_pooled, CLIENT, [(a,), (b,)], [(c,), (d,)], lower_is_better=True)
+
+    def gain(rows: np.ndarray) -> float:
+        root = [float(np.sqrt(v[rows].mean())) for v in (a, b, c, d)]
+        return (root[2] - root[0] + root[3] - root[1]) / 2
+
+    wanted = jackknife(gain(np.arange(37)), [gain(rows) for rows in OTHERS])
+    assert (found.mean, found.low, found.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
+
+
+def test_one_client_is_too_few() -> None:
+    with pytest.raises(DataError, match="it wants two clients at least"):
+        pooled_gain(mean_pooled, np.zeros(3, int), [(np.ones(3),)], [(np.zeros(3),)])

@@ -1,0 +1,146 @@
+"""Every table in results/ is what today's configurations make of the finished cells beside it, and every cell has one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeep.data import FederatedData, toy
+from fedkeep.experiments import build
+from fedkeep.experiments.config import Config
+from fedkeep.experiments.reproductions import Request, Scale, reproduce, reproductions
+from fedkeep.report.results import read_results
+from fedkeep.version import NUMERICS
+from fedkeep_papers.furl import table3
+from fedkeep_papers.kit import plots
+from fedkeep_papers.kit.cells import Finished, Slot
+from fedkeep_papers.kteps import book
+from fedkeep_papers.moe import cells, methods, sheet, tables
+from tests.documents import ROOT
+
+RESULTS = ROOT / "results"
+ROOMS = ("furl", "kteps", "moe")
+SCALES: tuple[Scale, ...] = ("quick", "medium")
+
+
+def named(table: str) -> tuple[str, Scale]:
+    """Return a table's reproduction and scale."""
+    for scale in SCALES:
+        if table.endswith(f"-{scale}"):
+            return table.removesuffix(f"-{scale}"), scale
+    return table, "full"
+
+
+KNOWN = sorted(p.stem for p in RESULTS.glob("*.json") if named(p.stem)[0] in reproductions())
+TABLES = [
+    name for name in KNOWN if not name.endswith("-table1")
+]  # Tables 1 are of the data, and nothing is run
+
+
+@cache
+def entries(room: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Return every finished cell of a room, with its file."""
+    found = []
+    for file in sorted((RESULTS / room).glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found += [(file, entry) for entry in (content if isinstance(content, list) else [content])]
+    return found
+
+
+@cache
+def source_of(room: str, reader: str) -> Mapping[str, str]:
+    """Return what the cells of a room say of the data that a reader reads; all say the same."""
+
+    def reads(settings: Mapping[str, Any]) -> bool:
+        scene: Mapping[str, Any] = settings.get("scene") or settings.get("config", settings)["data"]
+        return reader in (scene.get("dataset"), scene.get("reader"))
+
+    found = [entry["source"] for _, entry in entries(room) if reads(entry["settings"])]
+    assert found
+    assert all(each == found[0] for each in found)
+    return dict(found[0])
+
+
+@dataclass
+class Made:
+    """What the tables are made of: a folder of results, and the file and settings of every cell that was asked for."""
+
+    folder: Path
+    asked: set[tuple[str, str]] = field(default_factory=set)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Every table of results/, made anew of the finished cells, without data and without pictures."""
+    found = Made(tmp_path_factory.mktemp("results"))
+    for room in ROOMS:
+        (found.folder / room).symlink_to(RESULTS / room)
+    real_find, real_data = Slot.find, build.build_data
+
+    def find(self: Slot[Any]) -> Finished[Any] | None:
+        found.asked.add((self.file.name, json.dumps(self.settings, sort_keys=True)))
+        return real_find(self)
+
+    def data(config: Config, folder: Path | None) -> FederatedData:
+        if config.data.reader != "zulip_channels":
+            return real_data(config, folder)
+        small = toy()
+        small.meta["source"] = source_of("furl", "zulip_channels")
+        return small
+
+    def drawn(*arguments: Any, **_: Any) -> Path:
+        (path,) = [each for each in arguments if isinstance(each, Path)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slot, "find", find)
+        patch.setattr(table3, "build_data", data)
+        patch.setattr(table3._Sheet, "_references", lambda *_: [])
+        patch.setattr(book.Book, "source", lambda *_: source_of("kteps", "fdu_mtl"))
+        for place in (sheet, cells, methods):
+            patch.setattr(place, "source_of", lambda scene, _: source_of("moe", scene.dataset))
+        patch.setattr(tables, "partitions", lambda *_: [])
+        for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
+            patch.setattr(place, name, drawn)
+        for table in TABLES:
+            name, scale = named(table)
+            rows = read_results(RESULTS / f"{table}.json")
+            seeds = sorted({seed for row in rows for seed in row.seeds})
+            reproduce(name, Request(Path("data"), found.folder, scale, seeds, progress=False, finished=True))
+        yield found
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_is_what_its_cells_say(table: str, made: Made) -> None:
+    kept = [row for row in read_results(RESULTS / f"{table}.json") if not row.method.startswith("(")]
+    assert read_results(made.folder / f"{table}.json") == kept
+
+
+def test_every_cell_is_asked_for_by_a_table(made: Made) -> None:
+    have = {
+        (file.name, json.dumps(entry["settings"], sort_keys=True))
+        for room in ROOMS
+        for file, entry in entries(room)
+    }
+    assert sorted(have - made.asked) == []
+
+
+def test_every_cell_says_of_which_numerics_it_is() -> None:
+    for room in ROOMS:
+        for file, entry in entries(room):
+            assert 1 <= entry["numerics"] <= NUMERICS, file.name
+
+
+def test_other_results_are_of_benchmarks() -> None:
+    """A file of results that no reproduction writes is a benchmark's, whose claims are tested by running it."""
+    others = {p.stem for p in RESULTS.glob("*.json")} - set(KNOWN)
+    modules = {p.stem for p in (ROOT / "benchmarks").glob("*.py")}
+    assert {n for n in others if not {n.split("-")[0], n.replace("-", "_")} & modules} == set()

@@ -1,0 +1,73 @@
+"""ε by the package against its own numbers, against a formula, and the number of rounds that fit."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import pld, rdp
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.privacy import Release, epsilon
+from fedkeep.privacy.accounting import rounds_within
+
+ROUND = Release(rate=0.5, noise=4.0)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_rounds_cost_what_the_package_says_of_them_one_by_one(accountant: Any) -> None:
+    theirs = pld.PLDAccountant() if accountant == "pld" else rdp.RdpAccountant()
+    for _ in range(3):
+        theirs.compose(dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(4.0)))
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(3.0)))
+    ours = epsilon({ROUND: 3, Release(rate=1.0, noise=3.0): 1}, 1e-5, accountant)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+    assert 0.5 < ours < 5
+
+
+def test_a_round_of_all_clients_costs_what_the_formula_says() -> None:
+    """Rényi: ε = min_a T a / (2 z²) + ln(1 − 1/a) − ln(δ a) / (a − 1), over all orders a > 1."""
+    rounds, noise, delta = 7, 3.0, 1e-6
+    orders = [1 + k / 100 for k in range(1, 20000)]
+    formula = min(
+        rounds * a / (2 * noise**2) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in orders
+    )
+    found = epsilon({Release(rate=1.0, noise=noise): rounds}, delta, "rdp")
+    assert formula <= found <= formula + 0.02  # the package tries fewer orders
+    tight = epsilon({Release(rate=1.0, noise=noise): rounds}, delta, "pld")
+    assert gaussian_delta(tight, math.sqrt(rounds) / noise) == pytest.approx(delta, rel=0.02)
+
+
+def gaussian_delta(eps: float, shift: float) -> float:
+    """Return δ(ε) of one Gaussian mechanism (Balle and Wang, 2018, theorem 5)."""
+
+    def below(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    return below(shift / 2 - eps / shift) - math.exp(eps) * below(-shift / 2 - eps / shift)
+
+
+def test_nothing_costs_nothing_and_no_noise_costs_all() -> None:
+    assert epsilon({}, 1e-5) == 0.0
+    assert epsilon({Release(rate=0.5, noise=0.0): 0}, 1e-5) == 0.0
+    assert epsilon({ROUND: 3, Release(rate=0.5, noise=0.0): 1}, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_how_many_rounds_fit(accountant: Any) -> None:
+    budget = epsilon({ROUND: 5}, 1e-5, accountant) + 1e-9
+    assert rounds_within(budget, ROUND, {}, 1e-5, accountant, 8) == 5
+    assert rounds_within(budget, ROUND, {}, 1e-5, accountant, 4) == 4
+    assert rounds_within(budget, ROUND, {ROUND: 3}, 1e-5, accountant, 8) == 2
+    assert rounds_within(budget, ROUND, {ROUND: 6}, 1e-5, accountant, 2) == 0
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(
+        ConfigError, match="wants the package dp-accounting: pip install 'fedkeep\\[privacy\\]'"
+    ):
+        epsilon({ROUND: 1}, 1e-5)

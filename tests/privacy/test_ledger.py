@@ -1,0 +1,155 @@
+"""The ledger: charges before rounds, a chain of lines, kills in the middle of a line, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fedkeep.core.errors import BudgetError, RunError
+from fedkeep.privacy import Ledger, Release, Terms, epsilon
+from tests.tiny import fill_disk
+
+RELEASE = Release(rate=0.5, noise=4.0)
+TERMS = Terms(clients=100, cohort=50.0, release=RELEASE, delta=1e-3, budget=None, accountant="rdp")
+
+
+def begun(path: Path, rounds: int = 3, terms: Terms = TERMS) -> Ledger:
+    ledger = Ledger.open(path / "budget.jsonl", "run-1", terms)
+    for round in range(rounds):
+        ledger.charge(round)
+    return ledger
+
+
+def test_every_line_holds_the_hash_of_the_line_before(tmp_path: Path) -> None:
+    ledger = begun(tmp_path)
+    lines = (tmp_path / "budget.jsonl").read_bytes().splitlines(keepends=True)
+    assert [json.loads(line).get("round") for line in lines] == [None, 0, 1, 2]
+    hashes = ["", *(hashlib.sha256(line).hexdigest() for line in lines)]
+    assert [json.loads(line)["before"] for line in lines] == hashes[:-1]
+    assert ledger.mark == {"charges": 3, "head": hashes[-1]}
+    assert ledger.spent() == pytest.approx(epsilon({RELEASE: 3}, 1e-3, "rdp"))
+    assert ledger.spent(1e-6) > ledger.spent()
+
+
+def test_going_on_charges_a_round_that_is_run_again(tmp_path: Path) -> None:
+    mark = begun(tmp_path, 2).mark
+    begun(tmp_path, 0).charge(2)  # killed after this: the commit knows of two charges, the ledger of three
+    again = Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS, mark)
+    again.charge(2)
+    assert again.rounds == [0, 1, 2, 2]
+    assert again.repeated == 1
+    assert Ledger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0, 1, 2, 2]
+
+
+def test_a_charge_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, flushed = begun(tmp_path, 0), list[bytes]()
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append((tmp_path / "budget.jsonl").read_bytes()))
+    ledger.charge(7)
+    assert flushed == [(tmp_path / "budget.jsonl").read_bytes()]
+    assert flushed[0].endswith(b'"round": 7}\n')
+    fill_disk(monkeypatch)
+    with pytest.raises(RunError, match="Cannot write .*budget.jsonl: No space left on device"):
+        ledger.charge(8)
+    assert ledger.rounds == [7]
+
+
+@pytest.mark.parametrize("left", [0, 1, 5, 40])
+def test_a_line_that_was_cut_short_is_of_a_round_that_never_began(tmp_path: Path, left: int) -> None:
+    mark, path = begun(tmp_path, 2).mark, tmp_path / "budget.jsonl"
+    size = path.stat().st_size
+    begun(tmp_path, 0).charge(2)
+    os.truncate(path, size + left)
+    assert Ledger.read(path, "run-1").rounds == [0, 1]
+    again = Ledger.open(path, "run-1", TERMS, mark)
+    again.charge(2)
+    assert Ledger.read(path, "run-1").rounds == [0, 1, 2]
+
+
+def test_a_first_line_that_was_cut_short_is_written_anew(tmp_path: Path) -> None:
+    begun(tmp_path, 0)
+    os.truncate(tmp_path / "budget.jsonl", 20)
+    assert begun(tmp_path, 1).rounds == [0]
+    assert Ledger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0]
+
+
+def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
+    mark, path = begun(tmp_path, 2).mark, tmp_path / "budget.jsonl"
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(RunError):
+            Ledger.open(path, "run-1", TERMS, mark)
+
+
+def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "budget.jsonl"
+    begun(tmp_path, 1)
+    earlier = path.read_bytes()
+    mark = begun(tmp_path, 2).mark
+    path.write_bytes(earlier)
+    with pytest.raises(RunError, match="not the ledger that the run's last commit knows, of 3 charges"):
+        Ledger.open(path, "run-1", TERMS, mark)
+    path.unlink()
+    with pytest.raises(RunError, match="There is no ledger"):
+        Ledger.open(path, "run-1", TERMS, mark)
+    with pytest.raises(RunError, match="the run has no differential privacy, or the file was lost"):
+        Ledger.read(path, "run-1")
+
+
+def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    path = tmp_path / "budget.jsonl"
+    with pytest.raises(RunError, match="wanted the run run-2, got 'run-1'"):
+        Ledger.open(path, "run-2", TERMS)
+    other = Terms(**{**vars(TERMS), "delta": 1e-4})
+    with pytest.raises(RunError, match="was begun with Terms.* and the run goes on with Terms"):
+        Ledger.open(path, "run-1", other)
+
+
+@pytest.mark.parametrize(
+    "first", [{"release": {"rate": 2.0, "noise": 1.0}}, {"delta": "x"}, {"format": 9}, {"more": 1}, {"accountant": "x"}]
+)  # fmt: skip
+def test_a_first_line_that_no_run_has_is_refused(tmp_path: Path, first: dict[str, object]) -> None:
+    begun(tmp_path, 0)
+    path = tmp_path / "budget.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | first) + "\n")
+    with pytest.raises(RunError, match="is no ledger of this run"):
+        Ledger.read(path, "run-1")
+
+
+@pytest.mark.parametrize("line", ["{}", '{"round": "1"}', '{"round": true}', "[]", "7"])
+def test_a_charge_that_names_no_round_is_refused(tmp_path: Path, line: str) -> None:
+    ledger, path = begun(tmp_path, 0), tmp_path / "budget.jsonl"
+    entry = json.loads(line)
+    entry = {"before": ledger.head, **entry} if isinstance(entry, dict) else entry
+    path.write_bytes(path.read_bytes() + json.dumps(entry).encode() + b"\n")
+    with pytest.raises(RunError):
+        Ledger.read(path, "run-1")
+
+
+def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) -> None:
+    budget = epsilon({RELEASE: 3}, 1e-3, "rdp") + 1e-9
+    terms = Terms(**{**vars(TERMS), "budget": budget})
+    ledger = begun(tmp_path, 0, terms)
+    ledger.charge(0, planned=9)
+    ledger.charge(1, planned=8)
+    ledger = Ledger.open(tmp_path / "budget.jsonl", "run-1", terms, ledger.mark)
+    assert ledger.room(9) == 1
+    ledger.charge(2, planned=7)
+    before = (tmp_path / "budget.jsonl").read_bytes()
+    with pytest.raises(
+        BudgetError, match=r"Round 3 would cost more privacy than is left: 3 rounds have come to ε = "
+    ):
+        ledger.charge(3, planned=6)
+    assert (tmp_path / "budget.jsonl").read_bytes() == before
+
+
+def test_a_run_without_a_folder_keeps_count_too() -> None:
+    ledger = Ledger(TERMS)
+    ledger.charge(0)
+    ledger.charge(1)
+    assert (ledger.rounds, ledger.path) == ([0, 1], None)

@@ -1,0 +1,205 @@
+"""Which models are compared, that their test examples are the same, and what is said where they are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.examples import Examples, Roster
+from fedkeep.report.groups import configurations
+from fedkeep.report.pairing import client_aucs, own_side, pair, pooled_gains, reference_side, shared_side
+from fedkeep.report.runs import read_run
+from tests.report.run_folders import write_examples, write_info
+
+CLIENT = np.array([2, 2, 5, 5, 5], np.int32)
+RIGHT = {"own": [1, 1, 0, 1, 1], "shared": [0, 1, 0, 0, 1], "adapted": [1, 1, 1, 1, 1]}
+
+
+def results(
+    right: dict[str, list[int]], client: np.ndarray = CLIENT, row: int = 10
+) -> dict[str, torch.Tensor]:
+    columns = {"client": torch.from_numpy(client), "row": torch.arange(row, row + len(client))}
+    for model, answers in right.items():
+        columns[f"{model}/score"] = torch.tensor(answers, dtype=torch.uint8)
+        columns[f"{model}/loss"] = 1.0 - 0.75 * columns[f"{model}/score"].double()
+    return columns
+
+
+def examples(*models: str, **changes: Any) -> Examples:
+    roster = Roster(np.array([2, 5], np.int32), np.array([30, 40]), ("ann", "bob"))
+    valid = results({m: [1, 0, 0] for m in models}, np.array([2, 5, 5], np.int32), row=3)
+    test = results({m: RIGHT[m] for m in models})
+    return Examples(**{"round": 4, "tensors": test, "valid": valid, "roster": roster} | changes)
+
+
+@pytest.fixture
+def folder(write_run: Callable[..., Path]) -> Callable[..., Path]:
+    def write(name: str, found: Examples | None, **settings: Any) -> Path:
+        path = write_run(name, name=name.split("-")[0], **settings)
+        if found is not None:
+            write_examples(path, found)
+        return path
+
+    return write
+
+
+def groups(*folders: Path) -> list[Any]:
+    return configurations([read_run(f) for f in folders])
+
+
+def test_a_model_is_paired_with_the_shared_part_example_by_example(folder: Callable[..., Path]) -> None:
+    (group,) = groups(
+        folder("FURL-0", examples("own", "shared")), folder("FURL-1", examples("own", "shared"), seed=1)
+    )
+    own = own_side(group)
+    shared = shared_side(own)
+    assert shared is not None
+    assert (own.model, shared.model, shared.label) == ("own", "shared", "the shared part alone")
+    found = pair(own, shared, None, "accuracy")
+    assert found.clients == ("ann", "bob")
+    assert found.seeds == (0, 1)
+    assert found.client.tolist() == [0, 0, 1, 1, 1]
+    assert found.differences.tolist() == [[1, 0, 0, 1, 0]] * 2
+    assert found.trained is not None
+    assert found.trained.tolist() == [30, 40]
+    assert found.valid is not None
+    assert found.valid.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    losses = pair(own, shared, None, "loss")
+    assert losses.differences[0].tolist() == [0.75, 0, 0, 0.75, 0]
+    ((metric, gain),) = pooled_gains(own, shared, None, found.client)
+    assert (metric, gain.mean) == ("accuracy", pytest.approx(0.4))
+
+
+def test_what_clients_adapt_afterwards_is_their_own_model(folder: Callable[..., Path]) -> None:
+    later = {"method": "fine_tuned", "split_table": [], "identity": {"method": {"adapt": {"phases": [{}]}}}}
+    (group,) = groups(folder("FT-0", examples("own", "adapted"), **later))
+    own = own_side(group)
+    shared = shared_side(own)
+    assert shared is not None
+    assert (own.model, shared.model, shared.label) == ("adapted", "own", "the shared part alone")
+    assert reference_side(group).label == "FedAvg with fine-tuning (FT)"
+    (without,) = groups(folder("FT-1", examples("own"), **later))
+    with pytest.raises(ConfigError) as error:
+        own_side(without)
+    assert str(error.value).endswith(
+        "FT-1: 'fine_tuned' gives clients models of their own only after adapting, and the run keeps no results of "
+        "these. Run it with evaluate_adapted = true."
+    )
+
+
+def test_runs_without_examples_are_named(folder: Callable[..., Path]) -> None:
+    (group,) = groups(folder("FURL-0", None))
+    with pytest.raises(
+        ConfigError, match=r"FURL-0 keeps no results of single test examples, so it can't be compared"
+    ):
+        own_side(group)
+
+
+def test_an_older_run_has_no_names_and_no_validation(folder: Callable[..., Path]) -> None:
+    (group,) = groups(folder("FURL-0", examples("own", "shared", valid={}, roster=None)))
+    own = own_side(group)
+    shared = shared_side(own)
+    assert shared is not None
+    found = pair(own, shared, None, "accuracy")
+    assert found.clients == ("client 2", "client 5")
+    assert (found.trained, found.valid) == (None, None)
+
+
+def refusal(ours: Path, theirs: Path, metric: str = "accuracy") -> str:
+    (a,), (b,) = groups(ours), groups(theirs)
+    with pytest.raises(ConfigError) as error:
+        pair(own_side(a), reference_side(b), None, metric)
+    return str(error.value)
+
+
+def test_other_seeds_are_refused(folder: Callable[..., Path]) -> None:
+    ours = folder("FURL-0", examples("own"))
+    message = refusal(ours, folder("Local-1", examples("own"), seed=1, method="local"))
+    assert message == (
+        "Seeds differ between methods: FURL has 0, local training alone has 1. Run both with the same seeds."
+    )
+
+
+def test_other_data_are_refused(folder: Callable[..., Path]) -> None:
+    ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own"))
+    info = json.loads((theirs / "run.json").read_text())
+    info["data"]["fingerprint"]["text"] = "ef" * 32
+    write_info(theirs, {k: v for k, v in info.items() if k != "seal"})
+    assert refusal(ours, theirs) == (
+        f"{theirs} was run on other data than {ours}: text differ. Compare runs on the same data; where they follow the "
+        f"seed, compare one seed at a time."
+    )
+
+
+@pytest.mark.parametrize("change", ["row", "client"])
+def test_other_test_examples_are_refused(folder: Callable[..., Path], change: str) -> None:
+    client = np.array([2, 2, 2, 5, 5], np.int32) if change == "client" else CLIENT
+    other = results({"own": RIGHT["own"]}, client, row=11 if change == "row" else 10)
+    ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own", tensors=other))
+    assert refusal(ours, theirs) == (
+        f"{theirs} has results of other test examples than {ours}: 5 examples of 2 clients against 5 examples of 2 "
+        f"clients. Compare runs that judge the same clients; hold_out leaves out others with every seed."
+    )
+
+
+def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[..., Path]) -> None:
+    ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own"))
+    assert refusal(ours, theirs, "auc").startswith("auc has no value for a single example")
+    assert refusal(ours, theirs, "acuracy") == (
+        "The metric must be 'accuracy' or 'loss'; got 'acuracy'. Did you mean 'accuracy'?"
+    )
+    errors = {**results({"own": RIGHT["own"]}), "own/score": torch.ones(5, dtype=torch.float64)}
+    ours = folder("FURL-1", examples("own", tensors=errors, valid={}))
+    theirs = folder("Local-1", examples("own", tensors=errors, valid={}))
+    assert (
+        refusal(ours, theirs)
+        == "A regression has no right or wrong answers, so no accuracy. Choose --metric loss."
+    )
+
+
+def test_a_seed_is_named_once(folder: Callable[..., Path]) -> None:
+    ours = folder("FURL-0", examples("own", "shared"))
+    run = read_run(ours)
+    (group,) = groups(ours)
+    side = own_side(group)
+    with pytest.raises(ConfigError, match="FURL: two runs have the same seed"):
+        pair(type(side)(side.label, (run, run), "own"), side, None, "accuracy")
+
+
+def test_a_users_auc_is_shown_where_both_classes_are_there(folder: Callable[..., Path]) -> None:
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.array([2, 5], np.int32), 12)
+    label = np.array([1, 0] * 6 + [1] * 4 + [0] * 8)  # the second client has four positives
+    tests = []
+    for _ in range(2):
+        columns = {
+            "client": torch.from_numpy(client),
+            "row": torch.arange(24),
+            "label": torch.from_numpy(label).byte(),
+        }
+        for model in ("own", "shared"):
+            score = torch.from_numpy(np.round(rng.normal(label * (model == "own"), 1.0), 1))
+            columns |= {f"{model}/score": score, f"{model}/loss": torch.ones(24).double()}
+        tests.append(columns)
+    paths = [folder(f"FURL-{s}", examples("own", tensors=t, valid={}), seed=s) for s, t in enumerate(tests)]
+    (group,) = groups(*paths)
+    own = own_side(group)
+    shared = shared_side(own)
+    assert shared is not None
+    paired = pair(own, shared, None, "accuracy")
+    found = client_aucs(own, shared, None, paired.client)
+    assert found is not None
+    assert np.isnan(found[:, 1]).all()
+    for place, model in enumerate(("own", "shared")):
+        scores = [t[f"{model}/score"].numpy()[:12] for t in tests]
+        each = [(s[label[:12] == 1][:, None] - s[label[:12] == 0][None, :]) for s in scores]
+        wanted = np.mean([((d > 0) + 0.5 * (d == 0)).mean() for d in each])
+        assert found[place, 0] == pytest.approx(wanted)
+    assert [metric for metric, _ in pooled_gains(own, shared, None, paired.client)] == ["accuracy", "auc"]
