@@ -139,7 +139,9 @@ def train(
     """
     local.status.unlink(missing_ok=True)
     clients = sum(map(len, local.clients.values()))
-    given = {"status": str(local.status), "clients": clients, "patience": START}
+    given: dict[str, str | int | float] = {
+        "status": str(local.status), "clients": clients, "patience": START,
+    }  # fmt: skip
     run = link.submit(local.folder / "project", {**given, **settings})
     try:
         _follow(local, link, run, say)

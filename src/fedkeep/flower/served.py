@@ -54,7 +54,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     return Federation(
         name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
         summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
-        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=run.sampling,
+        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling="independent" if run.sampling == "independent" else "shuffled",
         evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
         policy=policy, config=config.model_dump(mode="json"),
     )  # fmt: skip
@@ -64,7 +64,13 @@ def _check_run(config: Config, where: str) -> None:
     if config.run.hold_out:
         raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
     if config.privacy is not None:
-        raise ConfigError(f"{where}: privacy: not across machines yet. Leave the table out; fedkeep run has it.")
+        raise ConfigError(
+            f"{where}: privacy: not across machines yet. Leave the table out; fedkeep run has it."
+        )
+    if config.run.sampling == "poisson":
+        raise ConfigError(
+            f"{where}: run.sampling: not 'poisson' across machines; it is for differential privacy."
+        )
     if config.personalization is not None:
         raise ConfigError(
             f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
