@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.data.preparation import Encoding, Summary, agreeing
@@ -49,12 +49,15 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         )
     except TypeError as error:
         raise ConfigError(f"{where}: rounds: {error}.") from error
+    sampling: Literal["shuffled", "independent"] = (
+        "independent" if run.sampling == "independent" else "shuffled"
+    )
     told = {"data": NO_DATA, "run": {"rounds": 0}, **config.model_dump(exclude_unset=True, include=SENT)}
     sent = to_toml(told)
     return Federation(
         name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
         summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
-        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling="independent" if run.sampling == "independent" else "shuffled",
+        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=sampling,
         evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
         policy=policy, config=config.model_dump(mode="json"),
     )  # fmt: skip
