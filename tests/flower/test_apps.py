@@ -14,9 +14,9 @@ from fedkeep.experiments.config import parse_config
 from fedkeep.flower import nodes, server_app
 from fedkeep.flower.client_app import serve
 from fedkeep.flower.local import local_of, rounds_done
+from fedkeep.flower.nodes import NODE_CONFIG
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import read_status
-from fedkeep.flower.supernode import NODE_CONFIG
 from fedkeep.flower.transport import GridTransport
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet

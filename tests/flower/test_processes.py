@@ -128,6 +128,16 @@ def test_a_node_that_had_joined_is_started_again_until_it_is_told_to_end(tmp_pat
         )
 
 
+def test_a_node_that_gives_up_its_connection_is_started_again(tmp_path):
+    """Flower's does not end then, though it serves no more."""
+    code = (
+        "import time; print('SuperNode ID: 7'); print('Giving up reconnection', flush=True); time.sleep(60)"
+    )
+    with Processes(tmp_path) as processes:
+        processes.start("one", [sys.executable, "-c", code])
+        processes.await_text("one", "It is started again.\nSuperNode ID: 7", 30)
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [

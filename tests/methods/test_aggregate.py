@@ -14,7 +14,8 @@ from fedkeep.core.errors import UploadError
 from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Params, weighted_mean
 from fedkeep.methods import Global, Optimize, Reduced, RunningMean, aggregate
-from fedkeep.methods.aggregate import BLOCK, spread
+from fedkeep.methods.aggregate import BLOCK
+from fedkeep.methods.rows import spread
 from fedkeep.split import Upload
 from tests.tiny import mean_of, same_bits
 

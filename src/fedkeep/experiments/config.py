@@ -203,8 +203,8 @@ class Config(Strict):
     run: RunConfig
     personalization: PersonalizationConfig | None = None
     preparation: PreparationConfig | None = None
-    rounds: dict[str, Any] | None = None
     privacy: PrivacyConfig | None = None
+    rounds: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _cohort_of_a_budget(self) -> Config:

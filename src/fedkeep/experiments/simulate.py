@@ -27,6 +27,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
+from fedkeep.experiments.budget import terms_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
@@ -36,7 +37,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Global, Method, differentially_private
 from fedkeep.methods.kteps import note_on_plateau
-from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
+from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms
 from fedkeep.privacy.ledger import FILE as LEDGER
 from fedkeep.store import Default, MemoryStore, PrivateStore
 
@@ -342,31 +343,6 @@ class _Simulation:
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
         }
-
-
-def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, pooled: bool = False) -> Terms:
-    """Return what a run's rounds cost.
-
-    Raises:
-        ConfigError: rounds are not such that their cost is known, δ is not below 1 / N, or accounting isn't installed.
-    """
-    if pooled:
-        raise ConfigError(
-            "Differential privacy wants cohorts of clients, and centralised training has none: all data are in one "
-            "place. Take another engine."
-        )
-    if sampler.mode != "poisson":
-        raise ConfigError(
-            f"A budget wants a cohort that is drawn client by client: sampling must be 'poisson'; got "
-            f"{sampler.mode!r}. No other sampling has an ε that is known to hold."
-        )
-    privacy.check_clients(sampler.count)
-    if privacy.budget is not None:
-        epsilon({}, privacy.delta)  # says now if the package is missing
-    return Terms(
-        clients=sampler.count, cohort=sampler.cohort, release=privacy.release(sampler.rate), delta=privacy.delta,
-        budget=privacy.budget, accountant=privacy.accountant, repeatable=privacy.noise_seed is not None,
-    )  # fmt: skip
 
 
 def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -44,7 +44,9 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     _check_run(config, where)
     run, sampling = config.run, config.run.sampling
     if sampling == "poisson":
-        raise ConfigError(f"{where}: run.sampling: 'poisson' is not across machines yet; take another.")
+        raise ConfigError(
+            f"{where}: run.sampling: not 'poisson' across machines; it is for differential privacy."
+        )
     try:
         policy = RoundPolicy(
             **{"minimum": max(1, run.min_clients), **{k: v for k, v in rounds.items() if k in POLICY}}
@@ -65,17 +67,18 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
 def _check_run(config: Config, where: str) -> None:
     if config.run.hold_out:
         raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
+    if config.privacy is not None:
+        raise ConfigError(
+            f"{where}: privacy: not across machines yet. Leave the table out; fedkeep run has it."
+        )
     if config.personalization is not None:
         raise ConfigError(
             f"{where}: personalization: not across machines. Leave the table out; fedkeep personalize has it."
         )
     if config.run.evaluate_adapted:
         raise ConfigError(f"{where}: run.evaluate_adapted: not across machines yet. Leave it out.")
-    if config.privacy is not None or config.method.secure is not None:
-        raise ConfigError(
-            f"{where}: differential privacy (privacy) and secure sums (method.secure) are not across machines yet. "
-            f"Leave them out, or simulate."
-        )
+    if config.method.secure is not None:
+        raise ConfigError(f"{where}: method.secure: not across machines yet. Leave the table out.")
 
 
 def encode(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -31,10 +31,9 @@ from fedkeep.core.errors import ConfigError, first_line
 from fedkeep.experiments.toml import from_toml
 from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
+from fedkeep.flower.nodes import NODE_CONFIG
 from fedkeep.flower.processes import check_port, check_reachable, program
 
-NODE_CONFIG = "fedkeep-node"
-"""Key of Flower's node configuration: the path of the node's own."""
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower 1.41 lets a node's clock differ
 
 

@@ -23,6 +23,8 @@ JOINED = "SuperNode ID:"
 NOT_NOW = "Failed to activate SuperNode"
 """What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
 killed that lasts for a minute."""
+GIVES_UP = "Giving up reconnection"
+"""What Flower 1.41 says when a connection was damaged (a changed byte in TLS): its node does not end, and is gone."""
 AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
 KEY = (
     "the link does not take this node's key. Register it there (flwr supernode register NAME.pub), and give each node "
@@ -88,6 +90,9 @@ class Watch:
         for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()
+            if GIVES_UP in line:  # Flower's process stays, and serves no more
+                process.terminate()
+                threading.Timer(GRACE, process.kill).start()
             said.append(line)
             if len(said) > MOST:
                 del said[next(k for k, one in enumerate(said) if JOINED not in one)]

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from fedkeep.core.params import Params
-from fedkeep.methods.aggregate import Reduced, RunningMean, spread
+from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Sent
 from fedkeep.methods.hypernetwork import EMBEDDING, FirstHypernetwork, generated, without_embedding
 from fedkeep.methods.phase import Phase
+from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, Server, averaging, check_uniform
 from fedkeep.split import Upload
 

@@ -14,10 +14,11 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, OptimizerState, sgd
 from fedkeep.core.params import SERVER, Params, State
-from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean, spread
+from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Sent, zeros_like_trainable
 from fedkeep.methods.phase import OPTIMIZERS, Changeable
+from fedkeep.methods.rows import spread
 from fedkeep.split import Upload
 
 
