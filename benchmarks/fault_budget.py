@@ -5,7 +5,7 @@
 Runs are killed (SIGKILL) at random instants, gone on with, killed again, and at last brought to their end; half of
 them have a budget that ends them first. A witness of its own notes every round that was released. After every kill the
 ledger must be whole and hold at least as many charges as the witness; at the end ε is within the budget. Writes
-``results/budget-kills.json``.
+``results/fault-budget.json``.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = campaign(given.kills, given.seed, Path(folder))
-    write("budget-kills", {**found, "seed": given.seed, "commit": commit()})
+    write("fault-budget", {**found, "seed": given.seed, "commit": commit()})
     for fault in ("under", "over the budget", "ended wrongly"):
         assert not found[fault], found
 

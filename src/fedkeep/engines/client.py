@@ -7,6 +7,7 @@ way wherever it runs.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -245,7 +246,7 @@ def encode(
     rows = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
-    spare = {n for n, v in local.trained.items() if n in base and own_memory(v, base[n])} - done.params.keys()
+    spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends)
     upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
     if not job.method.upload:
         return upload, {}
@@ -256,9 +257,11 @@ def encode(
     return upload.but(made), links
 
 
-def own_memory(value: Tensor, other: Tensor) -> bool:
-    """Tell whether a tensor is no view, and another one stands elsewhere."""
-    return value._base is None and value.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+def nowhere_else(trained: Params, *others: Params) -> set[str]:
+    """Return the names of trained tensors whose memory no other tensor needs: neither another of them, nor others."""
+    everything = [*trained.values(), *(value for other in others for value in other.values())]
+    users = Counter(value.untyped_storage().data_ptr() for value in everything)
+    return {n for n, v in trained.items() if v._base is None and users[v.untyped_storage().data_ptr()] == 1}
 
 
 def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:

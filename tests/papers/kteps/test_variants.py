@@ -77,6 +77,7 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     assert computed == []
 
 
+@pytest.mark.filterwarnings("ignore:The training loss of the last")
 def test_variants_that_all_break_down_are_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
