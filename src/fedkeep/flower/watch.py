@@ -45,7 +45,7 @@ class Watch:
     """A command that runs, and is started again while that helps."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.command, self.ended = list(command), False
+        self.command, self.ended = list(command), threading.Event()
         self.process: subprocess.Popen[str] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
@@ -59,7 +59,7 @@ class Watch:
         while True:
             code, said = self._once()
             joined = joined or JOINED in said
-            if self.ended or (code == 0 and not joined):
+            if self.ended.is_set() or (code == 0 and not joined):
                 return 0
             left = began + PATIENCE - time.monotonic()
             if not joined and (NOT_NOW not in said or left < 0):
@@ -70,19 +70,20 @@ class Watch:
             )
             sys.stdout.write(f"{why}. It is started again.\n")
             sys.stdout.flush()
-            time.sleep(AGAIN)
+            if self.ended.wait(AGAIN):
+                return 0
 
     def _once(self) -> tuple[int, str]:
         process = self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace",
         )  # fmt: skip
+        if self.ended.is_set():  # since it was asked last
+            process.terminate()
         said: list[str] = []
         reader = threading.Thread(target=self._pass_on, args=(process, said), daemon=True)
         reader.start()
-        code = (
-            process.wait()
-        )  # not the end of its output: what it has started may outlive it, and look for it
+        code = process.wait()  # not the end of its output: what it has started may outlive it
         reader.join(GRACE)
         return code, "".join(said)
 
@@ -108,9 +109,9 @@ class Watch:
         threading.Thread(target=wait, daemon=True).start()
 
     def _end(self, number: int, _: FrameType | None) -> None:
-        self.ended = True
+        self.ended.set()
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.terminate()
 
 
 def reason(said: str) -> str:

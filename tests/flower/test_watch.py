@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fedkeep.flower import watch
+
+
+def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is_gone(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    node = f"open({str(starts)!r}, 'a').write('x'); print('{watch.JOINED} 1', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, watch.__file__, "--with-parent", sys.executable, "-c", node],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert any("It is started again." in line for line in process.stdout)
+        process.stdin.close()
+        assert process.wait(watch.AGAIN + 10) == 0
+    assert starts.read_text() == "x"
