@@ -80,15 +80,15 @@ def by_hand(
     what = CASES[case]
     data = data or what.data
     torch.manual_seed(0)
-    model = make().to(getattr(torch, KIND))
-    names = model.state_dict().keys()
-    model.load_state_dict({n: v for n, v in first.server.items() if n in names}, strict=False)
+    model = what.method.made_for(make().to(getattr(torch, KIND)))
+    model.load_state_dict(first.server, strict=False)
     private = MemoryStore(first.private.default, [str(client) for client in data.ids])
     for place, client in enumerate(map(str, data.ids)):
         if client in first.private.ids:
             private.write([place], first.private.read([list(first.private.ids).index(client)]))
     options = {"cohort": COHORT, "seed": SEED, "evaluate_every": 2, **what.options, "rounds": rounds}
-    return simulate(model, what.method, data, engine="sequential", private=private, **options)
+    method = what.method.but(extend=None)  # the model has the method's own modules already
+    return simulate(model, method, data, engine="sequential", private=private, **options)
 
 
 def said(folder: Path, kind: str = "began") -> list[str]:
