@@ -196,11 +196,17 @@ def test_a_malformed_message_is_answered_by_a_reason():
         ('[rounds]\ndeadline = "x"\n', "rounds: "),
         ("[rounds]\nminimum = -1\n", "minimum must be at least 0; got -1"),
         ("[personalization]\nsteps = 3\n", "personalization: not across machines"),
+        ("[privacy]\nnoise = 1.0\nclip = 1.0\n", "privacy: not across machines yet. Leave the table out"),
     ],
 )
 def test_a_servers_configuration_that_is_wrong_says_where(text, said):
     with pytest.raises(ConfigError, match=said.replace("?", ".")):
         federation_of(CONFIG + text)
+
+
+def test_what_is_not_across_machines_yet_is_refused():
+    with pytest.raises(ConfigError, match="run.evaluate_adapted: not across machines yet. Leave it out"):
+        federation_of(f"{CONFIG}evaluate_adapted = true\n")
 
 
 def test_the_policy_of_rounds_is_that_of_the_configuration():

@@ -114,6 +114,23 @@ def test_it_goes_on_as_sequential_does_that_is_given_what_server_and_clients_had
     assert_near(history, expected.history)
 
 
+def test_a_third_run_begins_with_what_the_second_only_took_over(tmp_path: Path) -> None:
+    first = first_run(tmp_path)
+    middle = by_hand(first, CASES[CASE].model, rounds=1)
+    expected = by_hand(middle, CASES[CASE].model, rounds=1)
+    devices = Devices(CASE, tmp_path)
+    second(tmp_path, devices, rounds=1)
+    devices.close()
+    entries = ledger_of(tmp_path / "new")
+    assert [entry.version for entry in entries.values()].count(0) == 2
+    devices = Devices(CASE, tmp_path)
+    third = federation(CASE, KIND, rounds=1, continue_from=tmp_path / "new", encode=never)
+    serve_run(third, devices.transport, tmp_path / "third", progress=False)
+    assert same_bits(server_of(tmp_path / "third"), on_server(expected))
+    assert same_bits(devices.kept(ledger_of(tmp_path / "third")), everyone(expected.private, 6))
+    devices.close()
+
+
 def test_clients_join_and_leave_and_new_data_are_used(tmp_path: Path) -> None:
     first = first_run(tmp_path)
     data = classes((8, 9, 3, 7, 4, 6, 5)).select([0, 1, 2, 3, 4, 6])

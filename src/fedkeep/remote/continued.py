@@ -40,7 +40,7 @@ class Older:
     Attributes:
         run: its id.
         round: its last finished round.
-        versions: by client, the version that its server accepted last; clients without one begin new.
+        versions: by client, the version that its server accepted last; clients that have default values are not in it.
         clients: the ids of all its clients.
         encoding: of its data, as JSON.
         values: what its server had after that round, see ``drive.checkpoint``; None where the new run has finished
@@ -78,10 +78,11 @@ class Older:
             entries = Ledger(store, roster).entries(roster.ids)
         finally:
             directory.close()
+        before = info.get("began_from", {}).get("versions", {})  # at version 0 they keep what they began with
         versions = {
             client: Named(version=entry.version, attempt=entry.attempt, share=entry.share)
             for client, entry in entries.items()
-            if entry.version
+            if entry.version or client in before
         }
         return cls(
             run=directory.id, round=directory.round, versions=versions, clients=list(roster.ids),

@@ -274,7 +274,7 @@ class Node:
         wanted = {
             client: Wanted(v.version, v.attempt, v.share)
             for client, v in message.versions.items()
-            if v.version and client in self.clients
+            if client in self.clients
         }
         if not old or not wanted:
             create(path, about)
