@@ -15,7 +15,7 @@ from torch import nn
 from fedkeep import FederatedData, Method, Phase, Run, methods, simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
-from fedkeep.remote.continued import Older, begun
+from fedkeep.remote.continued import Older, begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.memory import Died
 from fedkeep.remote.server import Federation, serve_run
@@ -158,6 +158,7 @@ def test_a_node_hears_of_its_own_clients_alone(tmp_path: Path) -> None:
 
     def noting(messages: Any) -> list[str]:
         given = list(messages)
+        assert all(p.header["summarise"] is None for _, p in given if p.header["kind"] == "hello")
         sent.update({n: sorted(p.header["versions"]) for n, p in given if p.header["kind"] == "encoding"})
         return send(given)
 
@@ -179,6 +180,13 @@ def test_the_encoding_is_the_older_runs(tmp_path: Path) -> None:
     assert new["encoding"] == old["encoding"]
     assert new["began_from"]["run"] == old["run"] != new["run"]
     assert new["began_from"]["round"] == 3
+    again = older_for(
+        tmp_path / "old", tmp_path / "new"
+    )  # as the new run's server finds it when started again
+    assert again is not None
+    assert again.values is None
+    assert again.versions == Older.at(tmp_path / "old").versions
+    assert len(again.versions) == 6
 
 
 def test_a_new_layer_is_refused_by_name(tmp_path: Path) -> None:

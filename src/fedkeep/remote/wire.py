@@ -325,8 +325,7 @@ class Encode(Header):
         hello: the first message, as a node may be another process by now.
         encoding: as JSON.
         fingerprint: a digest of each part, ``fingerprint.parts``.
-        versions: with ``hello.continue_from`` the versions of the node's clients that its server accepted last; those
-            that have default values are not in it, and version 0 is what they began that run with.
+        versions: with ``hello.continue_from`` those of the node's clients that its server accepted last; others begin new.
     """
 
     kind: Literal["encoding"] = "encoding"
