@@ -276,6 +276,9 @@ class Node:
             for client, v in message.versions.items()
             if client in self.clients
         }
+        if old and wanted and self.terms.on_missing == "anew" and not file_of(self.folder, old).exists():
+            self.tell(f"The run {old!r} has no private state on this device. Its clients begin anew.")
+            wanted = {}
         if not old or not wanted:
             create(path, about)
             return
