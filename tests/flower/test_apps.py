@@ -21,6 +21,7 @@ from fedkeep.flower.transport import GridTransport
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.kept import kept_rounds
 from fedkeep.remote.server import serve_run
 from tests.flower.loopback import Loopback, context
 
@@ -108,7 +109,8 @@ def project(tmp_path, monkeypatch, text=CONFIG, **settings):
     monkeypatch.syspath_prepend(tmp_path)
     given = {
         "config": "config.toml", "out": str(tmp_path / "run"), "devices": str(tmp_path / "devices"),
-        "status": str(tmp_path / "status.json"), "clients": 6, "limit": 0, "judge-only": False, "patience": 60.0, **settings,
+        "status": str(tmp_path / "status.json"), "clients": 6, "limit": 0, "judge-only": False, "patience": 60.0,
+        "keep-rounds": 0, "continue-from": "", "on-change": "refuse", **settings,
     }  # fmt: skip
     made = context(1)
     made.run_config.update(given)
@@ -124,6 +126,20 @@ def test_the_server_app_says_how_it_is_and_goes_on_by_itself(tmp_path, monkeypat
     before = (tmp_path / "run" / "commit.json").read_bytes()
     server_app.main(grid, made)
     assert (tmp_path / "run" / "commit.json").read_bytes() == before
+
+
+def test_the_server_app_keeps_rounds_and_continues_an_older_run(tmp_path, monkeypatch):
+    _, grid = federation(tmp_path / "place")
+    monkeypatch.setattr(server_app, "serve_run", lambda *a, **k: serve_run(*a, **{**k, "poll": 0.01}))
+    server_app.main(grid, project(tmp_path, monkeypatch, **{"keep-rounds": 1}))
+    assert kept_rounds(tmp_path / "run") == [2, 3]
+    newer = {"out": str(tmp_path / "new"), "continue-from": str(tmp_path / "run"), "on-change": "never"}
+    with pytest.raises(ConfigError, match="on_change must be 'refuse' or 'anew'; got 'never'"):
+        server_app.main(grid, project(tmp_path, monkeypatch, **newer))
+    server_app.main(grid, project(tmp_path, monkeypatch, **{**newer, "on-change": "anew"}))
+    infos = [read_info(tmp_path / name) for name in ("run", "new")]
+    assert infos[1]["began_from"]["run"] == infos[0]["run"]
+    assert rounds_done(tmp_path / "new") == 3
 
 
 def test_an_order_beyond_the_limit_ends_the_server_app_with_one_line(tmp_path, monkeypatch):
@@ -180,11 +196,17 @@ def test_a_malformed_message_is_answered_by_a_reason():
         ('[rounds]\ndeadline = "x"\n', "rounds: "),
         ("[rounds]\nminimum = -1\n", "minimum must be at least 0; got -1"),
         ("[personalization]\nsteps = 3\n", "personalization: not across machines"),
+        ("[privacy]\nnoise = 1.0\nclip = 1.0\n", "privacy: not across machines yet. Leave the table out"),
     ],
 )
 def test_a_servers_configuration_that_is_wrong_says_where(text, said):
     with pytest.raises(ConfigError, match=said.replace("?", ".")):
         federation_of(CONFIG + text)
+
+
+def test_what_is_not_across_machines_yet_is_refused():
+    with pytest.raises(ConfigError, match="run.evaluate_adapted: not across machines yet. Leave it out"):
+        federation_of(f"{CONFIG}evaluate_adapted = true\n")
 
 
 def test_the_policy_of_rounds_is_that_of_the_configuration():

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeep import Method
+from fedkeep import FederatedData, Method
 from fedkeep.core.params import Params
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.memory import MemoryTransport
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Experiment, Node, Terms
 from fedkeep.remote.server import Federation
 from tests.engines.test_conformance import CASES, COHORT, ROUNDS, SEED
 
@@ -46,7 +46,7 @@ def federation(case: str, kind: str = "float32", **changes: Any) -> Federation:
 
 
 class Devices:
-    """Nodes with device stores on the disk, among which the clients of a case are dealt out in turn.
+    """Nodes with device stores on the disk, among which the clients of a case, or of other data, are dealt out in turn.
 
     Attributes:
         nodes: by their number, the process that lives now.
@@ -54,9 +54,18 @@ class Devices:
     """
 
     def __init__(
-        self, case: str, folder: Path, nodes: int = 2, *, back: float = 30.0, **options: Any
+        self,
+        case: str,
+        folder: Path,
+        nodes: int = 2,
+        *,
+        back: float = 30.0,
+        data: FederatedData | None = None,
+        experiment: Experiment = experiment,
+        **options: Any,
     ) -> None:
-        self.data, self.folder, self.back = CASES[case].data, folder, back
+        self.data, self.folder, self.back = data or CASES[case].data, folder, back
+        self.experiment = experiment
         self.count = min(nodes, len(self.data))
         self.nodes = [self.start(number) for number in range(self.count)]
         self.names = {f"node-{number}": number for number in range(self.count)}
@@ -69,7 +78,7 @@ class Devices:
         """Return a new process of a node."""
         data = self.data.select(list(range(number, len(self.data), self.count)))
         terms = Terms(owner="ann", leaves="clients", simulated_noise=True, patience=0.1)
-        return Node(Ready(data=data), self.folder / str(number), terms, experiment)
+        return Node(Ready(data=data), self.folder / str(number), terms, self.experiment)
 
     def restart(self, name: str) -> None:
         """Let a node come back as another process under another name."""

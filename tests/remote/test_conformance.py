@@ -12,7 +12,8 @@ from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.remote.ledger import COLUMNS, Entry, Ledger
-from fedkeep.remote.server import Roster, serve_run
+from fedkeep.remote.roster import Roster
+from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, reference
 from tests.remote.federations import Devices, federation
 from tests.tiny import everyone, on_server, same_bits

@@ -190,6 +190,9 @@ class TestAnotherRun:
         old.close()
         packet = continued(new_run(), old, tmp_path)
         assert header_of(packet, Refused).reason == "The run 'old' has no private state on this device."
+        new = new_run()
+        continued(new, old, tmp_path, on_missing="anew")
+        assert torch.equal(closed(new)["user"], Logits().user.expand(6, 3))
 
 
 class TestRollBack:

@@ -15,7 +15,8 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line
 from fedkeep.remote.kept import kept_rounds, roll_back
 from fedkeep.remote.memory import Died
-from fedkeep.remote.server import Roster, serve_run
+from fedkeep.remote.roster import Roster
+from fedkeep.remote.server import serve_run
 from fedkeep.report.page import write_report
 from tests.engines.test_conformance import CASES, COHORT, SEED, reference, trained
 from tests.remote.federations import Devices, federation

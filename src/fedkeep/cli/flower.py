@@ -14,7 +14,7 @@ from fedkeep.cli.settings import SetOption, find_config
 app = typer.Typer(
     name="flower",
     no_args_is_help=True,
-    help="A Flower project of a configuration; keys of a deployment; signatures that devices check.",
+    help="A Flower project of a configuration; keys of a deployment; signatures; a server's way back.",
     epilog="Example: fedkeep flower new visits --config config.toml",
 )
 
@@ -68,3 +68,21 @@ def sign(
 
     sign_project(folder, key)
     say(f"{folder} is signed.")
+
+
+@app.command("roll-back", epilog="Example: fedkeep flower roll-back /var/lib/fedkeep/visits --round 40")
+def roll_back(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The server's folder of the run; stop it first.")
+    ],
+    round: Annotated[int, typer.Option("--round", help="A finished round that the folder keeps.")],
+) -> None:
+    """Return a run's server to an earlier round; started again, it goes on from there.
+
+    The folder keeps rounds if the run was started with --run-config 'keep-rounds=N'. Devices follow as far as they keep
+    old versions themselves (history in their configuration), and say so where they do not.
+    """
+    from fedkeep.remote.kept import roll_back as to_round
+
+    to_round(run, round)
+    say(f"{run} is at round {round}. The same command that started the run goes on from there.")

@@ -56,6 +56,9 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         "limit": 0,  # bytes of a message; 0: Flower's own
         "patience": 3600.0,  # seconds to wait for clients before the first round
         "judge-only": False,
+        "keep-rounds": 0,  # how many finished rounds to keep, for fedkeep flower roll-back
+        "continue-from": "",  # the folder of an older run that this one begins with
+        "on-change": "refuse",  # about parameters that run does not have alike: refuse, or begin them anew
     }
     project = {
         "project": {

@@ -14,6 +14,7 @@ from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import Status, write_status
 from fedkeep.flower.transport import LIMIT, GridTransport
+from fedkeep.remote.continued import check_on_change
 from fedkeep.remote.server import serve_run
 
 app = ServerApp()
@@ -35,11 +36,15 @@ def main(grid: Grid, context: Context) -> None:
         federation = federation_of(bundled(str(settings["config"])).read_text(encoding="utf-8"))
         if settings["clients"]:
             federation = replace(federation, clients=int(settings["clients"]))
+        if settings["continue-from"]:
+            folder, on_change = Path(str(settings["continue-from"])), check_on_change(settings["on-change"])
+            federation = replace(federation, continue_from=folder, on_change=on_change)
         transport = GridTransport(grid, limit=int(settings["limit"]) or LIMIT)
         tell("The server app has started.")
         serve_run(
             federation, transport, Path(str(settings["out"])), patience=float(settings["patience"]),
-            judge_only=bool(settings["judge-only"]), progress=False, poll=POLL,
+            keep_rounds=int(settings["keep-rounds"]), judge_only=bool(settings["judge-only"]), progress=False,
+            poll=POLL,
         )  # fmt: skip
     except FedkeepError as error:
         write_status(path, Status("failed", str(error), os.getpid()))

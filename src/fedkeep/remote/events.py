@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round"]
+Kind = Literal["joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round", "began"]
 """``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
 said no more. ``lost``, ``late``, ``refused``, ``broken``: a client was missing from a round. ``again``: a message was
-sent again. ``round``: of a round as a whole."""
+sent again. ``round``: of a round as a whole. ``began``: what a run begins with that continues another."""
 
 
 @dataclass(frozen=True, kw_only=True)

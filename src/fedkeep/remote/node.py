@@ -274,8 +274,11 @@ class Node:
         wanted = {
             client: Wanted(v.version, v.attempt, v.share)
             for client, v in message.versions.items()
-            if v.version and client in self.clients
+            if client in self.clients
         }
+        if old and wanted and self.terms.on_missing == "anew" and not file_of(self.folder, old).exists():
+            self.tell(f"The run {old!r} has no private state on this device. Its clients begin anew.")
+            wanted = {}
         if not old or not wanted:
             create(path, about)
             return

@@ -72,11 +72,11 @@ class Nodes:
         return any(node.ticket for node in self._nodes.values())
 
     def encode(self, message: Encode) -> None:
-        """Tell every node from now on how data become numbers."""
+        """Tell every node from now on how data become numbers; of versions it hears those of its own clients."""
         self._encode = message
         for name, node in self._nodes.items():
             if node.state == "here":
-                self._send(name, "encoding", message)
+                self._send_encoding(name, message)
 
     def look(self) -> None:
         """See who is there and hear what they say."""
@@ -122,6 +122,11 @@ class Nodes:
         node.state, node.since = state, self.transport.now()
         (node.ticket,) = self.transport.send([(name, told(message))])
 
+    def _send_encoding(self, name: str, message: Encode) -> None:
+        clients = self.here[name].clients
+        own = {client: message.versions[client] for client in clients if client in message.versions}
+        self._send(name, "encoding", message.model_copy(update={"versions": own}))
+
     def _hear(self, name: str, packet: Packet | None, reason: str) -> None:
         node = self._nodes[name]
         node.ticket = ""
@@ -160,7 +165,7 @@ class Nodes:
             self.events.note("refused", self.twice[client], node=other, client=client)
         node.claims = {}
         if self._encode is not None:
-            self._send(name, "encoding", self._encode)
+            self._send_encoding(name, self._encode)
 
     def _fits(self, name: str, node: _Node, fits: Fits) -> None:
         node.state, node.fits = "fits", fits.clients

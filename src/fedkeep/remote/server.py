@@ -14,14 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from torch import nn
 
 from fedkeep.core.describe import describe
 from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
-from fedkeep.data.ids import Ids, check_ids
 from fedkeep.data.preparation import Encoding
 from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of, run_round
 from fedkeep.engines.base import declared
@@ -35,13 +33,16 @@ from fedkeep.experiments.simulate import count_rounds
 from fedkeep.methods import Global, Method
 from fedkeep.remote import fingerprint
 from fedkeep.remote.buffered import Buffered, check_buffered
+from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.kept import Kept
 from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.roster import Roster
 from fedkeep.remote.transport import Transport
 from fedkeep.remote.wire import PROTOCOL, Encode, Hello
 
@@ -64,6 +65,10 @@ class Federation:
         leaves: what of judging the server asks for.
         device_seed: what devices draw batches by; None: the run's seed, so that a simulation gives the same bits.
         simulated_noise: noise on uploads follows the seed too; for tests alone.
+        continue_from: the folder of an older run that this one begins with: its encoding, its federated parameters, and
+            what each client kept; it must be as it was until the first round has finished. None: there is none.
+        on_change: about federated parameters that the older run does not have as the model does: ``"refuse"``, or begin
+            them ``"anew"`` with the model's own values.
         config: the configuration, for the run's folder.
     """
 
@@ -86,40 +91,9 @@ class Federation:
     leaves: Leaves = "sums"
     device_seed: int | None = None
     simulated_noise: bool = False
+    continue_from: Path | None = None
+    on_change: OnChange = "refuse"
     config: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Roster:
-    """The clients of a run, by id, and which of them have examples to train on."""
-
-    ids: Ids
-    counts: Sequence[Mapping[str, int]]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def index(self, client: str) -> int:
-        """Return a client's place."""
-        place = self.ids.position(client)
-        if place < 0:
-            raise ConfigError(f"Client {client!r} is none of this run's {len(self)} clients.")
-        return place
-
-    @property
-    def trains(self) -> np.ndarray:
-        """The places of those who train."""
-        return np.flatnonzero([counts.get("train", 0) > 0 for counts in self.counts])
-
-    def plain(self) -> dict[str, Any]:
-        """Return it for ``run.json``."""
-        return {"ids": list(self.ids), "counts": [dict(counts) for counts in self.counts]}
-
-    @classmethod
-    def of(cls, counts: Mapping[str, Mapping[str, int]]) -> Roster:
-        """Return the roster of clients, by id, in an order that no node decides."""
-        ids = sorted(counts)
-        return cls(check_ids(ids), [counts[client] for client in ids])
 
 
 def serve_run(
@@ -183,27 +157,33 @@ class _Serving:
         info: Mapping[str, Any] = read_info(self.out) if goes_on else {"run": new_run_id()}
         if goes_on and "encoding" not in info:
             raise RunError(f"{self.out} is a simulation, not a run across machines. Name another folder.")
+        self.older = older = older_for(self.federation.continue_from, self.out if goes_on else None)
         self.nodes = Nodes(
             self.transport, self._hello(str(info["run"])), self.events, patience=60 * self.poll
         )
-        if not goes_on:
+        if not goes_on and older is None:
             self._wait("are there", lambda: sum(len(here.clients) for here in self.nodes.here.values()))
         self.encoding: Mapping[str, Any] = info["encoding"] if goes_on else self._encoding()
         module, self.method = self.federation.build(self.encoding)
-        self.net = Net(self.method.made_for(module))
+        self.net = self.first = Net(self.method.made_for(module))
+        if older is not None and older.values is not None:
+            self.first = begun(self.net, self.method, older, self.federation.on_change, self.events)
         self.meta = Encoding.from_json(json.dumps(self.encoding)).meta
         self.tasks: Sequence[Task] = tasks_in(self.meta)
         self.parts = fingerprint.parts(self.net.module, self.method, self.net.initial(), self.encoding)
         self.nodes.encode(
             Encode(
-                run=str(info["run"]), hello=self.nodes.hello, encoding=dict(self.encoding), fingerprint=dict(self.parts)
+                run=str(info["run"]), hello=self.nodes.hello, encoding=dict(self.encoding),
+                fingerprint=dict(self.parts), versions={} if older is None else dict(older.versions),
             )
         )  # fmt: skip
         if goes_on:
-            self.roster = Roster(check_ids(info["roster"]["ids"]), info["roster"]["counts"])
+            self.roster = Roster.from_plain(info["roster"])
         else:
             self._wait("fit the encoding", lambda: len(self.nodes.place))
             self.roster = Roster.of({client: self.nodes.counts[client] for client in self.nodes.place})
+            if older is not None:
+                older.tell_of(self.roster.ids, self.events)
         self._plan()
         self.directory = (
             RunDirectory.open(self.out, self.identity)
@@ -247,10 +227,11 @@ class _Serving:
     def _hello(self, run: str) -> Hello:
         federation = self.federation
         seed = federation.seed if federation.device_seed is None else federation.device_seed
-        asked = None if federation.summarise is None else dict(federation.summarise)
+        asked = None if federation.summarise is None or self.older is not None else dict(federation.summarise)
         return Hello(
             protocol=PROTOCOL, run=run, code=fingerprint.code(), experiment=federation.text, seed=seed,
             simulated_noise=federation.simulated_noise, summarise=asked,
+            continue_from="" if self.older is None else self.older.run,
         )  # fmt: skip
 
     def _wait(self, what: str, count: Callable[[], int]) -> None:
@@ -278,6 +259,8 @@ class _Serving:
             self.nodes.look()
 
     def _encoding(self) -> Mapping[str, Any]:
+        if self.older is not None:
+            return self.older.encoding
         told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
         return self.federation.encode(told)
 
@@ -310,7 +293,7 @@ class _Serving:
         federation = self.federation
         self.store = store = directory.store(COLUMNS, self.roster.ids)
         state = directory.recover(store)
-        server = first_global(self.method, self.net, self.roster, "cpu", self.sampler.count)
+        server = first_global(self.method, self.first, self.roster, "cpu", self.sampler.count)
         if state is not None:
             phases = len(self.method.client.phases)
             server = restored(directory.folder, state, server, Sequential(), phases).but(
@@ -374,4 +357,5 @@ class _Serving:
             "rounds": self.rounds, "rounds_per_epoch": self.sampler.rounds_per_epoch, "cohort": self.sampler.cohort,
             "metric": HEADLINE[self.tasks[0].kind], "bytes_down": size, "bytes_up": size,
             "encoding": self.encoding, "roster": self.roster.plain(),
+            **({} if self.older is None else {"began_from": self.older.plain()}),
         }  # fmt: skip

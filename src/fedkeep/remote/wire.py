@@ -325,7 +325,7 @@ class Encode(Header):
         hello: the first message, as a node may be another process by now.
         encoding: as JSON.
         fingerprint: a digest of each part, ``fingerprint.parts``.
-        versions: with ``hello.continue_from`` the versions of the node's clients that its server accepted last.
+        versions: with ``hello.continue_from`` those of the node's clients that its server accepted last.
     """
 
     kind: Literal["encoding"] = "encoding"

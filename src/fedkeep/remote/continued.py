@@ -1,0 +1,204 @@
+"""The server's side of a run that continues an older one: it begins with what that run's server had last.
+
+Federated parameters are taken over by name, where shapes and types agree; nothing else is guessed. What the method, the
+upload chain and the server's optimiser kept begins anew. Devices do likewise with private states (``migration``), at
+the versions of the older run's ledger.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.files import layout
+from fedkeep.core.net import Net
+from fedkeep.core.params import Params, under
+from fedkeep.core.run_files import read_commit, read_info
+from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.methods import Method
+from fedkeep.remote.events import Events
+from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.migration import OnChange
+from fedkeep.remote.roster import Roster
+from fedkeep.remote.wire import Named
+
+ANEW = {
+    "state": "The method's state on the server",
+    "links": "The upload chain's state on the server",
+    "optimizer": "The server optimiser's state",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Older:
+    """A run that a new one continues.
+
+    Attributes:
+        run: its id.
+        round: its last finished round.
+        versions: by client, the version that its server accepted last; clients that have default values are not in it.
+        clients: the ids of all its clients.
+        encoding: of its data, as JSON.
+        values: what its server had after that round, see ``drive.checkpoint``; None where the new run has finished
+            rounds of its own, and goes on with those.
+    """
+
+    run: str
+    round: int
+    versions: Mapping[str, Named]
+    clients: Sequence[str] = ()
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    values: Params | None = None
+
+    @classmethod
+    def at(cls, folder: Path) -> Older:
+        """Return what a run's folder holds; nothing in it is touched.
+
+        Raises:
+            RunError: there is no run across machines, it has finished no round, is in use or is damaged.
+        """
+        directory = RunDirectory.open(folder, write=False)
+        try:
+            info = directory.read_info()
+            if "encoding" not in info:
+                raise RunError(
+                    f"{folder} is a simulation, so no device keeps a state of it. Continue from a run across machines."
+                )
+            roster = Roster.from_plain(info["roster"])
+            store = directory.store(COLUMNS, roster.ids)
+            values = directory.recover(store)
+            if values is None:
+                raise RunError(
+                    f"{folder} has finished no round to continue from. Run it first, or begin a new run."
+                )
+            entries = Ledger(store, roster).entries(roster.ids)
+        finally:
+            directory.close()
+        before = info.get("began_from", {}).get("versions", {})  # at version 0 they keep what they began with
+        versions = {
+            client: Named(version=entry.version, attempt=entry.attempt, share=entry.share)
+            for client, entry in entries.items()
+            if entry.version or client in before
+        }
+        return cls(
+            run=directory.id, round=directory.round, versions=versions, clients=list(roster.ids),
+            encoding=info["encoding"], values=values,
+        )  # fmt: skip
+
+    def plain(self) -> dict[str, Any]:
+        """Return what the new run's ``run.json`` says of it."""
+        versions = {client: version.model_dump() for client, version in self.versions.items()}
+        return {"run": self.run, "round": self.round, "versions": versions}
+
+    def tell_of(self, clients: Sequence[str], events: Events) -> None:
+        """Note which clients of the new run are new, and which have left."""
+        there, here = set(self.clients), set(clients)
+        for text, some in (
+            ("joined; they begin with default values", here - there),
+            ("left; what they keep stays in the older run", there - here),
+        ):
+            if some:
+                events.note("began", f"{len(some)} clients have {text}: {_some(some)}.")
+
+
+def older_for(folder: Path | None, out: Path | None) -> Older | None:
+    """Return what a run begins with.
+
+    Args:
+        folder: of the run that it continues; None: there is none.
+        out: the new run's own folder if it has begun already; then it stays with what it began with.
+
+    Raises:
+        ConfigError: it began with another run.
+        RunError: as for ``Older.at``.
+    """
+    if out is None:
+        return None if folder is None else Older.at(folder)
+    info = read_info(out)
+    began = info.get("began_from")
+    if (began is None) != (folder is None):
+        said = "none" if began is None else f"the run {began['run']}"
+        raise ConfigError(
+            f"continue_from: {out} began with {said}. Name the same, or another folder for a new run."
+        )
+    if began is None or folder is None:
+        return None
+    if not read_commit(out, info).round:
+        older = Older.at(folder)
+        if older.plain() != began:
+            raise ConfigError(
+                f"continue_from: {out} began with round {began['round']} of the run {began['run']}; {folder} is at "
+                f"round {older.round} of the run {older.run}. Restore that folder, or name another for a new run."
+            )
+        return older
+    versions = {client: Named(**version) for client, version in began["versions"].items()}
+    return Older(run=began["run"], round=began["round"], versions=versions)
+
+
+def check_on_change(text: object) -> OnChange:
+    """Return the rule that a text names.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if text == "refuse" or text == "anew":
+        return text
+    raise ConfigError(f"on_change must be 'refuse' or 'anew'; got {text!r}.")
+
+
+def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: Events) -> Net:
+    """Return a net whose first values are the older run's, where they agree in name, shape and type.
+
+    Args:
+        net: of the new run.
+        method: of the new run.
+        older: with ``values``.
+        on_change: about federated parameters that don't agree, are new, or are gone.
+        events: is told what begins with which values.
+
+    Raises:
+        ConfigError: something does not agree, and ``on_change`` is ``"refuse"``; names the first.
+    """
+    assert older.values is not None
+    params = under("params/", older.values)
+    there, here = layout(params), layout(method.split.halves(net.module).federated(net.initial()))
+    same = [name for name in here if there.get(name) == here[name]]
+    changed = [name for name in {**here, **there} if name not in same]
+    if changed and on_change == "refuse":
+        more = f" (and {len(changed) - 1} more)" if changed[1:] else ""
+        raise ConfigError(
+            f"The federated parameters of the run {older.run} do not fit the new model: "
+            f"{_change(changed[0], there, here)}{more}. Continue with the model they were made with, or let what "
+            f"changed begin with the model's own values: on_change = 'anew'."
+        )
+    events.note(
+        "began", f"{len(same)} federated parameters begin with round {older.round} of the run {older.run}."
+    )
+    for name in changed:
+        events.note("began", f"The federated parameter {_change(name, there, here)}: {_instead(name, here)}.")
+    for part, what in ANEW.items():
+        if names := under(f"{part}/", older.values):
+            events.note("began", f"{what} begins anew: {_some(names)}.")
+    module = copy.deepcopy(net.module)
+    module.load_state_dict({name: params[name] for name in same}, strict=False)
+    return Net(module)
+
+
+def _change(name: str, there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    if name not in there:
+        return f"{name!r} is new"
+    return f"{name!r} is {here[name]}, and was {there[name]}" if name in here else f"{name!r} is gone"
+
+
+def _instead(name: str, here: Mapping[str, str]) -> str:
+    return "it begins with the model's own values" if name in here else "its values are not used"
+
+
+def _some(names: Any) -> str:
+    """Return the first five names, sorted, and whether there are more."""
+    first = sorted(names)
+    return ", ".join(first[:5]) + (", …" if first[5:] else "")
