@@ -246,7 +246,7 @@ def encode(
     rows = {t.parameter: t.rows[t.leaving] for t in tables}
     start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
-    spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends)
+    spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends) - done.params.keys()
     upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
     if not job.method.upload:
         return upload, {}
