@@ -16,6 +16,7 @@ from fedkeep.core.records import Extent
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGALRM and SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_campaign() -> None:
     found = list(fault_folders.classes(tried=300, seed=1))
     names = [f"run folders: {how}" for how in fault_folders.MUTATIONS]

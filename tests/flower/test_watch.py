@@ -4,7 +4,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedkeep.flower import watch
+
+
+@pytest.mark.parametrize("words", watch.GIVES_UP)
+def test_a_node_whose_connection_was_damaged_is_started_again(words: str) -> None:
+    node = f"import time; print('{watch.JOINED} 1'); print('ERROR: {words}.', flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, watch.__file__, "--with-parent", sys.executable, "-c", node],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert any("It is started again." in line for line in process.stdout)
+        process.stdin.close()
+        assert process.wait(watch.AGAIN + 10) == 0
 
 
 def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is_gone(tmp_path: Path) -> None:

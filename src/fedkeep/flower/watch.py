@@ -23,7 +23,7 @@ JOINED = "SuperNode ID:"
 NOT_NOW = "Failed to activate SuperNode"
 """What Flower 1.41 says of a key that it does not know, and of one whose node is taken to be there: after a node was
 killed that lasts for a minute."""
-GIVES_UP = "Giving up reconnection"
+GIVES_UP = ("Giving up reconnection", "SSL/TLS handshake error detected")
 """What Flower 1.41 says when a connection was damaged (a changed byte in TLS): its node does not end, and is gone."""
 AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
 KEY = (
@@ -91,7 +91,10 @@ class Watch:
         for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()
-            if GIVES_UP in line:  # Flower's process stays, and serves no more
+            joined = any(JOINED in one for one in said)
+            if joined and any(
+                words in line for words in GIVES_UP
+            ):  # Flower's process stays, and serves no more
                 process.terminate()
                 threading.Timer(GRACE, process.kill).start()
             said.append(line)

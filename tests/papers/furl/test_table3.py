@@ -195,6 +195,7 @@ def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(ran) == len(set(ran))
 
 
+@pytest.mark.slow
 def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table3, "SCENES", (scene(),))
     ran: list[str] = []
