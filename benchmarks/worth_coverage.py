@@ -26,8 +26,8 @@ CLIENTS = (5, 10, 20, 50, 100, 300, 600)
 SEEDS = (1, 3, 5)
 LARGEST = 4_000_000  # draws held at once
 SEED = 28
-WANTED, CLAIMED = (0.93, 0.97), (0.9, 0.99)
-"""Coverage that issue 28 asks for, and that the benchmark insists on: see ``outside_wanted`` in the results."""
+WANTED = (0.93, 0.97)
+"""The coverage that is claimed; see ``outside_wanted`` in the results for the cells where it is missed."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ HARMS = [
     for gain in (0.0, 0.05)
     for discordant in (0.3, 0.4)
 ] + [Harm(0, 0.0, 0.0, 100, 0.2), Harm(0, 0.0, 0.0, 25, 0.2)]
-POWER, CLAIMED_DISCORDANT = 0.8, 0.3
+POWER = 0.8
 
 
 def named(harm: Harm, count: int, rng: np.random.Generator) -> dict[str, float]:
@@ -186,12 +186,12 @@ def outside(cells: list[dict[str, Any]], low: float, high: float) -> list[str]:
 
 def missed(cells: list[dict[str, Any]], harms: list[dict[str, Any]]) -> list[str]:
     """Return what is claimed and was not reached."""
-    out = outside(cells, *CLAIMED)
+    out = outside(cells, *WANTED)
     for cell in cells:
         if cell["scene"] == "none" and max(cell["like_these_helps"], cell["these_helps"]) > ALPHA:
             out.append(f"no gain, {cell['clients']} clients, {cell['seeds']} seeds: 'helps' too often")
     for row in harms:
-        claimed = row["harmed"] and row["discordant"] <= CLAIMED_DISCORDANT
+        claimed = row["harmed"]
         if claimed and row["power"] < POWER:
             out.append(f"{row['points']:.0%} harm, {row['examples']} examples: power {row['power']:.2f}")
         if max(row["false_discoveries"], row["at_least_says_too_much"]) > ALPHA:

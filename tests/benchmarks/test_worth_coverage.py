@@ -51,7 +51,7 @@ def test_claims_that_are_not_reached_are_named() -> None:
     assert outside([cell | {"these_covered": 0.98}], 0.93, 0.97) == ["none, 5 clients, 3 seeds, these: 0.980"]
     assert missed([cell | {"these_helps": 0.06}], [row]) == ["no gain, 5 clients, 3 seeds: 'helps' too often"]
     assert missed([cell], [row | {"power": 0.7}]) == ["20% harm, 100 examples: power 0.70"]
-    assert missed([cell], [row | {"power": 0.7, "discordant": 0.4}]) == []  # shown, and not claimed
+    assert missed([cell], [row | {"power": 0.7, "discordant": 0.4}]) == ["20% harm, 100 examples: power 0.70"]
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -61,9 +61,12 @@ def test_the_page_says_what_was_measured() -> None:
         " ".join((ROOT / "docs" / "worth.md").read_text(encoding="utf-8").split()),
     )
     assert found["replicates"] == 1000
-    assert missed(cells, found["named"]) == []
     each = [cell[f"{name}_covered"] for cell in cells for name in ("like_these", "these")]
-    inside = len(each) - len(outside(cells, *found["wanted"]))
+    wide = outside(cells, *found["wanted"])
+    weak = [r for r in found["named"] if r["harmed"] and r["power"] < 0.8]
+    assert len(missed(cells, found["named"])) == len(wide) + len(weak)  # nothing else is missed
+    assert "so the benchmark reports its claim as failed" in text
+    inside = len(each) - len(wide)
     assert (
         f"They do in {inside} of {len(each)} cases, and in {100 * min(each):.1f} to {100 * max(each):.1f} % in all"
         in text
