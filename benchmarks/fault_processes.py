@@ -23,6 +23,7 @@ from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 
 LONGEST = 600.0  # seconds until a round counts as stuck
+GUARD = "guard.py flwr-clientapp"  # in the words of a process that serves a message
 SHIFTED = """
 import datetime, sys
 from flwr.supernode import node_auth_http_interceptor as signing
@@ -109,10 +110,10 @@ class Harm:
         """End the process that serves a message, a little after it began."""
         end, found = time.monotonic() + 120, list[int]()
         while not found and time.monotonic() < end:
-            found = [p for p in marked(self.link.processes.mark) if "guard.main()" in _words(p)]
+            found = [p for p in marked(self.link.processes.mark) if GUARD in _words(p)]
             time.sleep(0.05)
         time.sleep(self.draw.random() * 6)
-        alive = [process for process in found if "guard.main()" in _words(process)]
+        alive = [process for process in found if GUARD in _words(process)]
         for process in alive[:1]:
             os.kill(process, signal.SIGKILL)
         return f"{min(1, len(alive))} of {len(found)} client apps"

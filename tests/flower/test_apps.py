@@ -225,7 +225,7 @@ def test_a_malformed_message_is_answered_by_a_reason():
         ('[rounds]\ndeadline = "x"\n', "rounds: "),
         ("[rounds]\nminimum = -1\n", "minimum must be at least 0; got -1"),
         ("[personalization]\nsteps = 3\n", "personalization: not across machines"),
-        ("[privacy]\nnoise = 1.0\nclip = 1.0\n", "privacy: not across machines yet. Leave the table out"),
+        ("sampling = 'poisson'\n", "'poisson' across machines goes with a table .privacy. alone"),
     ],
 )
 def test_a_servers_configuration_that_is_wrong_says_where(text, said):

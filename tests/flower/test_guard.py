@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -53,6 +54,18 @@ def test_every_command_that_may_run_a_bundle_is_ours(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr == "This device runs fedkeep's ClientApp alone; flwr-agentapp was not started.\n"
+
+
+def test_the_heartbeat_does_not_wait_for_torch():
+    """Until a message is there, the process has imported Flower alone; a busy device takes tens of seconds for torch."""
+    code = (
+        "import runpy, sys; import flwr.supernode.cli as cli;"
+        "cli.flwr_clientapp = lambda: print('torch' in sys.modules, 'fedkeep' in sys.modules);"
+        "sys.argv = ['guard.py', 'flwr-clientapp', '--token', 'x'];"
+        f"runpy.run_path({guard.__file__!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
 
 
 def test_a_flower_that_loads_apps_in_another_way_is_refused(monkeypatch):

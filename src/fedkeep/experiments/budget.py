@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.engines import Sampler
-from fedkeep.privacy import DifferentialPrivacy, Terms, epsilon
+from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms, epsilon
+from fedkeep.privacy.ledger import FILE
 
 
 def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, pooled: bool = False) -> Terms:
@@ -30,3 +32,17 @@ def terms_of(privacy: DifferentialPrivacy, sampler: Sampler, pooled: bool = Fals
         clients=sampler.count, cohort=sampler.cohort, release=privacy.release(sampler.rate), delta=privacy.delta,
         budget=privacy.budget, accountant=privacy.accountant, repeatable=privacy.noise_seed is not None,
     )  # fmt: skip
+
+
+def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | None:
+    """Return the ledger of a run, to go on with or begun; None without differential privacy.
+
+    Raises:
+        RunError: the ledger of a run that goes on is missing, damaged, or older than its last commit.
+    """
+    if terms is None or directory is None:
+        return None if terms is None else Ledger(terms)
+    known = directory.extra.get("ledger")
+    if directory.round and not known:
+        raise RunError(f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy.")
+    return Ledger.open(directory.folder / FILE, directory.id, terms, known)

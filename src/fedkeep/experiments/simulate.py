@@ -28,7 +28,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_what_stays
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.experiments.budget import terms_of
+from fedkeep.experiments.budget import ledger_of, terms_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, make_engine
 from fedkeep.experiments.environment import check_device, environment
@@ -40,8 +40,7 @@ from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, differentially_private
 from fedkeep.methods.kteps import note_on_plateau
 from fedkeep.nn.accelerate import swaps_of
-from fedkeep.privacy import DifferentialPrivacy, Ledger, Terms
-from fedkeep.privacy.ledger import FILE as LEDGER
+from fedkeep.privacy import DifferentialPrivacy, Terms
 from fedkeep.store import Default, MemoryStore, PrivateStore
 
 
@@ -223,7 +222,7 @@ class _Simulation:
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
-            drive.ledger = self._ledger(directory)
+            drive.ledger = ledger_of(self.terms, directory)
             self._decide(drive.device, directory, resume)
             settings = self.config or {"seed": self.seed, "rounds": self.rounds, "method": self.method.name}
             with tracked(self.trackers, directory, history, self.name, settings) as drive.told:
@@ -283,16 +282,6 @@ class _Simulation:
             state=lambda: pooled_state(self.engine),
         )  # fmt: skip
         return drive
-
-    def _ledger(self, directory: RunDirectory | None) -> Ledger | None:
-        if self.terms is None or directory is None:
-            return None if self.terms is None else Ledger(self.terms)
-        known = directory.extra.get("ledger")
-        if directory.round and not known:
-            raise RunError(
-                f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy."
-            )
-        return Ledger.open(directory.folder / LEDGER, directory.id, self.terms, known)
 
     def _directory(self, out: Path, resume: bool) -> RunDirectory:
         directory = (

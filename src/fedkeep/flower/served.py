@@ -43,11 +43,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
                 f"{where}: rounds.{key}: unknown key.{did_you_mean(key, known)} Known here: {', '.join(known)}."
             )
     _check_run(config, where)
-    run, sampling = config.run, config.run.sampling
-    if sampling == "poisson":
-        raise ConfigError(
-            f"{where}: run.sampling: not 'poisson' across machines; it is for differential privacy."
-        )
+    run = config.run
     try:
         policy = RoundPolicy(
             **{"minimum": max(1, run.min_clients), **{k: v for k, v in rounds.items() if k in POLICY}}
@@ -63,9 +59,10 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     return Federation(
         name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
         summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
-        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=sampling,
+        epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=run.sampling,
         evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
-        policy=policy, config=config.model_dump(mode="json"), trackers=run.trackers,
+        privacy=None if config.privacy is None else config.privacy.build(), policy=policy,
+        config=config.model_dump(mode="json"), trackers=run.trackers,
     )  # fmt: skip
 
 
@@ -89,9 +86,9 @@ def without_data(path: Path, overrides: Sequence[str] = ()) -> str | None:
 def _check_run(config: Config, where: str) -> None:
     if config.run.hold_out:
         raise ConfigError(f"{where}: run.hold_out: a run across machines holds no client out. Leave it out.")
-    if config.privacy is not None:
+    if config.run.sampling == "poisson" and config.privacy is None:
         raise ConfigError(
-            f"{where}: privacy: not across machines yet. Leave the table out; fedkeep run has it."
+            f"{where}: run.sampling: 'poisson' across machines goes with a table [privacy] alone. Name another."
         )
     if config.personalization is not None:
         raise ConfigError(

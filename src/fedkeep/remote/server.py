@@ -21,17 +21,29 @@ from fedkeep.core.errors import ConfigError, RoundError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.records import Record, to_line
 from fedkeep.data.preparation import Encoding
-from fedkeep.engines import Leaves, Sampler, Sequential, Task, first_global, first_kept, orders_of, run_round
+from fedkeep.engines import (
+    Leaves,
+    Sampler,
+    Sequential,
+    Task,
+    first_global,
+    first_kept,
+    orders_of,
+    run_round,
+)
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.judgement import tasks_in
+from fedkeep.engines.round import Sampling
+from fedkeep.experiments.budget import ledger_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, restored
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
 from fedkeep.experiments.simulate import count_rounds
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
-from fedkeep.methods import Global, Method
+from fedkeep.methods import Method
+from fedkeep.privacy import DifferentialPrivacy, Terms
 from fedkeep.remote import fingerprint
 from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
@@ -43,6 +55,7 @@ from fedkeep.remote.ledger import COLUMNS, Ledger
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.protection import protected, secret_seed
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.transport import Transport
 from fedkeep.remote.wire import PROTOCOL, Encode, Hello
@@ -64,6 +77,8 @@ class Federation:
         on_malformed: about clients whose upload is refused; on other machines that stops no run, unless it is said.
         policy: of the rounds.
         leaves: what of judging the server asks for.
+        privacy: differential privacy of clients, as for ``simulate``; the server clips and adds the noise.
+        cohort_seed: what cohorts are drawn by; None: the run's seed, or with ``privacy`` a secret of the server's.
         device_seed: what devices draw batches by; None: the run's seed, so that a simulation gives the same bits.
         simulated_noise: noise on uploads follows the seed too; for tests alone.
         continue_from: the folder of an older run that this one begins with: its encoding, its federated parameters, and
@@ -84,13 +99,15 @@ class Federation:
     epochs: float | None = None
     cohort: int = 10
     seed: int = 0
-    sampling: Literal["shuffled", "independent"] = "shuffled"
+    sampling: Sampling = "shuffled"
     evaluate_every: int | None = None
     evaluate_shared: bool = False
     on_nonfinite: Literal["stop", "skip"] = "stop"
     on_malformed: Literal["stop", "skip"] = "skip"
     policy: RoundPolicy = field(default_factory=RoundPolicy)
     leaves: Leaves = "sums"
+    privacy: DifferentialPrivacy | None = None
+    cohort_seed: int | None = None
     device_seed: int | None = None
     simulated_noise: bool = False
     continue_from: Path | None = None
@@ -188,7 +205,7 @@ class _Serving:
             self.roster = Roster.of({client: self.nodes.counts[client] for client in self.nodes.place})
             if older is not None:
                 older.tell_of(self.roster.ids, self.events)
-        self._plan()
+        self._plan(info)
         self.directory = (
             RunDirectory.open(self.out, self.identity)
             if goes_on
@@ -271,12 +288,21 @@ class _Serving:
         told = [here.summary for here in self.nodes.here.values() if here.summary is not None]
         return self.federation.encode(told)
 
-    def _plan(self) -> None:
+    def _plan(self, info: Mapping[str, Any]) -> None:
         federation = self.federation
+        drawn_by = federation.seed if federation.privacy is None else secret_seed()
+        own = drawn_by if federation.cohort_seed is None else federation.cohort_seed
+        self.cohort_seed = int(info.get("cohort_seed", own))
         over = federation.policy.over_selection
         asked = -int(-(min(operator.index(federation.cohort), len(self.roster)) * over) // 1)
-        self.sampler = Sampler(self.roster.trains, asked, federation.sampling, federation.seed)
+        self.sampler = Sampler(self.roster.trains, asked, federation.sampling, self.cohort_seed)
         policy, population = federation.policy, len(self.roster.trains)
+        self.terms: Terms | None = None
+        if federation.privacy is not None:
+            self.method, self.terms = protected(self.method, federation.privacy, self.sampler, policy)
+        self.server = server = first_global(self.method, self.first, self.roster, "cpu", self.sampler.count)
+        if self.terms is not None:  # patterns of clip that don't fit are said now
+            self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
         if policy.mode == "buffered":
             check_buffered(self.method)
             if policy.buffer > population:
@@ -300,13 +326,10 @@ class _Serving:
         federation = self.federation
         self.store = store = directory.store(COLUMNS, self.roster.ids)
         state = directory.recover(store)
-        server = first_global(self.method, self.first, self.roster, "cpu", self.sampler.count)
         if state is not None:
             phases = len(self.method.client.phases)
-            server = restored(directory.folder, state, server, Sequential(), phases).but(
-                round=directory.round
-            )
-        self.server: Global = server
+            server = restored(directory.folder, state, self.server, Sequential(), phases)
+            self.server = server.but(round=directory.round)
         rules = Rules(
             run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=self.parts["encoding"],
             split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
@@ -338,6 +361,7 @@ class _Serving:
         return Drive(
             plan=plan, server=self.server, device=self.fleet, history=directory.history(),
             best=dict(extra.get("best", {})), directory=directory, pending=pending, train=train,
+            ledger=ledger_of(self.terms, directory),
         )  # fmt: skip
 
     def _cohort(self, number: int) -> list[str]:
@@ -363,6 +387,6 @@ class _Serving:
             "engine": "remote", "engine_reason": "clients on other machines", "device": "cpu", "pooled": False,
             "rounds": self.rounds, "rounds_per_epoch": self.sampler.rounds_per_epoch, "cohort": self.sampler.cohort,
             "metric": HEADLINE[self.tasks[0].kind], "bytes_down": size, "bytes_up": size,
-            "encoding": self.encoding, "roster": self.roster.plain(),
+            "encoding": self.encoding, "roster": self.roster.plain(), "cohort_seed": self.cohort_seed,
             **({} if self.older is None else {"began_from": self.older.plain()}),
         }  # fmt: skip
