@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,8 @@ def row(transport: GridTransport, case: str, kind: str, folder: Path, count: int
             "private": same_bits(kept(case, kind, out, count), everyone(expected.private, len(expected.data))),
             "seconds": round(seconds, 1),
         }  # fmt: skip
-    except Exception as error:  # noqa: BLE001  the other rows shall be trained too
-        return {"error": f"{type(error).__name__}: {error}"[:400]}
+    except Exception:  # noqa: BLE001  the other rows shall be trained too
+        return {"error": traceback.format_exc(limit=-1)[-400:]}
 
 
 def kept(case: str, kind: str, out: Path, count: int) -> Params:

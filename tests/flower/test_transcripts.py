@@ -6,14 +6,16 @@ that ends in ``&``, and of one whose log is streamed, a transcript shows some li
 
 import os
 import re
+import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from fedkeep.flower.processes import program
+from fedkeep.flower.processes import MARK, marked, program
 from tests.documents import ROOT, blocks
 from tests.flower.hosts import Hosts, reason
 
@@ -76,13 +78,19 @@ def test_there_are_transcripts_and_their_commands_stand_in_a_page():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
 def test_a_transcript_is_what_the_commands_say(path, tmp_path):
-    for _, command, printed in steps(path):
-        done = subprocess.run(
-            shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
-            env=environment(FLWR_HOME=str(tmp_path / "flower")), timeout=1200, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        check(command, done.stdout, printed)
+    mark = secrets.token_hex(8)
+    given = environment(FLWR_HOME=str(tmp_path / "flower"), **{MARK: mark})
+    try:
+        for _, command, printed in steps(path):
+            done = subprocess.run(
+                shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+                env=given, timeout=1200, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout
+            check(command, done.stdout.replace(str(tmp_path), "/srv"), printed)
+    finally:
+        for process in marked(mark):  # the link of Flower's simulation stays when its command has ended
+            os.kill(process, signal.SIGTERM)
 
 
 @pytest.mark.slow
