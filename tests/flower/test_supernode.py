@@ -1,7 +1,10 @@
 import email.utils
 import os
+import re
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -10,7 +13,8 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
-from fedkeep.flower.link import free_port
+from fedkeep.flower.link import Link, free_port
+from fedkeep.flower.local import Local
 from fedkeep.flower.processes import check_port, check_reachable
 from fedkeep.flower.supernode import SuperNode, check_clock
 
@@ -137,3 +141,33 @@ def test_a_clock_that_flower_takes_is_taken(ahead):
 def test_a_clock_that_is_wrong_is_told(ahead, said):
     with pytest.raises(ConfigError, match=f"{said}.*Set the clock"):
         check_clock(email.utils.formatdate(1_800_000_000, usegmt=True), 1_800_000_000 + ahead)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "said"), [(600, "ahead of"), (-600, "behind")])
+def test_a_device_whose_clock_is_wrong_is_told_before_it_joins_a_real_link(seconds, said, tmp_path):
+    """The command as a device's owner runs it, its clock moved; exit code 2, one line, and nothing is left running."""
+    (tmp_path / "visits.csv").write_text("user,text,label\n" + "a,pain,x\na,rash,y\n" * 10)
+    data = {"reader": "table", "path": str(tmp_path / "visits.csv")}
+    local = Local(folder=tmp_path / "all", config_text="seed = 0\n", data=data, clients={"one": ["a"]})
+    local.prepare()
+    link = Link(local.folder, local.folder / "keys")
+    code = (
+        f"import time; real = time.time; time.time = lambda: real() + {seconds};"
+        "from fedkeep.cli.__main__ import main; main()"
+    )
+    with link.processes:
+        link.start()
+        link.register("one")
+        node = local.node("one", link.address)
+        done = subprocess.run(
+            [sys.executable, "-c", code, "device", "run", str(node.config)],
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"Error: This machine's clock is \d+ seconds {said} the link's; .*Set the clock.*\n",
+        done.stderr,
+        re.DOTALL,
+    )
+    assert not (node.home / "bin").exists()
