@@ -91,11 +91,12 @@ class Devices:
         self.names[new] = number
         self.transport.join(new, self.nodes[number].serve)
 
-    def kept(self, entries: Mapping[str, Any]) -> Params:
+    def kept(self, entries: Mapping[str, Any], run: str = "") -> Params:
         """Return what all clients keep of the versions that a ledger names, stacked in the order of the data."""
         rows: dict[str, Params] = {}
         for node in self.nodes:
-            ((run, running),) = node._runs.items()
+            run = run or next(iter(node._runs))
+            running = node._runs[run]
             store = running.store or node._open(run, running)
             for client in node.clients:
                 entry = entries[client]

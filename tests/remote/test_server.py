@@ -13,6 +13,7 @@ import torch
 from fedkeep import simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.records import from_line, to_line
+from fedkeep.core.run_files import read_info
 from fedkeep.remote.kept import kept_rounds, roll_back
 from fedkeep.remote.memory import Died
 from fedkeep.remote.roster import Roster
@@ -65,6 +66,21 @@ def test_a_server_that_was_killed_goes_on_at_the_next_round_by_itself(rounds: in
     assert same_bits(devices.kept(ledger_of(tmp_path / "run")), everyone(expected.private, 6))
     devices.close()
     assert_near(history, expected.history)  # the evaluation of round 2, made with round 3, is there once
+
+
+def test_two_runs_on_the_same_nodes_do_not_touch_each_other(tmp_path: Path) -> None:
+    devices, one, two = Devices(CASE, tmp_path, 2), tmp_path / "one", tmp_path / "two"
+    stops_after(devices, 1)
+    with pytest.raises(Died):
+        served(devices, one)
+    served(devices, two)  # the other run, from its first round to its last, between two rounds of the first
+    served(devices, one)
+    expected = reference(CASE, "float32")
+    for folder in (one, two):
+        run = read_info(folder / "run")["run"]
+        assert same_bits(server_of(folder / "run"), on_server(expected))
+        assert same_bits(devices.kept(ledger_of(folder / "run"), run), everyone(expected.private, 6))
+    devices.close()
 
 
 def test_a_tracker_is_told_every_record_of_a_server_that_was_killed_once(tmp_path: Path) -> None:
