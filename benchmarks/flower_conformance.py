@@ -35,10 +35,10 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("where", choices=("ray", "cluster", "nodes"))
     parser.add_argument("--rows", choices=("few", "all"), default="few")
-    parser.add_argument("--case", action="append", help="these alone, in float32; may be repeated")
+    parser.add_argument("--case", action="append", help="these alone; may be repeated")
     parser.add_argument("--nodes", type=int, default=4)
     given = parser.parse_args(words)
-    kinds = ("float32", "float64") if given.rows == "all" and not given.case else ("float32",)
+    kinds = ("float32", "float64") if given.rows == "all" else ("float32",)
     cases = given.case or (FEW if given.rows == "few" else CASES)
     rows = [(case, kind) for case in cases for kind in kinds]
     found = trained(given.where, rows, given.nodes)
