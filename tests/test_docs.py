@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.documents import ROOT, blocks, fedkeep_commands, run_python, sentences
+from tests.notebooks import NOTEBOOKS, run_notebook
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_COMMANDS = [ROOT / "README.md", *PAGES]
@@ -23,6 +25,16 @@ GROUPS = ("device", "flower")
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_python(page)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_prints_what_it_shows(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown, ran = (
+        [re.sub(r"[−-]?\d+(\.\d+)?", "N", str(cell.get("outputs"))) for cell in notebook["cells"]]
+        for notebook in (json.loads(path.read_text(encoding="utf-8")), run_notebook(path))
+    )
+    assert ran == shown  # but for numbers, which processors round differently
 
 
 def help_of(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
