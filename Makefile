@@ -4,6 +4,7 @@
 # make slow    the tests that take minutes or need real data (FEDKEEP_DATA)
 # make bench   the benchmarks, each of which asserts its claim
 # make fuzz    property tests with hostile inputs for some time (SECONDS=60)
+# make docs    the site in site/, strict: a dead link fails
 # make wheels  in dist/: the source, wheels for Linux on x86-64 (glibc 2.28 or newer) and for every platform
 # make format  format the code and mend what the linter can mend
 # make clean   remove what these targets made, the virtual environment included
@@ -35,7 +36,7 @@ SOURCES := pyproject.toml papers/pyproject.toml $(wildcard setup.py) $(wildcard 
 # A process of the tests computes on one core each, so that workers don't get into each other's way.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check slow bench fuzz wheels format install clean
+.PHONY: help demo test check slow bench fuzz docs wheels format install clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -80,6 +81,15 @@ check: $(VENV)/dev.stamp
 	@echo "mypy ..." && $(BIN)/mypy
 	@echo "import contracts ..." && $(BIN)/lint-imports
 
+$(VENV)/docs.stamp: $(VENV)/run.stamp
+	@echo "Installing what the site needs ..."
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/docs.stamp
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "site/index.html"
+
 # Zig's C++ compiler links with an older C library than this machine's. Both wheels are made from the source package.
 MANYLINUX := x86_64-linux-gnu.2.28
 PACK := $(abspath $(VENV))/pack/bin/python
@@ -103,6 +113,6 @@ format: $(VENV)/dev.stamp
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist papers/build papers/dist src/*.egg-info papers/src/*.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) build dist site papers/build papers/dist src/*.egg-info papers/src/*.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache
 	find src papers tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

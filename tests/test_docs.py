@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.documents import ROOT, blocks, fedkeep_commands, run_python
+from tests.documents import ROOT, blocks, fedkeep_commands, run_python, sentences
+from tests.notebooks import NOTEBOOKS, run_notebook
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WITH_COMMANDS = [ROOT / "README.md", *PAGES]
+WITH_LINKS = [*WITH_COMMANDS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LONGEST = 35  # words of a sentence
 GROUPS = ("device", "flower")
 
 
@@ -21,6 +25,16 @@ GROUPS = ("device", "flower")
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_python(page)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_prints_what_it_shows(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown, ran = (
+        [re.sub(r"[−-]?\d+(\.\d+)?", "N", str(cell.get("outputs"))) for cell in notebook["cells"]]
+        for notebook in (json.loads(path.read_text(encoding="utf-8")), run_notebook(path))
+    )
+    assert ran == shown  # but for numbers, which processors round differently
 
 
 def help_of(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -53,8 +67,7 @@ def test_every_command_stands_in_the_documents(
 ) -> None:
     listed = set(re.findall(r"^[│|\s]*([a-z]+) {2,}", help_of([], monkeypatch, capsys), re.MULTILINE))
     assert {"demo", "run", "check", "evaluate", "personalize", "report", "reproduce", "list"} <= listed
-    for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
-        assert listed <= {words[0] for words in fedkeep_commands(page)}
+    assert listed <= {words[0] for words in fedkeep_commands(ROOT / "docs" / "cli.md")}
 
 
 def test_configurations_in_the_documents_are_valid() -> None:
@@ -74,11 +87,48 @@ def test_configurations_in_the_documents_are_valid() -> None:
             parse_config(block.text, block.name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\[([^\]]*)\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-    assert [t for _, t in links if "://" not in t and not (page.parent / t).exists()] == []
-    assert [t for text, t in links if not text] == []
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that a page's headings make, in the site as on a forge."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = (
+        re.sub(r"[^\w\s-]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    )
+    return {re.sub(r"[-\s]+", "-", title).strip("-") for title in titles}
+
+
+def test_links_lead_somewhere() -> None:
+    dead = []
+    for page in WITH_LINKS:
+        for text, target in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            file = page.parent / name if name else page
+            if "://" not in target and not (
+                text and file.exists() and (not anchor or anchor in anchors(file))
+            ):
+                dead.append(f"{page.relative_to(ROOT)}: {target}")
+    assert dead == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("One two. Three", [2, 1]),
+        ("`a` is b. `c` is; [d e](f.md)!", [3, 4]),
+        ("- a\n- b c\n\n| d | e f |", [1, 2, 1, 2]),
+    ],
+)
+def test_words_are_counted(text: str, words: list[int]) -> None:
+    assert [len(sentence.split()) for sentence in sentences(text)] == words
+
+
+def test_no_sentence_is_long() -> None:
+    long = [
+        f"{page.relative_to(ROOT)}: {len(sentence.split())} words: {sentence}"
+        for page in [ROOT / "README.md", *PAGES]
+        for sentence in sentences(page.read_text(encoding="utf-8"))
+        if len(sentence.split()) > LONGEST
+    ]
+    assert long == []
 
 
 def example(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The tables of README and docs/measured.md hold the numbers of the files in results/."""
+"""README's numbers and the tables of docs/measured.md are those of the files in results/."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks import claims
+from fedkeep.methods import METHODS
 from tests.documents import ROOT
 
 README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
@@ -72,10 +71,12 @@ def speed_of(row: list[str], known: list[str]) -> tuple[str, int, str | None]:
     return name, int(row[1]), None
 
 
-@pytest.mark.parametrize("page", [README, MEASURED], ids=lambda p: p.name)
-def test_speed(page: Path) -> None:
-    files = [results(name) for name in ("speed", "speed-zen4", "speed-avx2")]
-    body, known = table(page, lambda t: t[0][0] == "workload"), [""]
+SPEEDS = ("speed", "speed-zen4", "speed-avx2")
+
+
+def test_speed() -> None:
+    files = [results(name) for name in SPEEDS]
+    body, known = table(MEASURED, lambda t: t[0][0] == "workload"), [""]
     assert len(body) >= 6
     for row in body:
         name, cohort, over = speed_of(row, known)
@@ -102,41 +103,85 @@ def test_small_clients() -> None:
 
 FURL = {
     "Global FL, the paper's recipe": "Global FL, paper's recipe",
-    "Global FL, the paper's recipe (plain FedAvg)": "Global FL, paper's recipe",
     "Personalized FL, the paper's recipe": "Personalized FL, paper's recipe",
     "Global FL, ours": "Global FL, best recipe",
     "Global FL, our recipe": "Global FL, best recipe",
     "Personalized FL, ours": "Personalized FL, best recipe",
     "Personalized FL, our recipe": "Personalized FL, best recipe",
     "known without training": "(each user's most frequent label)",
-    "each user's most frequent channel, without training": "(each user's most frequent label)",
 }
 SCENES = ("zulip_channels", "zulip_channels, bag of words", "sticker-like (generated)")
 
 
-@pytest.mark.parametrize(
-    ("page", "columns", "file"),
-    [(README, 4, "furl-table3"), (MEASURED, 4, "furl-table3")],
-)
-def test_furl(page: Path, columns: int, file: str) -> None:
-    rows = by_scene(file)
-    body = table(page, lambda t: t[1][0] == "Global Server" and len(t[0]) == columns)
+def test_furl() -> None:
+    rows = by_scene("furl-table3")
+    body = table(MEASURED, lambda t: t[1][0] == "Global Server" and len(t[0]) == 4)
     assert len(body) == 7
     for name, *cells in body:
-        for scene, cell in zip(SCENES, cells, strict=False):
-            row = rows.get((scene, FURL.get(name, name)))
-            if row is None:
-                row = rows.get((scene, "(best possible, user known)"))
-            where = f"{scene}, {name}"
-            if row is None or row["value"] is None:
-                assert cell == "not run", where
-                continue
-            shown = re.sub(r"\((?!.*seed)[^)]*\)", "", cell)  # words about it
-            seeds = re.search(r"\((\w+) seeds?\)", cell)
-            if seeds:
-                assert len(row["seeds"]) == {"one": 1, "two": 2, "three": 3}[seeds[1]], where
-                shown = shown.replace(seeds[0], "")
-            check(where, shown, percent(row))
+        for scene, cell in zip(SCENES, cells, strict=True):
+            row = rows.get((scene, FURL.get(name, name))) or rows[scene, "(best possible, user known)"]
+            check(f"{scene}, {name}", re.sub(r"\([^)]*\)", "", cell), percent(row))
+
+
+def mean(file: str, scene: str, method: str, metric: str = "") -> float:
+    """Return the mean of one method on a scene of a results file."""
+    (row,) = [
+        r for r in results(file) if (r["scene"], r["method"]) == (scene, method) and metric in r["metric"]
+    ]
+    return float(row["value"])
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    text = " ".join(README.read_text(encoding="utf-8").split())
+
+    def check_line(pattern: str, *numbers: float) -> None:
+        found = re.search(pattern, text)
+        assert found, pattern
+        check(pattern, " ".join(found.groups()), list(numbers))
+
+    films, images = "MovieLens-100K, ratings", "CIFAR-10, 5 × 500, p = 0.8, clean protocol"
+    rmse = [
+        mean("natural-users", films, name, "rmse")
+        for name in ("FURL", "FedAvg", "Local", "FedAvg + fine-tuning")
+    ]
+    right = {
+        n: 100 * mean("moe-methods-medium", images, n)
+        for n in ("FedRep", "FedAvg", "Local", "Mixture", "Fine-tuned")
+    }
+    check_line(r"RMSE on MovieLens-100K: (\S+); FedAvg (\S+), each alone (\S+) \|", *rmse[:3])
+    check_line(
+        r"a client: (\S+) %; FedAvg (\S+) %, each alone (\S+) %",
+        *(right[n] for n in ("FedRep", "FedAvg", "Local")),
+    )
+    check_line(r"the same images: (\S+) %", right["Mixture"])
+    check_line(r"MovieLens (\S+), CIFAR-10 (\S+) %", rmse[3], right["Fine-tuned"])
+    reviews = {r["method"]: r for r in results("kteps-table3") if r["metric"] == "accuracy_ap" and r["value"]}
+    most = max(row["value"] for row in reviews.values())
+    check_line(
+        r"goods: (\S+) %; the best of the others (\S+) %", 100 * reviews["FedAvg"]["value"], 100 * most
+    )
+    check_line(
+        r"FedAvg: (\S+ ± \S+) against (\S+ ± \S+) %", *percent(reviews["KTEPS"]), *percent(reviews["FedAvg"])
+    )
+    ours = [
+        100 * mean("furl-table3", SCENES[0], FURL[f"{kind} FL, ours"]) for kind in ("Personalized", "Global")
+    ]
+    check_line(r"federation; (\S+) % against (\S+) % without vectors", *ours)
+    table2 = [r for r in results("moe-table2") if "paper's protocol" in r["scene"] and r["published"]]
+    check_line(r"within (\S+) points", max(100 * abs(r["value"] - r["published"]) for r in table2))
+    rows = [
+        claims.best(results(name), *case)
+        for name in SPEEDS
+        for case in (("W1", 10), ("W1", 40), ("W1", 160), ("W3", 5))
+    ]
+    ratios = [
+        [row["ratio_to_plain"] for row in rows if row and row["workload"] == name] for name in ("W1", "W3")
+    ]
+    check_line(
+        r"is (\S+) to (\S+) times .* LSTM, (\S+) to (\S+) times",
+        *(edge(of) for of in ratios for edge in (min, max)),
+    )
+    assert f"all {len(METHODS)} methods" in text
 
 
 def test_mixture_table_2() -> None:

@@ -1,4 +1,4 @@
-"""README and CONTRIBUTING: their Python runs, their commands exist, and their links lead somewhere."""
+"""README and CONTRIBUTING: their Python runs, and what they name exists."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.documents import ROOT, blocks, run_python
 @pytest.fixture(scope="module")
 def readme() -> tuple[dict[str, Any], str]:
     """What the README's Python leaves behind, and what it prints."""
+    torch.manual_seed(0)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         names = run_python(ROOT / "README.md")
@@ -27,9 +28,11 @@ def test_the_first_snippet_trains_in_ten_lines_and_prints_metrics(readme: tuple[
     names, printed = readme
     first = blocks(ROOT / "README.md", "python")[0].text
     assert len([line for line in first.splitlines() if line and not line.startswith("import")]) <= 10
-    metrics = names["run"].evaluate("test")
-    assert metrics["accuracy"] > 0.75
-    assert printed == f"{metrics}\n"
+    assert names["run"].evaluate("test")["accuracy"] > 0.75
+    (shown,) = blocks(ROOT / "README.md", "text")
+    assert re.fullmatch(r"\d\.\d\d against \d\.\d\d\n", printed)
+    for here, there in zip(printed.split(), shown.text.split(), strict=True):  # but for processors' rounding
+        assert here == there or abs(float(here) - float(there)) <= 0.05
 
 
 def test_the_snippet_keeps_its_private_part_private(readme: tuple[dict[str, Any], str]) -> None:
@@ -38,25 +41,6 @@ def test_the_snippet_keeps_its_private_part_private(readme: tuple[dict[str, Any]
     own = [run.parameters(name)["user"] for name in ("user-7", "user-8")]
     assert not torch.equal(own[0], own[1])
     assert run.evaluate("test")["accuracy"] > run.evaluate("test", shared=True)["accuracy"]
-
-
-def test_the_method_on_one_page_works() -> None:
-    run_python(ROOT / "CONTRIBUTING.md")  # it asserts its own claims
-
-
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
-]
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_links_to_files_lead_somewhere(name: str) -> None:
-    page = ROOT / name
-    targets = [t for t in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")) if "://" not in t]
-    assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
 def test_make_targets_that_are_named_exist() -> None:
@@ -80,5 +64,5 @@ def test_the_licence_is_the_whole_apache_licence() -> None:
 
 def test_every_room_is_on_the_map() -> None:
     rooms = {path.parent.name for path in Path(ROOT, "src", "fedkeep").glob("*/__init__.py")}
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert [room for room in sorted(rooms) if f"`{room}`" not in text] == []

@@ -26,14 +26,14 @@ document.body.dataset.wide = document.documentElement.scrollWidth > window.inner
 </script>"""
 
 
-def dom(page: Path, profile: Path) -> tuple[str, str]:
+def dom(page: Path, profile: Path, *more: str) -> tuple[str, str]:
     """Return the document after its scripts ran, and what the browser logged."""
     flags = (
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
         "--disable-component-update --disable-sync --enable-logging=stderr --window-size=500,900"
     )
     done = subprocess.run(
-        [str(CHROMIUM), *flags.split(), f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
+        [str(CHROMIUM), *flags.split(), *more, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=60,
@@ -75,3 +75,25 @@ def test_the_policy_stops_what_is_outside_and_errors_are_seen(
     assert "data-loaded" not in text
     assert "CONSOLE" in log
     assert "Content Security Policy" in log
+
+
+NARROW = """<body style="margin: 0"><iframe src="report.html" style="width: 400px; height: 900px" onload="
+var there = this.contentDocument.documentElement;
+document.body.dataset.wide = there.scrollWidth - 400;
+document.body.dataset.reached = [...there.querySelectorAll('a[href], summary')].every(e => {
+  e.focus(); return this.contentDocument.activeElement === e || !e.checkVisibility(); });
+"></iframe>"""
+
+
+def test_the_page_fits_a_phone_and_the_keyboard_reaches_its_links(
+    write_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    page = write_report([write_run(analyses=all_analyses())], tmp_path / "out")
+    probe = page.with_name("narrow.html")
+    probe.write_text(NARROW)
+    text, log = dom(probe, tmp_path / "profile", "--allow-file-access-from-files")
+    assert "CONSOLE" not in log
+    wide = re.search(r'data-wide="(-?\d+)"', text)
+    assert wide is not None
+    assert int(wide[1]) <= 0
+    assert 'data-reached="true"' in text

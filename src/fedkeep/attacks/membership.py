@@ -12,6 +12,7 @@ from fedkeep.metrics.worth.intervals import Interval, jackknife, t_quantile
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 FPR = 0.01
+"""The share of false alarms at which the share of members found is read."""
 
 
 def confidence(loss: Floats) -> Floats:

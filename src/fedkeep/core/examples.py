@@ -27,6 +27,7 @@ Model = Literal["own", "shared", "default", "adapted", "local"]
 before it adapts; ``adapted`` and ``local``: with values that ``Device.adapt`` left; ``local`` is a reference."""
 
 MODELS: tuple[Model, ...] = get_args(Model)
+"""All of `Model`, in the order in which they are judged."""
 SHARED_COLUMNS = {"client": torch.int32, "row": torch.int64, "label": torch.uint8}
 VALID, ROSTER = "valid:", "roster:"
 """What stands before a name in the file: of validation examples, and of what is known of clients."""

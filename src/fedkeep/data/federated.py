@@ -25,6 +25,7 @@ from fedkeep.data.columns import Column, Ragged, Rows, as_offsets, check_offsets
 from fedkeep.data.ids import RangeIds, as_id, check_ids, group_rows
 
 SPLITS = splits.SPLITS
+"""The names of the parts that examples are divided into: train, valid, test."""
 
 __all__ = ["SPLITS", "FederatedData", "Ragged", "RangeIds"]
 

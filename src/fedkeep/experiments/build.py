@@ -65,6 +65,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "gate": models.Gate,
     "confidence_gate": models.ConfidenceGate,
 }
+"""Networks by the name that ``model.kind`` has in a configuration."""
 
 
 def build_model(config: Config, data: FederatedData | Encoding, folder: Path | None = None) -> nn.Module:

@@ -74,6 +74,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         kteps, kteps_star, lg_fedavg, mixture, moon, mr_mtl, per_fedavg, pfedhn, pfedme, pfl_da, scaffold,
     )
 }  # fmt: skip
+"""Functions that make a method, by the name that ``method.kind`` has in a configuration."""
 
 __all__ = [
     "METHODS",

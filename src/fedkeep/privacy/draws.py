@@ -21,6 +21,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.seeds import generator
 
 Entropy = Literal["run", "system"]
+"""Where noise comes from: the run's seed, which repeats, or the operating system."""
 
 
 class Draw(Protocol):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PLAN, JOURNAL = "sweep.json", "journal.log"
 Prune = Literal["median", "halving", "none"]
+"""The rule by which a trial ends early."""
 RANDOM = 5
 """Trials of a method that are drawn at random before TPE learns from them; likewise before any is ended early."""
 SPARED = 1

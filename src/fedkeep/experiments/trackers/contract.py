@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from fedkeep.core.records import Record
 
 End = Literal["finished", "stopped", "failed"]
+"""How a run ended: all rounds done, ended early or by Ctrl-C, or by an error."""
 
 
 class EndRun(Exception):  # noqa: N818 - it is none

@@ -21,6 +21,7 @@ from fedkeep.experiments.trackers.stores import STORES
 
 FILE = "tracked.json"
 Tell = Callable[[Sequence[Record], Sequence[Record]], None]
+"""Receives the records that a round added: the run's, and each client's."""
 
 
 def named_tracker(given: str | Tracker) -> Tracker:
