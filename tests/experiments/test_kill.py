@@ -107,7 +107,9 @@ def test_killed_at_every_touch_of_the_files(quick_path: Path, engine: str, step:
     assert len(ends) > 24 // step
 
 
-@pytest.mark.parametrize("engine", killed.ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(e, marks=() if e == "sequential" else pytest.mark.slow) for e in killed.ENGINES]
+)
 def test_killed_again_and_again_at_random_instants(
     tmp_path: Path, engine: str, process: Start, never_stopped: Any
 ) -> None:
