@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -37,6 +38,24 @@ CONFORMANCE = {  # tests of the conformance table, and the engine that they try;
 }
 
 
+LEFT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the rows of the conformance table that are left out; a worker of xdist tells its number."""
+    config = items[0].config
+    count = sum(getattr(item, "originalname", None) in CONFORMANCE for item in items)
+    config.stash[LEFT] = config.stash.get(LEFT, 0) + count
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left"] = config.stash[LEFT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take the number that a worker tells; all have the same."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which rows of the conformance table were tried."""
     tried: Counter[str] = Counter()
@@ -46,7 +65,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             tried[f"{CONFORMANCE[name] or row.split('-')[0]} in {row.rpartition('-')[2].rstrip(']')}"] += 1
     if tried:
         rows = ", ".join(f"{engine}: {count}" for engine, count in sorted(tried.items()))
-        terminalreporter.write_line(f"conformance with sequential, rows tried: {rows} (the others: -m slow)")
+        left = terminalreporter.config.stash.get(LEFT, 0)
+        terminalreporter.write_line(
+            f"conformance, rows tried: {rows}; left out: {left} (slow, or not chosen)"
+        )
 
 
 @pytest.fixture(autouse=True)
