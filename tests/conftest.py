@@ -62,7 +62,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("passed", []) + terminalreporter.stats.get("failed", []):
         name, _, row = report.nodeid.rpartition("::")[2].partition("[")
         if name in CONFORMANCE:
-            tried[f"{CONFORMANCE[name] or row.split('-')[0]} in {row.rpartition('-')[2].rstrip(']')}"] += 1
+            kind = "float32" if row.endswith("-float32]") else "float64"  # nodes have float64 alone
+            tried[f"{CONFORMANCE[name] or row.split('-')[0]} in {kind}"] += 1
     if tried:
         rows = ", ".join(f"{engine}: {count}" for engine, count in sorted(tried.items()))
         left = terminalreporter.config.stash.get(LEFT, 0)
