@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -27,6 +29,47 @@ hypothesis.settings.load_profile("fedkeep")
 # Before tests are collected, and first: this tree's entry points, not those of another that may be installed.
 _PACKAGES = tempfile.TemporaryDirectory(prefix="fedkeep-tests-")
 sys.path.insert(0, str(write_papers(Path(_PACKAGES.name))))
+
+
+CONFORMANCE = {  # tests of the conformance table, and the engine that they try; None: the first part of the id
+    "test_engines_agree": None,
+    "test_nodes_equal_sequential_to_the_bit_and_no_private_value_leaves": "nodes",
+    "test_a_run_across_machines_equals_sequential_to_the_bit": "server and nodes",
+}
+
+
+LEFT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the rows of the conformance table that are left out; a worker of xdist tells its number."""
+    config = items[0].config
+    count = sum(getattr(item, "originalname", None) in CONFORMANCE for item in items)
+    config.stash[LEFT] = config.stash.get(LEFT, 0) + count
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left"] = config.stash[LEFT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take the number that a worker tells; all have the same."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which rows of the conformance table were tried."""
+    tried: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", []) + terminalreporter.stats.get("failed", []):
+        name, _, row = report.nodeid.rpartition("::")[2].partition("[")
+        if name in CONFORMANCE:
+            kind = "float32" if row.endswith("-float32]") else "float64"  # nodes have float64 alone
+            tried[f"{CONFORMANCE[name] or row.split('-')[0]} in {kind}"] += 1
+    if tried:
+        rows = ", ".join(f"{engine}: {count}" for engine, count in sorted(tried.items()))
+        left = terminalreporter.config.stash.get(LEFT, 0)
+        terminalreporter.write_line(
+            f"conformance, rows tried: {rows}; left out: {left} (slow, or not chosen)"
+        )
 
 
 @pytest.fixture(autouse=True)

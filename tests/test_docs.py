@@ -155,6 +155,7 @@ def test_new_users_gain_from_their_own_examples() -> None:
     assert found[None] > found[0] + 0.3
 
 
+@pytest.mark.slow
 def test_a_task_gains_from_the_user_vector_of_another() -> None:
     found = example("multi_task").main()
     assert found["both tasks"] > found["clicks alone"] + 0.1

@@ -298,6 +298,31 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, call: str = "fsync") -> None:
     monkeypatch.setattr(os, call, full)
 
 
+class Line(nn.Module):
+    """ŷ = w·x + user; both begin at 0, and ``user`` is one example's own where it is private."""
+
+    per_example = ("user",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x[:, 0] + self.user
+
+
+class Slope(nn.Module):
+    """ŷ = w·x; w begins at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x[:, 0]
+
+
 def private_split() -> Split:
     """Return the split of the tiny models: ``user`` is private."""
     return Split("user")

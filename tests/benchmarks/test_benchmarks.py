@@ -199,6 +199,7 @@ def test_a_clock_gives_inner_parts_their_own_time(monkeypatch: pytest.MonkeyPatc
     assert (clock.seconds["forward"], clock.seconds["backward"], clock.seconds["store"]) == (5.0, 3.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_command_lines_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stores.main(["--quick", "--out", str(tmp_path)]) == 0
     assert profile.main(["--quick", "--turns", "1", "--out", str(tmp_path)]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def fedkeep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
         return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedkeep")
 
     return call
+
+
+@pytest.fixture(scope="session")
+def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of ``toy.toml``, to be copied."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "toy.toml").write_text(TOY, encoding="utf-8")
+    result = CliRunner().invoke(app, ["run", str(folder / "toy.toml"), "--out", str(folder / "r")])
+    assert result.exit_code == 0, result.output
+    return folder / "r"
+
+
+@pytest.fixture
+def run_folder(fedkeep: Command, toy_run: Path) -> Path:
+    """The folder ``r``, a finished run of ``toy.toml``."""
+    return Path(shutil.copytree(toy_run, "r"))
 
 
 @pytest.fixture

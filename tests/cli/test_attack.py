@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Command
 
 ONE = ("--attacks", "who,words", "--epsilons", "none")
@@ -26,8 +28,8 @@ def test_a_table_sentences_and_a_page(fedkeep: Command, tmp_path: Path) -> None:
     assert (tmp_path / "page" / "attacks.md").exists()
 
 
+@pytest.mark.usefixtures("run_folder")
 def test_json_of_a_run_and_again_the_same(fedkeep: Command) -> None:
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
     first, second = (
         fedkeep("attack", "r", "--attacks", "who", "--epsilons", "none", "--json") for _ in range(2)
     )
@@ -39,6 +41,7 @@ def test_json_of_a_run_and_again_the_same(fedkeep: Command) -> None:
     assert json.loads(config.stdout) == rows  # a run is what its configuration gives
 
 
+@pytest.mark.usefixtures("run_folder")
 def test_wrong_use(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert "An attack must be 'who'" in refused("attack", "toy.toml", "--attacks", "whom")
     wanted = "Error: --epsilons wants numbers with commas between, e.g. 1,8, or none; got 'one'."
@@ -46,5 +49,4 @@ def test_wrong_use(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert "ε must be a positive number; got 0" in refused(
         "attack", "toy.toml", "--epsilons", "0", "--attacks", "who"
     )
-    fedkeep("run", "toy.toml", "--out", "r")
     assert "A run is attacked as it is" in refused("attack", "r", "--set", "seed=1")

@@ -220,8 +220,8 @@ def test_a_run_of_another_configuration(refused: Refused, fedkeep: Command) -> N
     assert states(Path("runs/toy-0")) == before
 
 
-def test_a_run_goes_on_with_its_own_settings_only(refused: Refused, fedkeep: Command) -> None:
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+@pytest.mark.usefixtures("run_folder")
+def test_a_run_goes_on_with_its_own_settings_only(refused: Refused) -> None:
     before = states(Path("r"))
     message = refused("run", "r", "--resume", "--seed", "3")
     assert message.startswith("Error: r is a run of another configuration")
@@ -235,6 +235,7 @@ def test_nothing_to_resume(refused: Refused) -> None:
     )
 
 
+@pytest.mark.usefixtures("run_folder")
 @pytest.mark.parametrize("command", ["run r --resume", "evaluate r", "personalize r --client user-1"])
 @pytest.mark.parametrize(
     ("name", "content", "message"),
@@ -254,7 +255,6 @@ def test_nothing_to_resume(refused: Refused) -> None:
 def test_a_damaged_run(
     refused: Refused, fedkeep: Command, command: str, name: str, content: bytes, message: str
 ) -> None:
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
     whole = Path(shutil.copytree("r", "whole"))
     (Path("r") / name).write_bytes(content)
     assert message in refused(*command.split())
@@ -263,8 +263,8 @@ def test_a_damaged_run(
     assert result.exit_code == 0, result.output
 
 
-def test_a_run_without_a_server_state(refused: Refused, fedkeep: Command) -> None:
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+@pytest.mark.usefixtures("run_folder")
+def test_a_run_without_a_server_state(refused: Refused) -> None:
     Path("r/server-4.safetensors").unlink()
     assert refused("evaluate", "r").startswith(f"Error: Cannot read {Path('r/server-4.safetensors')}: ")
 
@@ -276,8 +276,8 @@ def test_no_run_at_all(refused: Refused) -> None:
     assert refused("report", "nowhere") == "Error: nowhere is no run directory: it has no run.json."
 
 
-def test_a_run_that_is_in_use(refused: Refused, fedkeep: Command) -> None:
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
+@pytest.mark.usefixtures("run_folder")
+def test_a_run_that_is_in_use(refused: Refused) -> None:
     busy = RunDirectory.open(Path("r"))
     try:
         for command in (("run", "r", "--resume"), ("evaluate", "r")):

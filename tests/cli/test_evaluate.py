@@ -13,12 +13,6 @@ from fedkeep.core.records import read_records
 from tests.cli.conftest import Command
 
 
-@pytest.fixture
-def run_folder(fedkeep: Command) -> Path:
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
-    return Path("r")
-
-
 def test_the_last_rounds_metrics(fedkeep: Command, run_folder: Path) -> None:
     recorded = {
         (r.split, r.metric): r.value

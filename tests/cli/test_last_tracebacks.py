@@ -118,26 +118,24 @@ def test_a_folder_in_place_of_a_file(refused: Refused, command: str) -> None:
     assert refused(*command.split())
 
 
+@pytest.mark.usefixtures("run_folder")
 @pytest.mark.parametrize("name", ["run.json", "commit.json", "config.toml", "records.jsonl", "lock"])
 @pytest.mark.parametrize(
     "command", ["run r --resume", "evaluate r", "report r", "worth r", "personalize r --client user-1"]
 )
-def test_a_folder_in_place_of_a_file_of_a_run(
-    refused: Refused, fedkeep: Command, command: str, name: str
-) -> None:
+def test_a_folder_in_place_of_a_file_of_a_run(refused: Refused, command: str, name: str) -> None:
     if command.startswith(("report", "worth")) and name in ("commit.json", "config.toml", "lock"):
         pytest.skip("neither reads it")
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
     Path("r", name).unlink(missing_ok=True)
     Path("r", name).mkdir()
     assert refused(*command.split())
 
 
-def test_a_read_only_file_system(refused: Refused, fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("run_folder")
+def test_a_read_only_file_system(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_only(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "r/lock")
 
-    assert fedkeep("run", "toy.toml", "--out", "r").exit_code == 0
     monkeypatch.setattr(filelock.FileLock, "acquire", read_only)
     message = refused("run", "r", "--resume")
     assert "Read-only file system" in message

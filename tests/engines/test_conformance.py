@@ -1,7 +1,8 @@
 """The conformance table: every engine trains every method to what ``sequential`` makes of it.
 
 A new method joins by its row in ``tests/methods/table.py``, or in ``CASES``; a new engine by its row in
-``CONTENDERS``.
+``CONTENDERS``. Of every case and kind of engine one row is fast, in float64; the others are slow. The end of a run of
+pytest says how many of which it had.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Contender:
     """How an engine is called, and how near to ``sequential`` it must come: to the bit, or within ``tolerance``.
 
     ``tolerance`` is by type: the greatest difference in any parameter, relative to the largest one (float64, float32).
-    ``kinds``: the types that it is tried with. ``marks``: of pytest.
+    ``kinds``: the types that it is tried with; the fast suite has float64 alone. ``marks``: of pytest.
     """
 
     options: Mapping[str, Any]
@@ -189,7 +190,9 @@ def reference(case: str, kind: str) -> Run:
 
 
 TABLE = [
-    pytest.param(name, case, kind, marks=contender.marks)
+    pytest.param(
+        name, case, kind, marks=(*contender.marks, *(() if kind == "float64" else (pytest.mark.slow,)))
+    )
     for name, contender in CONTENDERS.items()
     for case in CASES
     for kind in contender.kinds

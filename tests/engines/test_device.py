@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeep import Phase, methods, sgd
 from fedkeep.core.errors import MethodError, NonFiniteError
@@ -30,7 +30,7 @@ from fedkeep.methods import Init, Kept, Sent, by_share, newest
 from fedkeep.methods.terms import squared_error
 from fedkeep.split import Upload
 from tests.engines.test_round import BROKEN, Fragile
-from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, results, same_bits
+from tests.tiny import Line, Logits, Rounds, classes, everyone, job, pairs, results, same_bits
 
 FURL = methods.furl("user", local=Phase(batch_size=4))
 DATA = classes(counts=(5, 9, 3, 7))
@@ -130,20 +130,6 @@ def test_each_client_trains_from_what_it_was_sent() -> None:
     assert [answer.client for answer in answers] == ["b", "a"]
     changes = [float(answer.upload.deltas["w"]) for answer in answers if answer.upload is not None]
     assert changes == pytest.approx([0.4, 0.2], abs=1e-15)
-
-
-class Line(nn.Module):
-    """ŷ = w·x + user."""
-
-    per_example = ("user",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w * x[:, 0] + self.user
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, averaging, methods, sgd, simulate
 from fedkeep.models import DocumentModel, Linear
 from tests.engines.reference import close, cohorts, federated
-from tests.tiny import Rounds, classes, job, pairs, texts
+from tests.tiny import Line, Rounds, classes, job, pairs, texts
 
 
 class JointLinear(nn.Module):
@@ -130,14 +130,7 @@ def test_the_two_rules_differ() -> None:
 def test_the_share_by_hand() -> None:
     """z = c / Σc over the round's cohort: 3 of 4 examples and 1 of 4."""
 
-    class Bias(nn.Module):
-        per_example = ("user",)
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
-            self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
+    class Bias(Line):
         def forward(self, x: Tensor) -> Tensor:
             return self.user + 0 * self.w * x[:, 0]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import DataError, MethodError
 from fedkeep.engines import tasks_of, to_records
-from tests.tiny import Logits, Noisy, classes, pairs, parts
+from tests.tiny import Logits, Noisy, Slope, classes, pairs, parts
 
 
 class Plain(Logits):
@@ -151,19 +151,10 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
     assert metrics["accuracy"] == pytest.approx(np.mean((x[1:, 0] > 0) == label[1:]), abs=1e-12)
 
 
-class Line(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w * x[:, 0]
-
-
 def test_regression_by_hand() -> None:
     data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
     run = simulate(
-        Line(),
+        Slope(),
         methods.fedavg(local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.0))),
         data,
         rounds=1,
@@ -175,7 +166,7 @@ def test_regression_by_hand() -> None:
 
 
 def test_a_model_of_the_wrong_shape_is_refused_not_broadcast() -> None:
-    class Column(Line):
+    class Column(Slope):
         def forward(self, x: Tensor) -> Tensor:
             return self.w * x
 

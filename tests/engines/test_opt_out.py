@@ -165,7 +165,7 @@ def test_nothing_that_leaves_depends_on_opted_out_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("by", ["example", "client"])
+@pytest.mark.parametrize("by", ["example", pytest.param("client", marks=pytest.mark.slow)])
 def test_every_method_of_the_table(name: str, by: Any) -> None:
     """The rows that every method joins, each on examples and on whole clients that opted out."""
     make, method = ROWS[name]

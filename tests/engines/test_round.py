@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeep import FederatedData, Phase, Split, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, LostError, NonFiniteError, UploadError
@@ -20,7 +20,7 @@ from fedkeep.engines.base import paired
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.round import permuted
 from fedkeep.split import Upload
-from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, results, same_bits
+from tests.tiny import Line, Logits, Rounds, classes, everyone, job, pairs, results, same_bits
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 100, 257])
@@ -96,18 +96,11 @@ def test_the_sampler_refuses(arguments: Any, message: str) -> None:
     assert str(error.value) == message
 
 
-class Fragile(nn.Module):
+class Fragile(Line):
     """Breaks down on examples of 13."""
 
-    per_example = ("user",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.user = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
     def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x[:, 0] == 13, torch.nan, self.w * x[:, 0] + self.user)
+        return torch.where(x[:, 0] == 13, torch.nan, super().forward(x))
 
 
 BROKEN = pairs({"a": [(1, 1)], "bad": [(13, 1)], "c": [(2, 2), (1, 0)]})

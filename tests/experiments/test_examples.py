@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedkeep
 from fedkeep import Phase, Run, methods, sgd, simulate
@@ -17,7 +17,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.examples import Examples, Roster, read_examples
 from fedkeep.core.sealed import seal
 from fedkeep.engines import Adaptation
-from tests.tiny import Logits, classes, pairs, same_bits
+from tests.tiny import Logits, Slope, classes, pairs, same_bits
 
 DATA = classes(counts=(5, 9, 3, 7), kind="f4", test=6)
 FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(1.0)))
@@ -153,21 +153,10 @@ def test_a_binary_task_keeps_scores_and_labels() -> None:
     assert sum(t.nbytes for t in done.examples.tensors.values()) == 29 * len(found.row)
 
 
-class Line(nn.Module):
-    """ŷ = w·x."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w * x[:, 0]
-
-
 def test_a_regression_keeps_errors() -> None:
     data = pairs({"a": [(0, 0), (1, 3)], "b": [(0, 0), (2, 2), (3, 6)]}, test=1)
     squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.0)))
-    done = simulate(Line(), squared, data, rounds=1)
+    done = simulate(Slope(), squared, data, rounds=1)
     assert done.examples is not None
     found = done.examples()
     assert (found.score.tolist(), found.loss.tolist()) == ([-2.0, -3.0], [4.0, 9.0])

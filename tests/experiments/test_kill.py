@@ -81,13 +81,16 @@ def test_workers_leave_the_same_bits(never_stopped: Any) -> None:
     assert never_stopped["workers"] == never_stopped["sequential"]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "pooled"])
-def test_killed_at_every_touch_of_the_files(quick_path: Path, engine: str, process: Start) -> None:
-    """Two rounds, killed at the first open, flush or rename, at the second, and so on to the last."""
+@pytest.mark.parametrize(
+    ("engine", "step"),
+    [("sequential", 3), ("pooled", 3), pytest.param("sequential", 1, marks=pytest.mark.slow)],
+)
+def test_killed_at_every_touch_of_the_files(quick_path: Path, engine: str, step: int, process: Start) -> None:
+    """Two rounds, killed at the first open, flush or rename, at the second (or every third), and so on to the last."""
     rounds = 2
     killed.run(engine, quick_path / "reference", rounds)
     expected = lasting(quick_path / "reference")
-    instants = range(1, 200) if engine == "sequential" else range(2, 200, 3)
+    instants = range(min(step, 2), 200, step)
     ends = []
     for instant in instants:
         folder = quick_path / "run"
@@ -101,10 +104,12 @@ def test_killed_at_every_touch_of_the_files(quick_path: Path, engine: str, proce
         shutil.rmtree(folder)
     assert ends[-1] == 0
     assert set(ends[:-1]) == {-signal.SIGKILL}
-    assert len(ends) > (25 if engine == "sequential" else 8)
+    assert len(ends) > 24 // step
 
 
-@pytest.mark.parametrize("engine", killed.ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(e, marks=() if e == "sequential" else pytest.mark.slow) for e in killed.ENGINES]
+)
 def test_killed_again_and_again_at_random_instants(
     tmp_path: Path, engine: str, process: Start, never_stopped: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from fedkeep.methods import METHODS
 from tests.methods.table import DATA, ROWS, Watched, trained
 from tests.tiny import Rounds, bits, everyone, job, on_server, same_bits
 
+whole = functools.cache(trained)
+"""A method's run that was never stopped; two tests look at it."""
+
 
 def test_the_rows_are_all_methods() -> None:
     assert set(ROWS) == set(METHODS)
@@ -19,7 +23,7 @@ def test_the_rows_are_all_methods() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_same_seed_gives_the_same_bits(name: str) -> None:
-    one, two = trained(name), trained(name)
+    one, two = whole(name), trained(name)
     assert same_bits(on_server(one), on_server(two))
     assert same_bits(everyone(one.private, 6), everyone(two.private, 6))
     other = simulate(ROWS[name][0]().double(), ROWS[name][1], DATA, rounds=3, cohort=4, seed=4)
@@ -35,7 +39,7 @@ def test_stopped_and_continued_is_never_stopped(
 ) -> None:
     import fedkeep.experiments.drive as room
 
-    whole, rounds = trained(name), []
+    expected, rounds = whole(name), []
 
     def stop(*arguments: Any) -> Any:
         rounds.append(arguments)
@@ -48,9 +52,9 @@ def test_stopped_and_continued_is_never_stopped(
         with pytest.raises(KeyboardInterrupt):
             trained(name, out=tmp_path / "run")
     again = trained(name, out=tmp_path / "run", resume=True)
-    assert same_bits(on_server(whole), on_server(again))
-    assert list(on_server(whole)) == list(on_server(again))
-    assert same_bits(everyone(whole.private, 6), everyone(again.private, 6))
+    assert same_bits(on_server(expected), on_server(again))
+    assert list(on_server(expected)) == list(on_server(again))
+    assert same_bits(everyone(expected.private, 6), everyone(again.private, 6))
 
 
 @pytest.mark.parametrize("name", ROWS)

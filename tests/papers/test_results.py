@@ -16,7 +16,7 @@ from fedkeep.data import FederatedData, toy
 from fedkeep.experiments import build
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.reproductions import Request, Scale, reproduce, reproductions
-from fedkeep.report.results import read_results
+from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
 from fedkeep_papers.furl import table3
 from fedkeep_papers.kit import plots
@@ -83,15 +83,25 @@ def natural_source(scene: Scene, _: Path | None) -> Mapping[str, str]:
 
 @dataclass
 class Made:
-    """What the tables are made of: a folder of results, and the file and settings of every cell that was asked for."""
+    """Tables made anew: a folder of results, those made so far, and the file and settings of every cell asked for."""
 
     folder: Path
+    tables: set[str] = field(default_factory=set)
     asked: set[tuple[str, str]] = field(default_factory=set)
+
+    def rows(self, table: str) -> list[Row]:
+        """Make a table of results/, once, and return its rows."""
+        if table not in self.tables:
+            name, scale = named(table)
+            seeds = sorted({seed for row in read_results(RESULTS / f"{table}.json") for seed in row.seeds})
+            reproduce(name, Request(Path("data"), self.folder, scale, seeds, progress=False, finished=True))
+            self.tables.add(table)
+        return read_results(self.folder / f"{table}.json")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """Every table of results/, made anew of the finished cells, without data and without pictures."""
+    """What makes tables of results/ anew of the finished cells, without data and without pictures."""
     found = Made(tmp_path_factory.mktemp("results"))
     for room in ROOMS:
         (found.folder / room).symlink_to(RESULTS / room)
@@ -125,21 +135,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(tables, "partitions", lambda *_: [])
         for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
             patch.setattr(place, name, drawn)
-        for table in TABLES:
-            name, scale = named(table)
-            rows = read_results(RESULTS / f"{table}.json")
-            seeds = sorted({seed for row in rows for seed in row.seeds})
-            reproduce(name, Request(Path("data"), found.folder, scale, seeds, progress=False, finished=True))
         yield found
 
 
-@pytest.mark.parametrize("table", TABLES)
+FAST = ("kteps-table2", "moe-table2", "natural-users")
+
+
+@pytest.mark.parametrize(
+    "table", [pytest.param(t, marks=() if t in FAST else pytest.mark.slow) for t in TABLES]
+)
 def test_a_table_is_what_its_cells_say(table: str, made: Made) -> None:
     kept = [row for row in read_results(RESULTS / f"{table}.json") if not row.method.startswith("(")]
-    assert read_results(made.folder / f"{table}.json") == kept
+    assert made.rows(table) == kept
 
 
+@pytest.mark.slow
 def test_every_cell_is_asked_for_by_a_table(made: Made) -> None:
+    for table in TABLES:
+        made.rows(table)
     have = {
         (file.name, json.dumps(entry["settings"], sort_keys=True))
         for room in ROOMS

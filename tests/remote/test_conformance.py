@@ -20,7 +20,7 @@ from tests.tiny import everyone, on_server, same_bits
 
 FEW = ["furl", "the share of FedAvg", "scaffold", "feddyn", "a client sits out", "top-k with error feedback"]
 TABLE = [
-    pytest.param(case, kind, marks=() if case in FEW and kind == "float32" else pytest.mark.slow)
+    pytest.param(case, kind, marks=() if case in FEW and kind == "float64" else pytest.mark.slow)
     for case in CASES
     for kind in ("float32", "float64")
 ]

@@ -84,7 +84,7 @@ def secrets(server: Hand) -> Params:
 @pytest.mark.parametrize("case", FEW)
 def test_with_nodes_that_forget_all_but_their_disk_too(case: str, tmp_path: Path) -> None:
     """Every round is served by nodes that were made anew, as a transport may do it."""
-    expected, found = reference(case, "float32"), hand(case, "float32")
+    expected, found = reference(case, "float64"), hand(case, "float64")
     clients = list(range(len(found.data)))
 
     def anew() -> Iterable[object]:

@@ -9,7 +9,7 @@ import typer
 
 from fedkeep.cli.output import complain, note, say, show_table
 from fedkeep.cli.reproduce import parse_seeds
-from fedkeep.cli.settings import DataOption, SetOption, find_config
+from fedkeep.cli.settings import DataOption, MetricOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments import comparing
 from fedkeep.experiments.build import data_folder
@@ -54,10 +54,7 @@ def compare(
         Path | None,
         typer.Option("--out", metavar="DIR", help="The comparison's folder; by default comparisons/NAME."),
     ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option("--metric", help="accuracy or loss; by default accuracy, for a regression loss."),
-    ] = None,
+    metric: MetricOption = None,
     data: DataOption = None,
     overrides: SetOption = None,
 ) -> None:

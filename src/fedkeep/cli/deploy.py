@@ -11,7 +11,7 @@ import typer
 
 from fedkeep.cli.extras import needs_flower
 from fedkeep.cli.output import say
-from fedkeep.cli.settings import SetOption, find_config
+from fedkeep.cli.settings import ConfigOption, SetOption, find_config
 from fedkeep.experiments.sources import data_folder
 
 
@@ -20,7 +20,7 @@ def deploy(
     local: Annotated[
         int, typer.Option("--local", metavar="N", min=1, help="How many nodes on this machine.")
     ],
-    config: Annotated[str, typer.Option("--config", metavar="CONFIG", help="As for fedkeep run.")],
+    config: ConfigOption,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Its folder; by default deployments/NAME.")
     ] = None,

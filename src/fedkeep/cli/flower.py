@@ -9,7 +9,7 @@ import typer
 
 from fedkeep.cli.extras import needs_flower
 from fedkeep.cli.output import say
-from fedkeep.cli.settings import SetOption, find_config
+from fedkeep.cli.settings import ConfigOption, SetOption, find_config
 
 app = typer.Typer(
     name="flower",
@@ -23,7 +23,7 @@ app = typer.Typer(
 @needs_flower
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the project.")],
-    config: Annotated[str, typer.Option("--config", metavar="CONFIG", help="As for fedkeep run.")],
+    config: ConfigOption,
     overrides: SetOption = None,
 ) -> None:
     """Write a Flower project that trains CONFIG: in Flower's simulation, or on machines.

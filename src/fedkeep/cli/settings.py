@@ -31,6 +31,11 @@ ConfigArgument = Annotated[
         metavar="CONFIG", help="A TOML file, or the name of a built-in configuration (fedkeep list)."
     ),
 ]
+ConfigOption = Annotated[str, typer.Option("--config", metavar="CONFIG", help="As for fedkeep run.")]
+MetricOption = Annotated[
+    str | None,
+    typer.Option("--metric", help="accuracy or loss; by default accuracy, for a regression loss."),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
 

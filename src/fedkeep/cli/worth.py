@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.output import say, show_table
-from fedkeep.cli.settings import DataOption
+from fedkeep.cli.settings import DataOption, MetricOption
 from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.worth import worth_of
 from fedkeep.report.page import finite
@@ -30,10 +30,7 @@ def worth(
             "--against", metavar="RUN", help="A reference's run, of the same seed. May be repeated."
         ),
     ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option("--metric", help="accuracy or loss; by default accuracy, for a regression loss."),
-    ] = None,
+    metric: MetricOption = None,
     references: Annotated[
         bool,
         typer.Option(

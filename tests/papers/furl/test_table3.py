@@ -124,6 +124,7 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     )
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_a_run_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +175,7 @@ def test_an_outcome_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert back.environment == {"commit": "an older one"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_table_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table3, "SCENES", (scene(),))
     ran: list[str] = []

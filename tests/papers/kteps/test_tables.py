@@ -26,6 +26,7 @@ from tests.papers.kteps.runs import read_numbers, request, rows
 RUNS = f"numerics-{NUMERICS}"
 
 
+@pytest.mark.slow
 def test_table3_and_what_it_shares(finished: Path, data: Path, tmp_path: Path, computed: list[str]) -> None:
     names = {path.name.rsplit("-", 1)[0] for path in (finished / "kteps").iterdir()}
     assert names == {f"fdu-{m.removeprefix('kteps/')}-full-{seed}" for m in READY for seed in (0, 1)}
@@ -74,6 +75,7 @@ def test_table3_and_what_it_shares(finished: Path, data: Path, tmp_path: Path, c
     assert four["FedAvg", "accuracy_ag"].value == pytest.approx(first, abs=1e-6)  # Remark 4
 
 
+@pytest.mark.slow
 def test_bytes_and_settings_are_kept(finished: Path) -> None:
     def of(name: str) -> Numbers:
         return read_numbers(next((finished / "kteps").glob(f"fdu-{name}-full-0-*")))
@@ -142,6 +144,7 @@ def test_a_cell_that_was_killed_goes_on_with_its_run(
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_other_settings_or_data_are_other_cells(
     finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +272,7 @@ def test_a_scene_without_its_folder_is_left_out(
     assert config.method.optimizer.build().rate("embedding.weight") == 0.01
 
 
+@pytest.mark.slow
 def test_what_is_refused(tmp_path: Path, data: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError) as error:
         reproduce("kteps-table2", request(None, tmp_path))

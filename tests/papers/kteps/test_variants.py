@@ -14,6 +14,7 @@ from fedkeep_papers.kteps import variants
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
+@pytest.mark.slow
 def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_federations_are_the_papers_or_say_otherwise() -> None:
     assert table["opt_out"] == {"fraction": 0.9}
 
 
+@pytest.mark.slow
 def test_cells_side_by_side_are_the_same(images: Path, tmp_path: Path) -> None:
     cells = [(replace(CELL, scene=replace(SCENE, q=q)), (FEDAVG, TUNED)) for q in (0.0, 0.5)]
     for workers in (1, 2):

@@ -108,6 +108,7 @@ def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files[0] == "cifar10-n5-N6-p0.8-q0-s0-r1-e1-a1x1x1.json"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_figures_3_and_5_share_cells_and_nothing_is_computed_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
