@@ -24,6 +24,7 @@ COMMANDS = [
     "audit",
     "evaluate",
     "personalize",
+    "export",
     "worth",
     "compare",
     "sweep",

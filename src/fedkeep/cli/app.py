@@ -25,6 +25,7 @@ from fedkeep.cli.compare import compare
 from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
 from fedkeep.cli.evaluate import evaluate
+from fedkeep.cli.export import export
 from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
@@ -129,6 +130,7 @@ _add(check, "fedkeep check demo/personalized-fl")
 _add(audit, "fedkeep audit demo/personalized-fl --set method.clip_over=halves")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
+_add(export, "fedkeep export runs/demo/personalized-fl --client user-07 --out anna")
 _add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(compare, "fedkeep compare my.toml --methods fedavg,furl,ditto --seeds 5 --jobs 2")
 _add(sweep, "fedkeep sweep my.toml --space space.toml --methods fedavg,furl --trials 20 --seeds 3 --jobs 2")

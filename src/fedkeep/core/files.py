@@ -86,6 +86,11 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def state_name(client: str) -> str:
+    """Return the name of a client's file: a hash, so that no id can name a place elsewhere or clash with another."""
+    return f"{hashlib.sha256(client.encode('utf-8')).hexdigest()[:32]}.safetensors"
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as one safetensors file, whole or not at all."""
     write_whole(path, save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
