@@ -34,6 +34,8 @@ COMMANDS = [
     "reproduce",
     "deploy",
     "list",
+    "doctor",
+    "completion",
     "flower",
     "device",
 ]

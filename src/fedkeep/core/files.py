@@ -21,7 +21,9 @@ from torch import Tensor
 from fedkeep.core.errors import RunError
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # Windows has the last alone
+    NEW_FILE |= getattr(os, _flag, 0)
 LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 
