@@ -5,7 +5,7 @@ They hold all words, so that a shell never waits for fedkeep (which would import
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import click
@@ -50,7 +50,7 @@ def _commands(
         yield from _commands(inner, (*path, name))
 
 
-def _inner(command: click.Command) -> dict[str, click.Command]:
+def _inner(command: click.Command) -> Mapping[str, click.Command]:
     return command.commands if isinstance(command, click.Group) else {}
 
 
