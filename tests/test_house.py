@@ -160,5 +160,8 @@ def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
 
     assert (SOURCE / "py.typed").exists()
     assert set(fedkeep.__all__) <= set(dir(fedkeep))
-    for page, wanted in (("CHANGELOG.md", fedkeep.__version__), ("CITATION.cff", f"version: {fedkeep.__version__}\n")):
+    for page, wanted in (
+        ("CHANGELOG.md", fedkeep.__version__),
+        ("CITATION.cff", f"version: {fedkeep.__version__}\n"),
+    ):
         assert wanted in (ROOT / page).read_text(encoding="utf-8")
