@@ -62,7 +62,12 @@ def test_every_extra_is_looked_for() -> None:
     from tests.documents import ROOT
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "flower-simulation"}
+    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {
+        "all",
+        "dev",
+        "docs",
+        "flower-simulation",
+    }
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
