@@ -103,7 +103,8 @@ print(len(sys.modules))
 def test_fedkeep_needs_nothing_of_its_extras() -> None:
     absent = [
         "matplotlib", "sklearn", "scipy", "pyarrow", "PIL", "datasets", "dp_accounting", "cryptography",
-        "fedkeep_papers", "mlflow", "optuna", "tensorboard", "wandb",
+        "fedkeep_papers", "mlflow", "onnx", "onnxruntime", "onnxscript",
+        "optuna", "tensorboard", "wandb",
     ]  # fmt: skip
     assert int(run_python(BARE.format(absent=absent))) > 500
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -159,4 +160,8 @@ def test_the_package_says_that_it_is_typed_and_which_version_it_is() -> None:
 
     assert (SOURCE / "py.typed").exists()
     assert set(fedkeep.__all__) <= set(dir(fedkeep))
-    assert fedkeep.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for page, wanted in (
+        ("CHANGELOG.md", fedkeep.__version__),
+        ("CITATION.cff", f"version: {fedkeep.__version__}\n"),
+    ):
+        assert wanted in (ROOT / page).read_text(encoding="utf-8")

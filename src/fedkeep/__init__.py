@@ -10,6 +10,7 @@ from fedkeep.core.optim import adam, sgd
 from fedkeep.data import FederatedData
 from fedkeep.experiments import trackers
 from fedkeep.experiments.run import Run
+from fedkeep.experiments.serving import export_models, load_model
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
 from fedkeep.nn.accelerate import accelerate
@@ -35,6 +36,8 @@ __all__ = [
     "check_split",
     "data",
     "errors",
+    "export_models",
+    "load_model",
     "methods",
     "models",
     "nn",

@@ -24,6 +24,7 @@ COMMANDS = [
     "audit",
     "evaluate",
     "personalize",
+    "export",
     "worth",
     "compare",
     "sweep",
@@ -33,6 +34,8 @@ COMMANDS = [
     "reproduce",
     "deploy",
     "list",
+    "doctor",
+    "completion",
     "flower",
     "device",
 ]

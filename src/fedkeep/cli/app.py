@@ -1,7 +1,7 @@
 """The application: its commands, and what becomes of errors.
 
-Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak · 2 wrong use, settings, data or run folder ·
-130 Ctrl-C.
+Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak, ``doctor`` a fault · 2 wrong use, settings, data
+or run folder · 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from fedkeep.cli.audit import audit
 from fedkeep.cli.budget import budget
 from fedkeep.cli.check import check
 from fedkeep.cli.compare import compare
+from fedkeep.cli.completion import completion
 from fedkeep.cli.demo import demo
 from fedkeep.cli.deploy import deploy
+from fedkeep.cli.doctor import doctor
 from fedkeep.cli.evaluate import evaluate
+from fedkeep.cli.export import export
 from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
@@ -129,6 +132,7 @@ _add(check, "fedkeep check demo/personalized-fl")
 _add(audit, "fedkeep audit demo/personalized-fl --set method.clip_over=halves")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
+_add(export, "fedkeep export runs/demo/personalized-fl --client user-07 --out anna")
 _add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(compare, "fedkeep compare my.toml --methods fedavg,furl,ditto --seeds 5 --jobs 2")
 _add(sweep, "fedkeep sweep my.toml --space space.toml --methods fedavg,furl --trials 20 --seeds 3 --jobs 2")
@@ -138,6 +142,8 @@ _add(report, "fedkeep report runs/demo/global-fl runs/demo/personalized-fl --out
 _add(reproduce, "fedkeep reproduce furl-table3 --data DIR --scale quick")
 _add(deploy, "fedkeep deploy --local 2 --config demo/personalized-fl --set run.epochs=0.5")
 _add(list_all, "fedkeep list", "list")
+_add(doctor, "fedkeep doctor --folder runs")
+_add(completion, "fedkeep completion bash")
 app.add_typer(flower)
 app.add_typer(device_run.device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import write_tensors
+from fedkeep.core.files import state_name, write_tensors
 from fedkeep.core.params import Params
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import adapt_clients
@@ -171,11 +170,6 @@ def _named(run: Run, clients: list[str], ks: list[int | None], out: Path | None)
     if out is not None:
         for name in clients:
             say(f"Private values of {name}: {out / state_name(name)}")
-
-
-def state_name(client: str) -> str:
-    """Return the name of a user's file: a hash, so that no id can name a place elsewhere or clash with another."""
-    return f"{hashlib.sha256(client.encode('utf-8')).hexdigest()[:32]}.safetensors"
 
 
 def _check_free(path: Path) -> None:

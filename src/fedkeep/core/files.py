@@ -21,7 +21,9 @@ from torch import Tensor
 from fedkeep.core.errors import RunError
 from fedkeep.core.params import Params, difference_of_names, nonfinite
 
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # Windows has the last alone
+    NEW_FILE |= getattr(os, _flag, 0)
 LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 
@@ -84,6 +86,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def state_name(client: str) -> str:
+    """Return the name of a client's file: a hash, so that no id can name a place elsewhere or clash with another."""
+    return f"{hashlib.sha256(client.encode('utf-8')).hexdigest()[:32]}.safetensors"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -77,8 +77,8 @@ def status() -> Status:
 
 
 def available() -> bool:
-    """Whether the native library is in use."""
-    return load().library is not None
+    """Whether the native library is in use; a graph that is exported holds torch's operations alone."""
+    return load().library is not None and not torch.compiler.is_exporting()
 
 
 @cache

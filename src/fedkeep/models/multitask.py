@@ -44,6 +44,6 @@ class MultiTaskDocument(nn.Module):
         out = {}
         for name, model in self.tasks.items():
             vector = model.features(text, text_length)  # type: ignore[operator]
-            joined = torch.cat([vector, self.user.expand(len(vector), -1)], 1)
+            joined = torch.cat([vector, self.user.expand(vector.shape[0], -1)], 1)
             out[name] = model.head(joined)  # type: ignore[operator]
         return out

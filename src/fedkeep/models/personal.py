@@ -33,7 +33,7 @@ class PersonalClassifier(nn.Module):
     def with_user(self, vector: Tensor) -> Tensor:
         """Return text vectors (B, width) joined with the user's, shape (B, width + user_dim)."""
         user: Tensor | None = getattr(self, "user", None)
-        return vector if user is None else torch.cat([vector, user.expand(len(vector), -1)], 1)
+        return vector if user is None else torch.cat([vector, user.expand(vector.shape[0], -1)], 1)
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits for features, shape (B, classes)."""

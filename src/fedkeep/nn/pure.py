@@ -35,8 +35,10 @@ def run(
         DataError: a length or an id is out of range (not checked under torch.func, nor ids on CUDA).
     """
     length = (inputs if ids is None else ids).shape[1]
-    lengths = lengths.to(inputs.device)
-    if not stepwise and lengths.numel() and not bool(((lengths >= 1) & (lengths <= length)).all()):
+    lengths, exporting = lengths.to(inputs.device), torch.compiler.is_exporting()
+    stepwise = stepwise and not exporting
+    checks = not (stepwise or exporting)
+    if checks and lengths.numel() and not bool(((lengths >= 1) & (lengths <= length)).all()):
         raise DataError(f"lengths must lie between 1 and {length}, the longest that the inputs have room for")
     time = torch.arange(length, device=inputs.device)
     inside = time < lengths.unsqueeze(1)  # (B, L)
@@ -45,12 +47,12 @@ def run(
     else:
         ids = ids.masked_fill(~inside, 0)
         rows = inputs.shape[0]
-        if not stepwise and not ids.is_cuda and ids.numel() and not bool(((ids >= 0) & (ids < rows)).all()):
+        if checks and not ids.is_cuda and ids.numel() and not bool(((ids >= 0) & (ids < rows)).all()):
             raise DataError(f"ids must lie between 0 and {rows - 1}, the last row of the table")
         x = F.embedding(ids, inputs)
     turned = torch.where(inside, lengths.unsqueeze(1) - 1 - time, time).unsqueeze(-1)  # (B, L, 1)
     end = (lengths - 1).view(-1, 1, 1)
-    sources = [x, torch.take_along_dim(x, turned, 1)][: len(weights) // 4]
+    sources = [x, _along(x, turned)][: len(weights) // 4]
     if stepwise:
         found = _steps(torch.stack(sources), weights, gru).unbind(0)
     else:
@@ -58,17 +60,24 @@ def run(
     outputs, lasts = [], []
     for backwards, out in enumerate(found):
         out = out.masked_fill(~inside.unsqueeze(-1), 0.0)
-        lasts.append(torch.take_along_dim(out, end, 1).squeeze(1))
-        outputs.append(torch.take_along_dim(out, turned, 1) if backwards else out)
+        lasts.append(_along(out, end).squeeze(1))
+        outputs.append(_along(out, turned) if backwards else out)
     output = torch.cat(outputs, -1)
     if pool in (MEAN, MAX):
         return output, (masked_mean if pool == MEAN else masked_max)(output, lengths)
     return output, torch.cat(lasts, -1)
 
 
+def _along(x: Tensor, steps: Tensor) -> Tensor:
+    """The given steps (B, S, 1) of x (B, L, C), as (B, S, C); ``take_along_dim`` cannot be exported for any B and L."""
+    return x.gather(1, steps.expand(-1, -1, x.shape[-1]))
+
+
 def _library(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
     """One direction by PyTorch's own layer: (B, L, I) to (B, L, H)."""
     start = x.new_zeros(1, x.shape[0], weights[1].shape[1])
+    if torch.compiler.is_exporting():
+        return _onnx(x, weights, gru)
     if x.shape[0] == 0:  # oneDNN refuses an empty batch
         return x.new_zeros(0, x.shape[1], weights[1].shape[1]) + 0.0 * sum(w.sum() for w in weights)
     if gru:
@@ -76,6 +85,21 @@ def _library(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
     else:
         output = torch._VF.lstm(x, (start, start), weights, True, 1, 0.0, False, False, True)[0]
     return output
+
+
+def _onnx(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:
+    """The same as one operation of ONNX: torch's exporter would write every step by itself, for one length alone."""
+    order = (1, 0, 2) if gru else (0, 3, 1, 2)  # of the gates: z r h, and i o f c
+    w, r, *biases = (torch.cat([part.chunk(len(order))[k] for k in order]) for part in weights)
+    found: Tensor = torch.onnx.ops.symbolic(
+        "GRU" if gru else "LSTM",
+        (x.transpose(0, 1), w[None], r[None], torch.cat(biases)[None]),
+        {"hidden_size": r.shape[1], **({"linear_before_reset": 1} if gru else {})},
+        dtype=x.dtype,
+        shape=(x.shape[1], 1, x.shape[0], r.shape[1]),
+        version=18,
+    )
+    return found.squeeze(1).transpose(0, 1)
 
 
 def _steps(x: Tensor, weights: list[Tensor], gru: bool) -> Tensor:

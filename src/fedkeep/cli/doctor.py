@@ -1,0 +1,132 @@
+"""``fedkeep doctor``: what this machine offers, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+from fedkeep import kernels
+from fedkeep.cli.output import say, show_table
+from fedkeep.core.files import beside, write_whole
+from fedkeep.version import __version__
+
+EXTRAS = {
+    "flower": "flwr", "privacy": "dp_accounting", "onnx": "onnxruntime", "parquet": "pyarrow", "images": "PIL",
+    "datasets": "datasets", "maps": "sklearn", "figures": "matplotlib", "sweep": "optuna", "natural": "rdata",
+    "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", "papers": "fedkeep_papers",
+}  # fmt: skip
+"""A module of each extra."""
+MEGABYTES = 16
+SLOW = 20.0
+"""Megabytes a second below which saving each round costs more than many a round."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, whether it is good (None: a choice), and what to do."""
+
+    what: str
+    found: str
+    good: bool | None = True
+    do: str = ""
+
+
+def doctor(
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Where runs are written: its disk is measured.")
+    ] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what fedkeep finds on this machine, and what to do about what is missing.
+
+    Exit code 1 if something keeps fedkeep from running well; extras that are not installed do not.
+    """
+    findings = [*_versions(), _kernels(), _gpu(), _threads(), _disk(folder), *_extras()]
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        marks = {True: "✓", False: "✗", None: "·"}
+        rows = [[f"{marks[f.good]} {f.what}", f.found, f.do] for f in findings]
+        show_table(
+            f"fedkeep {__version__} on {platform.system()}, {platform.machine()}", ["", "", ""], rows, left=3
+        )
+    wrong = [finding.what for finding in findings if finding.good is False]
+    if wrong:
+        if not as_json:
+            say(f"To mend: {', '.join(wrong)}.")
+        raise typer.Exit(1)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("Python", f"{platform.python_version()}, {sys.executable}")
+    yield Finding("fedkeep", __version__)
+    large = torch.version.cuda is not None and not torch.cuda.is_available()
+    small = "for CPUs alone there is a much smaller torch: choose CPU at pytorch.org/get-started/locally"
+    yield Finding("torch", torch.__version__, None if large else True, small if large else "")
+    yield Finding("numpy", np.__version__)
+
+
+def _kernels() -> Finding:
+    status = kernels.status()
+    if status.native:
+        return Finding("kernels", status.level)
+    return Finding(
+        "kernels", str(status), False, "pip install a wheel for this machine, or a C++ compiler and build"
+    )
+
+
+def _gpu() -> Finding:
+    if torch.cuda.is_available():
+        return Finding("GPU", f"{torch.cuda.get_device_name()}: --device cuda")
+    if torch.backends.mps.is_available():
+        return Finding("GPU", "Apple's: --device mps")
+    return Finding(
+        "GPU", "none that torch can use", None, "small models of many users are trained on CPUs as well"
+    )
+
+
+def _threads() -> Finding:
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    if threads <= cores:
+        return Finding("threads", f"{threads} of {cores} cores")
+    return Finding("threads", f"{threads} on {cores} cores", False, f"set OMP_NUM_THREADS={cores}")
+
+
+def _disk(folder: Path) -> Finding:
+    """Write a file to the disk as a run does, flushed, and remove it."""
+    path, what = beside(folder / "doctor"), f"disk of {folder.absolute()}"
+    start = time.perf_counter()
+    try:
+        write_whole(path, os.urandom(MEGABYTES << 20))
+    except Exception as error:  # noqa: BLE001 - whatever it is, runs could not be written here
+        return Finding(what, str(error), False, "name another folder with --folder, and runs' with --out")
+    finally:
+        path.unlink(missing_ok=True)
+    speed = MEGABYTES / (time.perf_counter() - start)
+    do = "" if speed >= SLOW else "every round is flushed to the disk: write runs to a faster one with --out"
+    return Finding(what, f"{speed:,.0f} MB/s", speed >= SLOW, do)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, module in EXTRAS.items():
+        if find_spec(module) is None:
+            yield Finding(extra, "not installed", None, f"pip install 'fedkeep[{extra}]'")
+            continue
+        try:
+            found = version({"PIL": "pillow", "sklearn": "scikit-learn"}.get(module, module))
+        except PackageNotFoundError:
+            found = "there"
+        yield Finding(extra, f"{module} {found}")

@@ -1,0 +1,46 @@
+"""``fedkeep export``: clients' personalised models as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeep.cli.output import say
+from fedkeep.cli.settings import DataOption, RunArgument
+from fedkeep.core.errors import ConfigError
+from fedkeep.experiments.build import data_folder
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.serving import export_models
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new folder for the models.")],
+    client: Annotated[
+        list[str] | None, typer.Option("--client", metavar="ID", help="Whose model. May be repeated.")
+    ] = None,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="Every client that took part in federation.")
+    ] = False,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Fit private values on all of a client's examples first.")
+    ] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write ONNX files too, each compared with torch's numbers.")
+    ] = False,
+    data: DataOption = None,
+) -> None:
+    """Write clients' personalised models: what they share once, and what is each client's own.
+
+    Load one with fedkeep.load_model(DIR, ID). RUN is the folder that fedkeep run wrote; nothing in it changes.
+    """
+    if bool(client) == everyone:
+        raise ConfigError("Say whose models: --client ID, which may be repeated, or --all.")
+    loaded = load_run(run, data_folder=data_folder(data))
+    ids = export_models(loaded, out, client, adapt=adapt, onnx=onnx)
+    say(
+        f"{out}: {len(ids)} model{'s' if len(ids) > 1 else ''} of {loaded.method.name}, after round {loaded.round}."
+    )
+    say(f"Load one: fedkeep.load_model({str(out)!r}, {ids[0]!r})")

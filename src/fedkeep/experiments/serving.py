@@ -1,0 +1,237 @@
+"""Clients' personalised models as files: what ``fedkeep export`` writes and ``load_model`` reads.
+
+    model.json                  the configuration, the data's encoding, the clients, and the hash of every file
+    shared.safetensors          what the models have in common, once
+    clients/HASH.safetensors    what is one client's own, under the module's names; a method's state beside it
+    clients/HASH.onnx           where it is wanted: one client's whole model
+
+Nothing is pickled. The folder appears whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
+from fedkeep.core.files import beside, check_tensors, layout, load_verified, state_name, write_whole
+from fedkeep.core.net import Net, tensors_of
+from fedkeep.core.params import SERVER, Params, is_state, prefixed
+from fedkeep.core.run_files import read_info
+from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
+from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.run import Run
+from fedkeep.methods import Method
+from fedkeep.methods.base import Recalls, forward
+from fedkeep.version import __version__
+
+INFO, SHARED = "model.json", "shared.safetensors"
+
+
+class PersonalModel(nn.Module):
+    """One client's model, of a method that predicts in a way of its own; called with columns by name.
+
+    Args:
+        module: holds the client's values.
+        method: says how to predict.
+        state: what the method keeps beside the model, by name.
+    """
+
+    def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
+        super().__init__()
+        self.module, self._net, self._predict, self._state = module, Net(module), method.predict, state
+
+    def forward(self, **columns: Tensor) -> Any:
+        """Return what the method predicts for examples."""
+        return self._predict(self._net, {**tensors_of(self.module), **self._state}, columns)
+
+
+def export_models(
+    run: Run,
+    folder: Path | str,
+    clients: Sequence[str | int] | None = None,
+    *,
+    adapt: bool = False,
+    onnx: bool = False,
+) -> list[str]:
+    """Write clients' personalised models into a new folder.
+
+    Args:
+        run: a run.
+        folder: must not exist.
+        clients: ids or indices; by default all that took part in federation.
+        adapt: fit what is a client's own on all of its examples first, as ``fedkeep personalize`` does.
+        onnx: write each client's model as ONNX too, computed by onnxruntime and compared with torch's numbers.
+
+    Returns:
+        The clients' ids.
+
+    Raises:
+        RunError: the folder exists or cannot be written.
+        MethodError: the method's models cannot be written to files.
+        DataError: there is no such client.
+        ConfigError: a client was held out of federation and is not adapted; a package for ONNX is missing.
+    """
+    out, chosen = Path(folder), (run.clients if clients is None else run.indices(clients)).tolist()
+    config = _config_text(run)
+    _check(run, chosen, adapt, bool(config))
+    if out.exists():
+        raise RunError(f"{out} already exists; it is not overwritten. Move it, or name another folder.")
+    part = beside(out.absolute())
+    try:
+        (part / "clients").mkdir(parents=True)
+        ids = _write(run, part, chosen, adapt, config)
+        if onnx:
+            from fedkeep.experiments.onnx_files import write_onnx
+
+            for client, name in zip(chosen, ids, strict=True):
+                model = load_model(part, name, model=None if config else run.net.module)
+                write_onnx(
+                    model, run.data, client, (part / "clients" / state_name(name)).with_suffix(".onnx")
+                )
+        os.rename(part, out)
+    except OSError as error:
+        raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return ids
+
+
+def _config_text(run: Run) -> str:
+    """Return the configuration that a run was made from; empty where there was none.
+
+    What reads configurations loads pydantic, so it is imported where it is needed: ``import fedkeep`` stays light.
+    """
+    if run.folder is None or not (run.folder / "run.json").exists():
+        return ""
+    from fedkeep.experiments.load import run_folder_config
+
+    return run_folder_config(run.folder)[1] if read_info(run.folder).get("config") else ""
+
+
+def _check(run: Run, chosen: Sequence[int], adapt: bool, configured: bool) -> None:
+    method = run.method
+    if isinstance(method.predict, Recalls):
+        raise MethodError(
+            f"{method.name!r} looks at a client's own examples to predict, and a file holds no examples. Export a run "
+            f"of another method."
+        )
+    if not configured and (method.predict is not forward or method.extend is not None):
+        raise MethodError(
+            f"{method.name!r} predicts in a way of its own, which only a run's configuration tells a file. Make the "
+            f"run from a configuration (fedkeep run)."
+        )
+    if adapt:
+        return
+    if run.personal == "shared":
+        raise MethodError(
+            f"Clients of {method.name!r} have models of their own only after adapting: say --adapt (adapt=True)."
+        )
+    for client in set(chosen) & set(run.held_out.tolist()):
+        raise ConfigError(
+            f"{str(run.data.ids[client])!r} was held out of federation, so it has no values of its own yet. Fit them "
+            f"on its examples: --adapt (adapt=True)."
+        )
+
+
+def _write(run: Run, part: Path, chosen: Sequence[int], adapt: bool, config: str) -> list[str]:
+    plain, names = run.method.predict is forward, [str(run.data.ids[c]) for c in chosen]
+    store = adapt_clients(run, chosen).store if adapt else run.private
+    frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
+    whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
+    shared: Params = {}
+    entries = {}
+    for client, name in zip(chosen, names, strict=True):
+        own = {n: v[0] for n, v in store.read([client]).items()}
+        values = {**frozen, **run.sent(name).flat, **own}
+        if plain:
+            values = {n: v for n, v in values.items() if not is_state(n)}
+        same = {n for n in values.keys() & whole.keys() - own.keys() if torch.equal(values[n], whole[n])}
+        shared |= {n: values[n] for n in same}
+        content = {n: v for n, v in values.items() if n not in same}
+        entries[name] = _tensors(part / "clients" / state_name(name), content)
+    info = {
+        "kind": "personalised models", "format": FORMAT, "fedkeep": __version__, "method": run.method.name,
+        "round": run.round, "config": config, "encoding": _encoding(run) if config else "",
+        "shared": _tensors(part / SHARED, shared), "clients": entries,
+    }  # fmt: skip
+    write_whole(part / INFO, sealed_bytes(info))
+    return names
+
+
+def _encoding(run: Run) -> str:
+    from fedkeep.experiments.build import encoding_of
+
+    return encoding_of(run.data).to_json()
+
+
+def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors; return the file's hash."""
+    content = save({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()})
+    write_whole(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def load_model(folder: Path | str, client: str, *, model: nn.Module | None = None) -> nn.Module:
+    """Return a client's personalised model from a folder that ``fedkeep export`` wrote, ready to predict.
+
+    Args:
+        folder: the folder.
+        client: the client's id.
+        model: the module that was trained, where the run was made without a configuration; it is copied.
+
+    Returns:
+        A module in evaluation mode. It takes the data's columns by name, first axis examples.
+
+    Raises:
+        RunError: the folder holds no models, none of this client, or is damaged.
+        ConfigError: ``model`` is missing.
+    """
+    place = Path(folder)
+    if not (place / INFO).exists():
+        raise RunError(
+            f"{place} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
+        )
+    info = read_sealed(place / INFO)
+    clients = info["clients"]
+    if client not in clients:
+        raise RunError(
+            f"{place} holds no model of {client!r} ({len(clients)} clients).{did_you_mean(client, clients)}"
+        )
+    path = place / "clients" / state_name(client)
+    values = load_verified(place / SHARED, info["shared"]) | load_verified(path, clients[client])
+    state = {n: v for n, v in values.items() if is_state(n)}
+    module, method = _module(place, info, model)
+    wanted, found = layout(tensors_of(module)), {n: v for n, v in values.items() if n not in state}
+    check_tensors(path, wanted, layout(found), found)
+    module.load_state_dict(Net(module).placed(found))
+    ready = module if method is None or method.predict is forward else PersonalModel(module, method, state)
+    return ready.eval()
+
+
+def _module(place: Path, info: Mapping[str, Any], model: nn.Module | None) -> tuple[nn.Module, Method | None]:
+    """Return the module without its values, and the method where a configuration names it."""
+    if not info["config"]:
+        if model is None:
+            raise ConfigError(
+                f"{place} comes from a run without a configuration, so its module is not known here: give it, "
+                f"load_model(..., model=MyModule())."
+            )
+        return copy.deepcopy(model), None
+    from fedkeep.data.preparation import Encoding
+    from fedkeep.experiments.build import build_method, build_model
+    from fedkeep.experiments.config import parse_config
+
+    config = parse_config(info["config"], f"{place / INFO}")
+    bare = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
+    method = build_method(config.method)
+    return method.made_for(build_model(bare, Encoding.from_json(info["encoding"]))), method

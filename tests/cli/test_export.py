@@ -1,0 +1,151 @@
+"""``fedkeep export`` and ``load_model``: a client's model as files gives what the run's does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fedkeep as library
+from fedkeep.core.errors import ConfigError, MethodError, RunError
+from fedkeep.core.files import state_name
+from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.run import Run
+from tests.cli.conftest import Command
+
+TEXT = """
+data = { reader = "many_user_text", users = 4, examples = 12, classes = 6 }
+model = { kind = "document", user_dim = 4, embedding_dim = 6, hidden = 5, mlp = 7 }
+method = { kind = "furl", private = "user" }
+run = { rounds = 1, cohort = 2 }
+"""
+
+
+def examples(run: Run, client: str) -> dict[str, Tensor]:
+    batch = run.data.batch(run.data.rows(run.data.index(client)))
+    return {name: batch[name] for name in ("x", "text", "text_length") if name in batch}
+
+
+@pytest.fixture
+def trained(fedkeep: Command) -> Callable[..., Run]:
+    """Trains ``toy.toml`` with settings, in the folder ``r``."""
+
+    def train(*settings: str, config: str = "toy.toml") -> Run:
+        words = [word for setting in settings for word in ("--set", setting)]
+        result = fedkeep("run", config, "--out", "r", *words)
+        assert result.exit_code == 0, result.output
+        return load_run(Path("r"))
+
+    return train
+
+
+def test_a_clients_model_predicts_as_in_the_run(trained: Callable[..., Run], fedkeep: Command) -> None:
+    run = trained()
+    result = fedkeep("export", "r", "--client", "user-3", "--out", "deep/m")
+    assert result.exit_code == 0, result.output
+    assert set(load_file(Path("deep/m/shared.safetensors"))) == set(run.server)
+    own = load_file(Path("deep/m/clients") / state_name("user-3"))
+    assert set(own) == {"user"}
+    assert torch.equal(own["user"], run.kept("user-3").params["user"])
+    columns = examples(run, "user-3")
+    found = library.load_model("deep/m", "user-3")(**columns)
+    weight, bias = (run.server[f"linear.{name}"] for name in ("weight", "bias"))
+    torch.testing.assert_close(found, columns["x"].float() @ weight.T + bias + own["user"])
+    with pytest.raises(
+        RunError, match=r"deep/m holds no model of 'user-4' \(1 clients\). Did you mean 'user-3'?"
+    ):
+        library.load_model("deep/m", "user-4")
+
+
+@pytest.mark.parametrize("kind", ["apfl", "ditto", "ifca"])
+def test_methods_that_predict_in_their_own_way(
+    kind: str, trained: Callable[..., Run], fedkeep: Command
+) -> None:
+    run = trained(f"method={{kind='{kind}'}}")
+    assert fedkeep("export", "r", "--all", "--out", "m").exit_code == 0
+    for name in map(str, run.data.ids):
+        columns = examples(run, name)
+        flat = {**run.sent(name).flat, **run.kept(name).flat}
+        wanted = run.method.predict(run.net, flat, columns)
+        assert torch.equal(library.load_model("m", name)(**columns), wanted)
+
+
+def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: Callable[..., str]) -> None:
+    run = trained("run.hold_out=0.4")
+    name = str(run.data.ids[run.held_out[0]])
+    assert refused("export", "r", "--client", name, "--out", "m") == (
+        f"Error: {name!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
+        "--adapt (adapt=True)."
+    )
+    assert not Path("m").exists()
+    assert fedkeep("export", "r", "--client", name, "--adapt", "--out", "m").exit_code == 0
+    own = adapt_clients(run, [run.data.index(name)]).own(run.data.index(name))
+    assert own["user"].abs().sum() > 0
+    assert torch.equal(library.load_model("m", name).state_dict()["user"], own["user"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [False, True])
+def test_onnx_gives_the_same_numbers(text: bool, trained: Callable[..., Run], fedkeep: Command) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    Path("text.toml").write_text(TEXT, encoding="utf-8")
+    run = trained(config="text.toml") if text else trained("method={kind='apfl'}")
+    name = str(run.data.ids[1])
+    result = fedkeep("export", "r", "--client", name, "--onnx", "--out", "m")
+    assert result.exit_code == 0, result.output
+    columns = examples(run, name)  # of another number and length than those that it was traced with
+    session = onnxruntime.InferenceSession((Path("m/clients") / state_name(name)).with_suffix(".onnx"))
+    (found,) = session.run(None, {n: v.numpy() for n, v in columns.items()})
+    torch.testing.assert_close(
+        torch.from_numpy(found), library.load_model("m", name)(**columns), rtol=0, atol=1e-5
+    )
+
+
+def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
+    model = library.models.Linear(4, 3)
+    run = library.simulate(model, library.methods.furl("user"), library.data.toy(), rounds=1, cohort=2)
+    folder = tmp_path / "m"
+    assert library.export_models(run, folder, ["user-1"]) == ["user-1"]
+    with pytest.raises(ConfigError, match=r"give it, load_model\(..., model=MyModule\(\)\)\."):
+        library.load_model(folder, "user-1")
+    loaded = library.load_model(folder, "user-1", model=model)
+    assert loaded is not model
+    for name, value in run.parameters("user-1").items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    with pytest.raises(RunError, match="does not hold what the run needs"):
+        library.load_model(folder, "user-1", model=nn.Linear(4, 3))
+    (folder / "shared.safetensors").write_bytes(b"")
+    with pytest.raises(RunError, match="is damaged: its hash is not the committed one"):
+        library.load_model(folder, "user-1", model=model)
+    with pytest.raises(RunError, match="already exists; it is not overwritten"):
+        library.export_models(run, folder)
+
+
+def test_what_cannot_be_exported_leaves_nothing(
+    tmp_path: Path, trained: Callable[..., Run], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    with pytest.raises(MethodError, match="'knn_per' looks at a client's own examples to predict"):
+        library.export_models(replace(run, method=library.methods.knn_per()), "m")
+    assert refused("export", "r", "--out", "m") == (
+        "Error: Say whose models: --client ID, which may be repeated, or --all."
+    )
+    plain = library.simulate(
+        library.models.Linear(4, 3), library.methods.furl("user"), library.data.toy(), rounds=1
+    )
+
+    def full(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeep.experiments.serving.sealed_bytes", full)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        library.export_models(plain, "m")
+    assert set(tmp_path.iterdir()) == before
