@@ -13,6 +13,7 @@ from fedkeep.privacy import DifferentialPrivacy, dp, ledger
 from fedkeep.privacy.draws import SystemDraw
 from fedkeep.privacy.secure import FixedPoint, Spent, client
 from tests.methods import test_private, test_secure
+from tests.methods.table import ROWS
 from tests.privacy import test_dp, test_ledger
 from tests.privacy.secure import test_parts, test_secure_sum
 
@@ -82,11 +83,11 @@ BROKEN: dict[str, Broken] = {
     ),
     "no method without a bounded sum has noise": (
         private, "bounded_mean", refused_by_nobody,
-        lambda _: test_private.test_a_method_whose_rounds_are_no_bounded_sum_is_refused(test_private.ROWS["ifca"][1], ""),
+        lambda _: test_private.test_a_method_whose_rounds_are_no_bounded_sum_is_refused(ROWS["ifca"][1], ""),
     ),
     "no method that looks at single uploads is summed": (
         secure, "bounded_mean", refused_by_nobody,
-        lambda _: test_secure.test_what_looks_at_single_uploads_is_refused(test_private.ROWS["ifca"][1], ""),
+        lambda _: test_secure.test_what_looks_at_single_uploads_is_refused(ROWS["ifca"][1], ""),
     ),
     "masks cancel": (
         client, "pair_key", one_sided, lambda _: masks_cancel()
