@@ -6,8 +6,8 @@ Each is attacked as ``fedkeep attack`` does it: FURL and KTEPS on generated text
 Beside it: the private vector from FURL's upload after one local step, and after six.
 
 Claims: with FURL's split the private part names nobody, and one local step gives the server every user's vector to
-within rounding, six its direction; of a sum under ε = 1 the cosine is below 0.2. Writes ``results/attacks.json`` and
-``.md``; what ``--only`` leaves out stays as it is there.
+within rounding, six its direction. Of a sum under ε = 1 the cosine's interval reaches down to ``seen_through_noise``.
+Writes ``results/attacks.json`` and ``.md``; what ``--only`` leaves out stays as it is there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.measure import RESULTS, write
 from fedkeep.attacks import place_of, vector_in_upload
 from fedkeep.experiments.attack import TITLES, Asked, Attacked, attack
 from fedkeep.experiments.attack_measures import against
-from fedkeep.experiments.attack_scenes import STEP, Scene
+from fedkeep.experiments.attack_scenes import STEP, Scene, multiplier
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report.attacks import Finding, plain, sentences, table
@@ -112,6 +112,20 @@ def steps(config: Config, numbers: tuple[int, ...] = (1, 6)) -> dict[str, Any]:
     return found
 
 
+def seen_through_noise(size: int, multiplier: float) -> float:
+    """Return the largest mean cosine with a private vector that a clipped client can show in a noisy sum.
+
+    With b the seen change of the bias as a unit vector, the attacker's estimate is ΔWᵀb = u (b_k · b) + noise and
+    others' vectors. The client's own part is at most C long, as (ΔW_k, b_k) is clipped to C, and the noise has the
+    deviation z C in each of d directions: E cos ≤ 1 / √(1 + (d − 1) z²).
+
+    Args:
+        size: d, of the vector.
+        multiplier: z.
+    """
+    return float((1 + (size - 1) * multiplier**2) ** -0.5)
+
+
 def check(found: list[Finding], local: dict[str, Any]) -> None:
     """Raise AssertionError unless the claims hold."""
     by = {(f.measure, f.protection): f for f in found}
@@ -119,8 +133,9 @@ def check(found: list[Finding], local: dict[str, Any]) -> None:
     assert by[alone, "plain"].verdict == "found", by[alone, "plain"]
     assert by[alone, "split"].verdict == "nothing", by[alone, "split"]
     noisy = by["cosine, one local step", "dp ε=1"]
-    assert noisy.value is not None, noisy
-    assert noisy.value < 0.2, noisy
+    most = seen_through_noise(16, multiplier(1.0, rate=6 / 24, rounds=32, delta=0.1 / 24))
+    assert noisy.low is not None, noisy
+    assert noisy.low <= most, (noisy, most)
     assert local["1"]["median_relative_error"] < 1e-5, local
     assert local["6"]["cosine"] > 0.98, local
 

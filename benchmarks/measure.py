@@ -16,17 +16,20 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 1
+    contenders: Mapping[str, Callable[[], Any]],
+    turns: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return seconds of each contender, turn by turn; the order is reversed at every other turn."""
+    """Return seconds of each contender by a clock, turn by turn; the order is reversed at every other turn."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-warm_up, turns):
         names = list(contenders)
         for name in names if turn % 2 else reversed(names):
-            began = time.perf_counter()
+            began = clock()
             contenders[name]()
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return seconds
 
 

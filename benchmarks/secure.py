@@ -1,6 +1,10 @@
 """What a secure sum costs: 100 clients of a million parameters, 30 of which drop out, and smaller ones.
 
-    python -m benchmarks.secure [--clients 100] [--parameters 1000000]
+    python -m benchmarks.secure [--clients 100] [--parameters 1000000] [--only-client]
+
+Beside it: one client's work in Flower's SecAgg+, by the functions that its ``secaggplus_mod`` calls, with all others as
+neighbours: shares of two secrets, their encryption for each neighbour, then quantising and all masks of the vector.
+``--only-client`` measures just the two clients' work, fedkeep's and Flower's in turn, ``results/secure-flower.json``.
 
 Claim: the sum is that of the fixed-point numbers, exactly, whoever drops out. Seconds are of one core's work; on
 devices clients compute side by side. Beside it: a table of rows, where all clients send all rows so that none
@@ -10,12 +14,19 @@ says which it has. Writes ``results/secure.json``.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.common.secure_aggregation.crypto.shamir import create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt, generate_shared_key
+from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_addition, parameters_mod
+from flwr.common.secure_aggregation.quantization import quantize
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen, share_keys_plaintext_concat
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 
 from benchmarks.faults import commit
 from benchmarks.measure import write
@@ -82,6 +93,60 @@ def measured(clients: int, parameters: int, lost: int, bits: Any = 32) -> dict[s
     }  # fmt: skip
 
 
+class Flower:
+    """A client of SecAgg+ among neighbours: the primitives of Flower's mod, in its order."""
+
+    def __init__(self, clients: int, threshold: int) -> None:
+        self.clients, self.threshold = clients, threshold
+        self.own, self.others = generate_key_pairs(), [generate_key_pairs()[1] for _ in range(clients - 1)]
+        self.secret = private_key_to_bytes(self.own[0])
+
+    def shares(self) -> None:
+        """Make shares of the seed and of the key, and encrypt a pair for each neighbour."""
+        self.seed = os.urandom(32)
+        pairs = zip(
+            *(create_shares(s, self.threshold, self.clients) for s in (self.seed, self.secret)), strict=True
+        )
+        for place, (public, (one, two)) in enumerate(zip(self.others, pairs, strict=False)):
+            encrypt(generate_shared_key(self.own[0], public), share_keys_plaintext_concat(0, place, one, two))
+
+    def masked(self, values: np.ndarray) -> None:
+        """Quantise a vector, and add its own mask and one with each neighbour, as Flower's defaults have it."""
+        total = quantize([values], 8.0, 1 << 22)
+        for key in (self.seed, *(generate_shared_key(self.own[0], public) for public in self.others)):
+            total = parameters_addition(total, pseudo_rand_gen(key, 1 << 32, [values.shape]))
+        parameters_mod(total, 1 << 32)
+
+
+def beside_flower(clients: int, parameters: int, turns: int = 3) -> dict[str, Any]:
+    """Return the seconds of a processor that a client works, fedkeep's and Flower's in turn; medians."""
+    ring, threshold = FixedPoint(bound=1.0, clients=clients), threshold_for(clients, THRESHOLD)
+    seconds: dict[str, list[float]] = {
+        f"{who} {what}": [] for who in ("fedkeep", "flower") for what in ("shares", "masking")
+    }
+    values = np.random.default_rng(0).uniform(-1, 1, parameters)
+    names = [f"client-{k:03}" for k in range(clients)]
+    for _ in range(turns):
+        sides = {name: SecureClient(name, "1", threshold) for name in names}
+        keys = {name: side.keys() for name, side in sides.items()}
+        boxes = {name: side.shares(keys)[names[0]] for name, side in sides.items() if name != names[0]}
+        theirs, first = Flower(clients, threshold), sides[names[0]]
+        for what, work in (
+            ("fedkeep shares", lambda f=first, k=keys: f.shares(k)),
+            ("flower shares", theirs.shares),
+            ("fedkeep masking", lambda f=first, b=boxes: f.masked(b, ring.encode(values))),
+            ("flower masking", lambda t=theirs: t.masked(values)),
+        ):
+            began = time.process_time()
+            work()
+            seconds[what].append(time.process_time() - began)
+    return {
+        "clients": clients, "parameters": parameters, "threshold": threshold, "turns": turns,
+        "client_cpu_seconds": {what: statistics.median(each) for what, each in seconds.items()},
+        "vector_bytes_up": {"fedkeep": 4 * parameters, "flower": 8 * parameters},
+    }  # fmt: skip
+
+
 def row_wise() -> dict[str, Any]:
     """Return what it costs that all clients send all rows of a table."""
     rows, width, held = ROW_WISE.values()
@@ -94,8 +159,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--only-client", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    write("secure-flower", {**beside_flower(given.clients, given.parameters), "commit": commit()})
+    if given.only_client:
+        return
     cases = [
         (10, given.parameters // 10, 32), (given.clients, given.parameters // 10, 32),
         (given.clients, given.parameters // 10, 64), (given.clients, given.parameters, 32),

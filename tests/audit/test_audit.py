@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import torch
 
 from fedkeep import Phase, methods
 from fedkeep.audit import audit
-from fedkeep.audit.bench import Bench, changed, items, same, still
+from fedkeep.audit.bench import Bench, States, changed, items, same, still
 from fedkeep.audit.canaries import kept_rows, opted_out, planted, replaced, small, sources, with_opt_out
 from fedkeep.audit.findings import Allowed
 from fedkeep.audit.images import describe_image
+from fedkeep.audit.wire import patterns
 from fedkeep.core.errors import ConfigError
-from fedkeep.methods.reveals import revealed
+from fedkeep.methods.copies import OnCopy
+from fedkeep.methods.reveals import revealed, reveals
+from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.remote.node import told_counts
 from fedkeep.remote.packet import Packet
 from tests.audit import leaks
@@ -184,6 +188,48 @@ def test_only_bits_count() -> None:
     assert same(torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16))
 
 
+# --- the bytes of messages
+
+
+VALUES = torch.tensor([0.123456, -1.75, 3.0625e-2, 2.5])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        VALUES.numpy().tobytes(),
+        VALUES.numpy().astype(">f4").tobytes(),
+        VALUES.numpy().astype("f8").tobytes(),
+        VALUES[1:].numpy().astype("f2").tobytes(),
+        VALUES.bfloat16().view(torch.int16).numpy().tobytes(),
+        str({"weight": float(VALUES[0])}).encode(),
+    ],
+)
+def test_values_are_found_in_bytes(content: bytes) -> None:
+    assert any(p in b"begin" + content + b"end" for p in patterns(VALUES))
+    assert not any(p in content for p in patterns(VALUES.flip(0) + 1))
+
+
+def test_values_that_ride_beside_a_message_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no tensor and no line of the header, so that nothing else of the audit sees them."""
+    beside: list[bytes] = []
+    begin = States.begin
+
+    def noted(self: States, client: str, wanted: Any) -> Any:
+        values = begin(self, client, wanted)
+        beside[:] = [values["user"].numpy().tobytes()] if client == "user-0" else beside
+        return values
+
+    monkeypatch.setattr(States, "begin", noted)
+    wires = {"leaky": lambda packet: packet.to_bytes() + beside[0], "tight": Packet.to_bytes}
+    report = audit(Own(), furl(), DATA, rounds=1, wires=wires)
+    assert [str(f) for f in report.leaks] == [
+        "wire/leaky changes with private parameter user (the values themselves)"
+    ]
+    assert report.searched["leaky"] > report.searched["tight"] > 1000
+    assert audit(Own(), furl(), DATA, rounds=1, wires={"tight": Packet.to_bytes}).ok
+
+
 # --- the allow list
 
 
@@ -203,6 +249,14 @@ def test_hooks_and_links_declare() -> None:
     assert revealed(ROWS["scaffold"][1]) == ("sent/*",)
     assert revealed(furl()) == ()
     assert revealed(furl().but(upload=(leaks.Declares(),))) == ("upload/*",)
+
+
+def test_a_term_declares_wherever_it_stands_in_a_loss() -> None:
+    told = reveals("loss")(type("Told", (Term,), {}))()
+    for loss in (told, cross_entropy() + 0.5 * told, OnCopy(term=cross_entropy() + told)):
+        assert revealed(furl(phases=(Phase(loss=loss),))) == ("loss",)
+    assert revealed(ROWS["pfedme"][1]) == revealed(ROWS["feddyn"][1]) == ("loss",)
+    assert revealed(furl(phases=(Phase(loss=OnCopy(term=cross_entropy())),))) == ()
 
 
 def test_a_device_tells_of_opted_in_examples_alone() -> None:
@@ -256,10 +310,10 @@ def test_federated_batch_statistics_tell_nothing_of_a_private_head() -> None:
 # By method: "unchanged", or the worst verdict on what its clients upload or send along.
 TABLE = {
     **dict.fromkeys(("fedavg", "fedprox", "fine_tuned", "fedbabu", "fedmmd", "fedfusion", "per_fedavg", "pfedhn"), "unchanged"),
-    **dict.fromkeys(("local", "ditto", "apfl", "mixture", "fedrod", "ifca", "fedrecon"), "unchanged"),
+    **dict.fromkeys(("local", "ditto", "apfl", "mixture", "fedrod", "ifca", "fedrecon", "knn_per", "fedpac"), "unchanged"),
     **dict.fromkeys(("furl", "fedper", "fedrep", "lg_fedavg", "fedbn", "pfedme", "pfl_da", "kteps", "kteps_star"), "gradients"),
-    **dict.fromkeys(("feddyn", "moon", "asp_mtl"), "gradients"),
-    **dict.fromkeys(("scaffold", "fedala", "fedproto"), "declared"),
+    **dict.fromkeys(("feddyn", "moon", "asp_mtl", "gpfl"), "gradients"),
+    **dict.fromkeys(("scaffold", "fedala", "fedproto", "mr_mtl", "feddbe", "fedamp", "fedcp"), "declared"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tests.cli.conftest import Command
 
@@ -23,6 +24,27 @@ def test_nothing_leaves_undeclared(fedkeep: Command) -> None:
         in rows
     )
     assert "allowed besides: loss, judged." in result.stdout
+
+
+def test_a_page_and_the_bytes_that_were_searched(fedkeep: Command, tmp_path: Path) -> None:
+    result = fedkeep("audit", "toy.toml", *FEW, "--out", "page")
+    assert result.exit_code == 0, result.output
+    assert (
+        "The messages' very bytes were searched for canaries, as they travel in fedkeep's own ("
+        in result.stdout
+    )
+    assert ", Flower's (" in result.stdout
+    assert "Page: page/audit.html" in result.stdout.splitlines()
+    page = (tmp_path / "page" / "audit.html").read_text(encoding="utf-8")
+    for text in (
+        "What leaves a device: Toy",
+        "Nothing leaves undeclared.",
+        "upload/linear.weight",
+        "very bytes",
+    ):
+        assert text in page, text
+    content = json.loads((tmp_path / "page" / "audit.json").read_text(encoding="utf-8"))
+    assert {"gradients", "declared"} == {row["verdict"] for row in content["summary"]}
 
 
 def test_a_leak_fails(fedkeep: Command) -> None:

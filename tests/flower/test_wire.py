@@ -2,11 +2,12 @@ import zlib
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedkeep.core.errors import UploadError
-from fedkeep.flower.wire import DTYPES, RAW, _checksum, from_records, to_records
+from fedkeep.flower.wire import DTYPES, RAW, _checksum, from_records, to_bytes, to_records
 from fedkeep.remote import Packet
+from tests.flower.loopback import Loopback, context
 from tests.tiny import bits
 
 
@@ -38,6 +39,17 @@ def test_a_tensor_that_is_missing_twice_named_or_moved_is_noticed():
         made["header"]["names"] = change(made["header"]["names"])
         with pytest.raises(UploadError, match="damaged on its way"):
             from_records(made)
+
+
+def test_the_bytes_that_an_audit_searches_are_those_that_the_grid_carries():
+    packet = Packet(
+        {"kind": "answers"}, {"answer/0/deltas/w": torch.randn(3), "answer/0/deltas/b": torch.ones(2)}
+    )
+    grid = Loopback(lambda message, _: message, [context()])
+    grid.travel(Message(to_records([packet])[0], dst_node_id=7, message_type="query"))
+    carried, content = sorted(grid.carried.values(), key=len), to_bytes(packet)
+    assert all(part in content for part in carried if not part.startswith(b"Message"))
+    assert packet.tensors["answer/0/deltas/w"].numpy().tobytes() in content
 
 
 def test_tensors_that_two_packets_share_are_turned_into_bytes_once():

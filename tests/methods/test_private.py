@@ -154,7 +154,7 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
             methods.fedavg(server=averaging().but(reduce=WeightedMean(by="uniform", missing_rows="owners_only"))),
             "'fedavg' divides each row by the weights of those who hold it, and who does is private.",
         ),
-        (methods.furl("user", private_scale="fedavg", server=UNIFORM), "'furl' scales what clients keep by"),
+        (methods.furl("user", private_scale="fedavg", server=UNIFORM), "'furl' scales what a client keeps by"),
         (methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)), "The link QuantileClip of 'fedavg' gathers"),
     ],
 )  # fmt: skip

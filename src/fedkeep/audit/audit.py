@@ -7,7 +7,7 @@ everything else equal, and see which bits of what leaves are others. Each thing 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -17,12 +17,15 @@ from fedkeep.audit.examples import look_at_examples, look_at_memory, look_at_opt
 from fedkeep.audit.findings import KINDS, PROTOCOL, Allowed, AuditReport
 from fedkeep.audit.kept import look_at_clipping, look_at_kept
 from fedkeep.audit.looking import Looking
+from fedkeep.audit.wire import Wire, look_at_bytes
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
 from fedkeep.methods.reveals import revealed
+from fedkeep.remote.packet import Packet
 
 CLIENTS, ROUNDS = 3, 3
+WIRES: Mapping[str, Wire] = {"fedkeep's own": Packet.to_bytes}
 
 
 def audit(
@@ -34,6 +37,7 @@ def audit(
     seed: int = 0,
     allow: Sequence[str] = PROTOCOL,
     name: str = "",
+    wires: Mapping[str, Wire] = WIRES,
 ) -> AuditReport:
     """Run a few rounds with canaries in all that must stay on a device, and look at every byte that leaves it.
 
@@ -47,6 +51,7 @@ def audit(
             ``KIND/PATTERN``, e.g. ``"upload/norm.*"``. It adds to what the method's functions declare
             (``methods.reveals``).
         name: for the report.
+        wires: by name, what makes the bytes of a message that travel; they are searched for canaries.
 
     Returns:
         What left, and a verdict on each thing that changes with what must stay.
@@ -61,7 +66,9 @@ def audit(
         check_choice("An entry of allow must begin with", entry.partition("/")[0], KINDS)
     began = time.perf_counter()
     bench = Bench(model, method, small(data, CLIENTS), seed)
-    made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds)
-    for look in (look_at_kept, look_at_clipping, look_at_examples, look_at_opt_out, look_at_memory):
+    made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires)
+    for look in (
+        look_at_kept, look_at_clipping, look_at_examples, look_at_bytes, look_at_opt_out, look_at_memory
+    ):  # fmt: skip
         look(made)
     return made.report(name or method.name, time.perf_counter() - began)

@@ -249,10 +249,14 @@ class Bench:
                 )
                 yield answers_packet(found), dict(states.begun)
 
-    def once(self, work: Packet, fixed: Mapping[str, Params], **changes: Any) -> Items:
-        """Return what leaves when one message is answered from exactly what clients keep."""
+    def answer(self, work: Packet, fixed: Mapping[str, Params], **changes: Any) -> Packet:
+        """Return the answer to one message from exactly what clients keep."""
         ((answer, _),) = self.asked([work], fixed=fixed, **changes)
-        return items(answer)
+        return answer
+
+    def once(self, work: Packet, fixed: Mapping[str, Params], **changes: Any) -> Items:
+        """Return what leaves then."""
+        return items(self.answer(work, fixed, **changes))
 
 
 def _encode(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ PROTOCOL = ("loss", "judged")
 """What every run tells the server, unless a configuration says otherwise: mean training losses, results of judging."""
 
 KINDS = (
-    "loss", "weight", "status", "judged", "counts", "here", "rows", "sent", "report", "upload", "clip", "server"
+    "loss", "weight", "status", "judged", "counts", "here", "rows", "sent", "report", "upload", "clip", "server", "wire"
 )  # fmt: skip
 """Kinds of what can leave, or be told in another way: what an entry of an allow list begins with."""
 
@@ -80,6 +80,7 @@ class AuditReport:
         sources: what was changed, and what was looked at in vain: not there in this configuration.
         notes: what the reader should know.
         allow: the allow list.
+        searched: by name of a wire, how many bytes that it makes of messages were searched for canaries.
         seconds: that it took.
     """
 
@@ -92,6 +93,7 @@ class AuditReport:
     sources: tuple[str, ...]
     notes: tuple[str, ...]
     allow: tuple[str, ...]
+    searched: dict[str, int]
     seconds: float
 
     @property

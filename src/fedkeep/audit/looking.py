@@ -60,6 +60,7 @@ class Looking:
         bench: what is asked.
         allowed: the allow list.
         rounds: how many.
+        wires: by name, what turns a message into the bytes that travel.
 
     Attributes:
         heard: all that went between the server and each node.
@@ -72,10 +73,14 @@ class Looking:
         findings: by what leaves and source.
         looked: what was looked at.
         notes: what the reader should know.
+        searched: by wire, how many bytes were searched for canaries.
     """
 
-    def __init__(self, bench: Bench, allowed: Allowed, rounds: int) -> None:
-        self.bench, self.allowed, self.rounds = bench, allowed, rounds
+    def __init__(
+        self, bench: Bench, allowed: Allowed, rounds: int, wires: Mapping[str, Callable[[Packet], bytes]]
+    ) -> None:
+        self.bench, self.allowed, self.rounds, self.wires = bench, allowed, rounds, wires
+        self.searched: dict[str, int] = {}
         self.findings: dict[tuple[str, str], Finding] = {}
         self.looked: dict[str, None] = {}
         self.notes: dict[str, None] = {}
@@ -142,7 +147,7 @@ class Looking:
         return AuditReport(
             name=name, rounds=self.rounds, clients=len(self.data), messages=messages, left=tuple(self.left.values()),
             findings=tuple(found), sources=tuple(self.looked), notes=tuple(self.notes), allow=self.allowed.entries,
-            seconds=seconds,
+            searched=self.searched, seconds=seconds,
         )  # fmt: skip
 
     def _given(self, works: Sequence[Packet]) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import Tensor
 
 from fedkeep.core.errors import UploadError, first_line
@@ -45,6 +46,12 @@ def to_records(packets: Iterable[Packet]) -> list[RecordDict]:
         raise RuntimeError("Tensors travel in little-endian order, and this machine has the other.")
     made: dict[int, tuple[Tensor, Array, int]] = {}
     return [_record(packet, made) for packet in packets]
+
+
+def to_bytes(packet: Packet) -> bytes:
+    """Return the bytes that Flower sends of a packet: its records, and all that is inside them."""
+    (records,) = to_records([packet])
+    return b"".join(part.deflate() for part in get_all_nested_objects(records).values())
 
 
 def _record(packet: Packet, made: dict[int, tuple[Tensor, Array, int]]) -> RecordDict:

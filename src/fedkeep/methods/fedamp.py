@@ -28,6 +28,7 @@ from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.copies import COPY, PREFIX, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
+from fedkeep.methods.reveals import reveals
 from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, Roster, Server
 from fedkeep.split import Upload
@@ -132,6 +133,7 @@ def keep_models(server: Global, reduced: Reduced) -> Global:
     return server.but(state=state)
 
 
+@reveals("upload/*")  # they are the client's own model
 def publish_parameters(done: Finish) -> Finished:
     """Upload the client's own parameters in the places of those that it was sent."""
     return Finished(params={n: v for n, v in copy_of(done.trained).items() if n in done.net.trainable()})

@@ -28,6 +28,7 @@ from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.features import Known, as_received, drawn_for, extended, features, head, part, width
 from fedkeep.methods.phase import Phase
+from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
 
@@ -147,6 +148,7 @@ class SeparatedLoss(Around):
         return value + self.lam * mmd2(found, frozen, batch.get("weight"))
 
 
+@reveals("upload/*")  # of the own head, in a mean with one that the server knows
 def publish_half(done: Finish) -> Finished:
     """Upload the mean of the client's own and the received head."""
     own, sent = under(PREFIX, done.trained), done.sent.params

@@ -29,6 +29,7 @@ from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.features import Known, extended, features, head, width
 from fedkeep.methods.phase import Phase
+from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Roster, Server
 from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split
@@ -109,6 +110,7 @@ def begin_mean(start: Start) -> Started:
     return Started(params={MEAN: torch.zeros_like(start.params[MEAN])})
 
 
+@reveals(f"upload/{MEAN}")  # of features that were trained together with b
 def send_mean_once(done: Finish) -> Finished:
     """Upload m if z̄ is not known, else no change of it."""
     sent = done.sent

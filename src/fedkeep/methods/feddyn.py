@@ -26,6 +26,7 @@ from fedkeep.methods.server import Global, Server, averaging, check_uniform, zer
 from fedkeep.methods.terms import Term, dot
 
 
+@reveals("loss")  # the server could follow λ_k from what is uploaded
 @dataclass(frozen=True)
 class Linear(Term):
     """−⟨λ_k, θ⟩ over the trainable parameters."""
@@ -34,7 +35,6 @@ class Linear(Term):
         return -dot({n: params[CLIENT + n] for n in net.trainable() if CLIENT + n in params}, params)
 
 
-@reveals("loss")  # ⟨λ_k, θ⟩ is a part of it; the server could follow λ_k from what is uploaded
 @dataclass(frozen=True, kw_only=True)
 class NewSlope:
     """λ_k ← λ_k − α (θ − w)."""

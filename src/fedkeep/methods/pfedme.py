@@ -22,10 +22,12 @@ from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.phase import Phase
+from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
 
 
+@reveals("loss")  # the last phase's loss is nothing but this distance
 @dataclass(frozen=True)
 class Apart(Term):
     """½ λ ‖θ − w‖² over the trainable parameters, θ the private copy; a phase moves whichever of them it trains.

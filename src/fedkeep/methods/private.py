@@ -155,6 +155,41 @@ def without_bound(server: Global) -> Global:
     return server.but(state={n: v for n, v in server.state.items() if n != BOUND})
 
 
+def bounded_mean(
+    method: Method, heaviest: float | None, *, wants: str, heaviest_name: str, other: str, rows: str, shares: str
+) -> WeightedMean:  # fmt: skip
+    """Return a method's reduction if it is a sum over clients in which each weighs at most 1.
+
+    Args:
+        method: the method.
+        heaviest: the weight that counts as 1; None: nobody said.
+        wants, heaviest_name: who asks, and how the setting is called there.
+        other, rows, shares: why it is no other reduction, no mean over a row's owners, no share of the cohort.
+
+    Raises:
+        MethodError: it is not.
+    """
+    mean, name = method.server.reduce, repr(method.name)
+    if not (isinstance(mean, WeightedMean) and mean.is_sum):
+        kept = f" Its server keeps {mean.keeps}." if mean.keeps else ""
+        kind = type(mean).__name__
+        raise MethodError(f"{name} reduces uploads by {kind}, {other}. {wants} a WeightedMean.{kept}")
+    if mean.missing_rows == "owners_only":
+        raise MethodError(
+            f"{name} divides each row by the weights of those who hold it, {rows}. {wants} missing_rows='unchanged'."
+        )
+    if mean.by == "examples" and heaviest is None:
+        raise MethodError(
+            f"{name} weights clients by their numbers of examples, which have no bound. Set weighting='uniform', or "
+            f"{heaviest_name}, the number of examples that counts as weight 1."
+        )
+    if method.client.accept is not newest:
+        raise MethodError(
+            f"{name} scales what a client keeps by its share of the cohort's examples, {shares}. Take private_scale=1."
+        )
+    return mean
+
+
 def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort: float) -> Method:
     """Return a method with differential privacy of its clients over its federated part.
 
@@ -166,28 +201,12 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
     Raises:
         MethodError: a change of one client would reach others by another way than the sum of clipped changes.
     """
-    mean = method.server.reduce
-    if not (isinstance(mean, WeightedMean) and mean.is_sum):
-        kept = f" Its server keeps {mean.keeps}." if mean.keeps else ""
-        raise MethodError(
-            f"{method.name!r} reduces uploads by {type(mean).__name__}, which is no plain sum over clients, so what "
-            f"one client changes is not bounded by clipping. Differential privacy wants a WeightedMean.{kept}"
-        )
-    if mean.missing_rows == "owners_only":
-        raise MethodError(
-            f"{method.name!r} divides each row by the weights of those who hold it, and who does is private. "
-            f"Differential privacy wants missing_rows='unchanged'."
-        )
-    if mean.by == "examples" and privacy.heaviest is None:
-        raise MethodError(
-            f"{method.name!r} weights clients by their numbers of examples, which have no bound. Set "
-            f"weighting='uniform', or privacy.heaviest, the number of examples that counts as weight 1."
-        )
-    if method.client.accept is not newest:
-        raise MethodError(
-            f"{method.name!r} scales what clients keep by their share of the cohort's examples, so each client's "
-            f"number reaches the others' private values, and from there their uploads. Take private_scale=1."
-        )
+    mean = bounded_mean(
+        method, privacy.heaviest, wants="Differential privacy wants", heaviest_name="privacy.heaviest",
+        other="which is no plain sum over clients, so what one client changes is not bounded by clipping",
+        rows="and who does is private",
+        shares="so each client's number reaches the others' private values, and from there their uploads",
+    )  # fmt: skip
     talks = next((link for link in method.upload if type(link).update is not Link.update), None)
     if talks is not None:
         raise MethodError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedkeep.methods.terms import Term
 
 if TYPE_CHECKING:
     from fedkeep.methods.base import Method
@@ -15,11 +17,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 def reveals(*patterns: str) -> Callable[[F], F]:
     """Say that what leaves under some names is made of what the client keeps, on purpose.
 
-    It stands before a function or class that is a client's ``start`` or ``finish``; a link of the upload chain has the
-    attribute ``reveals``. Nothing is checked while a method runs; ``fedkeep audit`` calls what nobody declares a leak.
+    It stands before a function or class that is a client's ``start`` or ``finish``, or a term of a phase's loss; a link
+    of the upload chain has the attribute ``reveals``. Nothing is checked while a method runs; ``fedkeep audit`` calls
+    what nobody declares a leak.
 
     Args:
-        patterns: ``upload/NAME``, names of federated parameters; or ``sent/NAME``, names of ``Client.sends``.
+        patterns: ``upload/NAME``, names of federated parameters; ``sent/NAME``, names of ``Client.sends``; or ``loss``,
+            the mean training loss that a client tells.
     """
 
     def declare(function: F) -> F:
@@ -30,10 +34,19 @@ def reveals(*patterns: str) -> Callable[[F], F]:
 
 
 def revealed(method: Method) -> tuple[str, ...]:
-    """Return the patterns that a method's hooks and links declare."""
-    parts: list[Any] = [method.client.start, method.client.finish, *method.upload]
-    return tuple(pattern for part in parts for pattern in getattr(_whole(part), "reveals", ()))
+    """Return the patterns that a method's hooks, its links and the terms of its phases declare."""
+    losses = [phase.loss for phase in method.client.phases]
+    parts = [method.client.start, method.client.finish, *method.upload, *losses]
+    return tuple(dict.fromkeys(pattern for part in parts for pattern in _declared(part)))
 
 
-def _whole(part: Any) -> Any:
-    return _whole(part.func) if isinstance(part, partial) else part
+def _declared(part: Any) -> Iterator[str]:
+    if isinstance(part, partial):
+        yield from _declared(part.func)
+    elif isinstance(part, tuple):  # the terms of a sum
+        for each in part:
+            yield from _declared(each)
+    else:
+        yield from getattr(part, "reveals", ())
+        if isinstance(part, Term):
+            yield from _declared(tuple(v for v in vars(part).values() if isinstance(v, Term | tuple)))

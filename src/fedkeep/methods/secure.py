@@ -19,7 +19,7 @@ from fedkeep.core.params import SERVER, Params, under
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
 from fedkeep.methods.checks import check_positive
-from fedkeep.methods.client import newest
+from fedkeep.methods.private import bounded_mean
 from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, WeightedMean
 from fedkeep.privacy import Link
@@ -185,28 +185,11 @@ def securely(method: Method, sums: SecureSums) -> Method:
     Raises:
         MethodError: the method looks at single uploads.
     """
-    mean = method.server.reduce
-    if not (isinstance(mean, WeightedMean) and mean.is_sum):
-        kept = f" Its server keeps {mean.keeps}." if mean.keeps else ""
-        raise MethodError(
-            f"{method.name!r} reduces uploads by {type(mean).__name__}, which looks at single uploads, and secure sums "
-            f"show none. They want a WeightedMean.{kept}"
-        )
-    if mean.missing_rows == "owners_only":
-        raise MethodError(
-            f"{method.name!r} divides each row by the weights of those who hold it, which secure sums hide. They want "
-            f"missing_rows='unchanged'."
-        )
-    if mean.by == "examples" and sums.heaviest is None:
-        raise MethodError(
-            f"{method.name!r} weights clients by their numbers of examples, which have no bound, and secure sums want "
-            f"one. Set weighting='uniform', or heaviest, the number of examples that counts as weight 1."
-        )
-    if method.client.accept is not newest:
-        raise MethodError(
-            f"{method.name!r} scales what a client keeps by its share of the cohort's examples, which the server tells "
-            f"it and secure sums hide. Take private_scale=1."
-        )
+    mean = bounded_mean(
+        method, sums.heaviest, wants="Secure sums want", heaviest_name="heaviest",
+        other="which looks at single uploads, and secure sums show none", rows="which secure sums hide",
+        shares="which the server tells it and secure sums hide",
+    )  # fmt: skip
     kinds = [type(link) for link in method.upload]
     alone = next((k for k in kinds if k.decode is not Link.decode or k.update is not Link.update), None)
     if alone is not None:

@@ -1,0 +1,254 @@
+"""Accuracy against ε, with a private part and without: how many points keeping parameters home is worth under noise.
+
+    python -m benchmarks.frontier --data DIR [--only zulip] [--seeds 0]
+
+FedAvg, FURL, FedRep and KTEPS, with ε of a whole run 1, 4, 8 and without noise, on zulip_channels and on Fashion-MNIST;
+beside them training alone, and counting: each client's most frequent training label. Small runs, of the rounds below.
+The last round is judged, on all clients' test examples together, so nothing is chosen on data that ε leaves out.
+Writes ``results/frontier.json``, ``.md`` and ``.svg``; a finished cell is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.faults import commit
+from benchmarks.measure import RESULTS, write
+from fedkeep import FederatedData
+from fedkeep.experiments.attack_scenes import multiplier
+from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.experiments.config import Config
+from fedkeep.experiments.simulate import simulate
+from fedkeep.privacy import Adaptive, DifferentialPrivacy
+from fedkeep.report.tables import Table, mean_std, to_markdown
+
+EPSILONS = (math.inf, 8.0, 4.0, 1.0)
+CLIP = 0.3
+"""Where the clipping bound begins; it follows the median norm, with noise of its own."""
+
+HEAD = """# Accuracy against ε, with a private part and without
+
+`python -m benchmarks.frontier --data DIR`: small runs; their settings stand in `frontier.json`. ε is of the whole
+run, for a client as a whole, at δ = 1 / (10 N), against everybody but the server. Percent of all clients' test examples
+after the last round, mean ± standard deviation over seeds.
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Data, the model and settings of each method, rounds, and how many clients a round has on average."""
+
+    title: str
+    data: dict[str, Any]
+    methods: dict[str, tuple[dict[str, Any], dict[str, Any]]]
+    shared: dict[str, Any]
+    rounds: int
+    cohort: int
+
+
+BAG = {"kind": "bag_of_words", "user_dim": 8, "embedding_dim": 8, "mlp": 16, "user_bias": True}
+CNN = {"kind": "cnn", "channels": 1, "side": 28, "widths": [4, 8], "hidden": [32, 16], "dropout": 0.0}
+SCENES = {
+    "zulip": Scene(
+        "zulip_channels, 200 users: the channel of a message among 163",
+        {"reader": "zulip_channels", "tokens": "words", "vocabulary": 500, "max_length": 40, "limit_users": 200},
+        {
+            "FedAvg": (BAG, {"kind": "fedavg"}),
+            "FURL": (BAG, {"kind": "furl", "private": ["user", "user_bias"]}),
+            "FedRep": (BAG, {"kind": "fedrep", "private": ["mlp.*", "user", "user_bias"]}),
+            "KTEPS": ({"kind": "text_classifier", "embedding_dim": 8, "hidden": 8}, {"kind": "kteps"}),
+            "Local": (BAG, {"kind": "local", "epochs": 10}),
+        },
+        {"batch_size": 64, "optimizer": {"learning_rate": 0.5}},
+        rounds=20, cohort=50,
+    ),
+    "fashion": Scene(
+        "Fashion-MNIST, 100 clients of 60 images, most of two classes",
+        {
+            "reader": "fashion_mnist",
+            "partition": {"kind": "majority", "clients": 100, "p": 0.8, "train": 60, "valid": 5, "test": 60},
+        },
+        {
+            "FedAvg": (CNN, {"kind": "fedavg"}),
+            "FURL": (CNN, {"kind": "furl", "private": ["out.bias"]}),
+            "FedRep": (CNN, {"kind": "fedrep", "private": ["out.*"]}),
+            "Local": (CNN, {"kind": "local", "epochs": 10}),
+        },
+        {"batch_size": 20, "optimizer": {"learning_rate": 0.1}},
+        rounds=20, cohort=25,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run: scene, method, ε (infinite: no noise) and seed."""
+
+    scene: str
+    method: str
+    epsilon: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The cell's name in the results."""
+        return f"{self.scene}/{self.method}/{self.epsilon:g}/{self.seed}"
+
+    def config(self) -> Config:
+        """Return the run's configuration, without noise."""
+        scene = SCENES[self.scene]
+        model, own = scene.methods[self.method]
+        weighting = {} if self.method == "Local" else {"weighting": "uniform"}
+        run: dict[str, Any] = {
+            "rounds": scene.rounds,
+            "cohort": scene.cohort,
+            "sampling": "poisson",
+            "engine": "sequential",
+        }
+        return Config.model_validate({
+            "name": self.method, "seed": self.seed, "data": scene.data, "model": model,
+            "method": {**scene.shared, **weighting, **own}, "run": run,
+        })  # fmt: skip
+
+
+def cells(seeds: list[int]) -> Iterator[Cell]:
+    """Yield all runs, seed after seed; KTEPS, which takes longest, comes last."""
+    for seed in seeds:
+        for late in (False, True):
+            for name, scene in SCENES.items():
+                for method in scene.methods:
+                    if (method == "KTEPS") == late:
+                        each = EPSILONS if method != "Local" else EPSILONS[:1]
+                        yield from (Cell(name, method, epsilon, seed) for epsilon in each)
+
+
+def protection(cell: Cell, people: int) -> DifferentialPrivacy | None:
+    """Return the noise at which the whole run costs a cell's ε, at δ = 1 / (10 N); None: no noise."""
+    if math.isinf(cell.epsilon):
+        return None
+    scene = SCENES[cell.scene]
+    delta = 0.1 / people
+    noise = multiplier(cell.epsilon, scene.cohort / people, scene.rounds, delta)
+    adaptive = Adaptive(noise=max(noise, scene.cohort / 20))
+    return DifferentialPrivacy(
+        noise=noise, clip=CLIP, delta=delta, adaptive=adaptive, accountant="rdp", noise_seed=cell.seed
+    )
+
+
+def measured(cell: Cell, data: FederatedData, folder: Path | None) -> dict[str, Any]:
+    """Train, and return the accuracy of clients' own models after the last round."""
+    config, began = cell.config(), time.process_time()
+    torch.manual_seed(cell.seed)
+    privacy = protection(cell, len(data))
+    settings = {
+        **config.run.model_dump(), "evaluate_every": 0, "evaluate_shared": False, "evaluate_adapted": False
+    }  # fmt: skip
+    run = simulate(
+        build_model(config, data, folder), build_method(config.method), data,
+        **{**settings, "progress": False, "seed": cell.seed, "privacy": privacy},
+    )  # fmt: skip
+    right = run.judge(("own",), "test")[0].of("own").right()
+    return {
+        "accuracy": float(right.mean()), "examples": len(right),
+        "noise": None if privacy is None else round(privacy.noise, 3),
+        "config": config.model_dump(mode="json", exclude_unset=True), "commit": commit(),
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }  # fmt: skip
+
+
+def counted(data: FederatedData) -> float:
+    """Return how often each client's most frequent training label is right on its test examples."""
+    label = np.asarray(data.columns["label"])
+    everywhere = np.bincount(label[data.split_rows("train")], minlength=int(data.meta["classes"]))
+    ties = everywhere / (1 + everywhere.sum())
+    right = []
+    for client in range(len(data)):
+        own, rows = (label[np.asarray(data.rows(client, part))] for part in ("train", "test"))
+        right.append(rows == (np.bincount(own, minlength=len(ties)) + ties).argmax())
+    return float(np.concatenate(right).mean())
+
+
+def written(found: dict[str, Any]) -> None:
+    """Write all that is known: numbers, tables and the figure."""
+    known = {name: SCENES[name] for name in found["counts"]}
+    figure = Figure(figsize=(4.5 * len(known), 3.8), layout="constrained")
+    lines = [HEAD]
+    places = figure.subplots(1, len(known), squeeze=False)[0]
+    for axes, (name, scene) in zip(places, known.items(), strict=True):
+        rows: list[tuple[str, ...]] = []
+        for method in scene.methods:
+            by = {e: _values(found["cells"], f"{name}/{method}/{e:g}/") for e in EPSILONS}
+            if not any(by.values()):
+                continue
+            rows.append((method, *(_text(by[e]) if by[e] or method != "Local" else "" for e in EPSILONS)))
+            heights = {k: 100 * float(np.mean(by[e])) for k, e in enumerate(EPSILONS) if by[e]}
+            if method == "Local":
+                axes.axhline(heights.pop(0), color="0.5", linestyle="--", label="local alone")
+            else:
+                axes.plot(list(heights), list(heights.values()), marker="o", label=method)
+        count = 100 * found["counts"][name]
+        rows.append(("Counts alone", f"{count:.1f}", *[""] * (len(EPSILONS) - 1)))
+        axes.axhline(count, color="0.5", linestyle=":", label="counts alone")
+        heads = tuple("no noise" if math.isinf(e) else f"ε = {e:g}" for e in EPSILONS)
+        note = f"{scene.rounds} rounds, {scene.cohort} clients in each on average, Poisson; clipping adapts."
+        lines.append(to_markdown(Table(("method", *heads), tuple(rows), scene.title, note), 2))
+        axes.set_xticks(range(len(EPSILONS)), heads)
+        axes.set_title(scene.title, fontsize=9)
+        axes.set_ylabel("accuracy on test, %")
+        axes.set_ylim(0, None)
+        axes.legend(fontsize=8)
+    write("frontier", found, "\n".join(lines))
+    figure.savefig(RESULTS / "frontier.svg", metadata={"Date": None})
+
+
+def _values(known: dict[str, Any], start: str) -> list[float]:
+    return [cell["accuracy"] for key, cell in known.items() if key.startswith(start)]
+
+
+def _text(values: list[float]) -> str:
+    if not values:
+        return "–"
+    mean, spread = mean_std(100 * v for v in values)
+    return f"{mean:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+
+
+def main() -> None:
+    """Run what is not finished, and write after each run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--only", default="", help="cells whose name begins so, e.g. zulip/FURL")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    path, data = RESULTS / "frontier.json", dict[str, FederatedData]()
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": {}, "counts": {}}
+    found = {"cells": known["cells"], "counts": known["counts"]}
+    for cell in cells(given.seeds):
+        wanted = cell.config().model_dump(mode="json", exclude_unset=True)
+        done = found["cells"].get(cell.key)
+        if not cell.key.startswith(given.only) or (done is not None and done["config"] == wanted):
+            continue
+        if cell.scene not in data:
+            data[cell.scene] = build_data(cell.config(), given.data)
+            found["counts"][cell.scene] = counted(data[cell.scene])
+        result = found["cells"][cell.key] = measured(cell, data[cell.scene], given.data)
+        print(cell.key, f"{result['accuracy']:.4f}", f"{result['cpu_seconds']} s", flush=True)
+        written(found)
+    written(found)
+
+
+if __name__ == "__main__":
+    main()

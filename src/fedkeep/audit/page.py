@@ -1,0 +1,82 @@
+"""An audit as a table, as lines of text, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from fedkeep.audit.findings import WORDS, AuditReport, Finding
+from fedkeep.report.blocks import Block, Content, Section, Text
+from fedkeep.report.tables import Table
+from fedkeep.report.wording import size
+
+MEANS = (
+    "unchanged: no bit changes with anything that must stay.",
+    "through declared gradients: the gradient of a loss of both moved it; private values may still follow from it.",
+    "declared: it changes otherwise, and the method or the allow list says so.",
+    "LEAK: it changes otherwise, and nobody says so.",
+)
+
+
+def table(report: AuditReport) -> Table:
+    """Return what left, tensor by tensor."""
+    rows = tuple(
+        (
+            one.label, one.type + "".join(f" {n}" if k == 0 else f" × {n}" for k, n in enumerate(one.shape)),
+            one.seen_by, report.verdict(one.label), size(one.bytes),
+        )
+        for one in report.left
+    )  # fmt: skip
+    total = sum(size for _, size in report.messages.values())
+    kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in report.messages.items())
+    note = f"{report.rounds} rounds, {report.clients} clients on the device; messages: {kinds}; {size(total)} in all."
+    columns = ("What", "Numbers", "Seen by", "Changes with what must stay", "Bytes")
+    return Table(columns, rows, title=f"{report.name}: what left a device", note=note, left=4)
+
+
+def searched(report: AuditReport) -> str:
+    """Say which bytes were searched for canaries."""
+    forms = ", ".join(f"{name} ({size(count)})" for name, count in report.searched.items())
+    hits = [f for f in report.findings if f.leaves.startswith("wire/")]
+    outcome = "some were there, see above" if hits else "none was there that is not in the table"
+    return f"The messages' very bytes were searched for canaries, as they travel in {forms}: {outcome}."
+
+
+def grouped(findings: Iterable[Finding]) -> list[str]:
+    """Return a line for each thing that left, with what it changes with; those that change alike have one line."""
+    by_label: dict[str, list[str]] = {}
+    for one in findings:
+        said = ", ".join(word for word in (one.how, one.by) if word)
+        by_label.setdefault(one.leaves, []).append(one.source + (f" ({said})" if said else ""))
+    together: dict[tuple[str, ...], list[str]] = {}
+    for label, sources in by_label.items():
+        together.setdefault(tuple(sources), []).append(label)
+    return [f"{', '.join(labels)} with {'; '.join(sources)}" for sources, labels in together.items()]
+
+
+def content(report: AuditReport, lead: str) -> Content:
+    """Return the page.
+
+    Args:
+        report: the audit's.
+        lead: on what it was made.
+    """
+    count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
+    verdict = f"{count} things that must stay were changed one by one; allowed besides: {allowed}."
+    outcome: list[Block] = [Text(("Nothing leaves undeclared. " if report.ok else "") + verdict)]
+    outcome += [Text(f"LEAK: {line}", warning=True) for line in grouped(report.leaks)]
+    sections = [
+        Section("verdict", "The verdict", (*outcome, Text(searched(report)))),
+        Section("left", "What left a device", (table(report),)),
+        Section("words", "What the verdicts mean", tuple(map(Text, MEANS))),
+    ]
+    for verdict in ("declared", "gradients"):
+        lines = grouped(f for f in report.findings if f.verdict == verdict)
+        if lines:
+            title = f"What changes, {WORDS[verdict]}"
+            sections.append(Section(verdict, title, tuple(map(Text, lines))))
+    looked = (*(Text(f"Changed: {source}.") for source in report.sources), *map(Text, report.notes))
+    sections.append(Section("looked", "What was changed", looked, folded=True))
+    return Content(
+        f"What leaves a device: {report.name}", lead, (), tuple(sections), tuple(map(asdict, report.findings))
+    )
