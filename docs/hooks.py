@@ -43,9 +43,9 @@ def reference(match: re.Match[str]) -> str:
     places = []
     for name in getattr(module, "__all__", []):
         found = getattr(module, name)
-        own = (inspect.isclass(found) or inspect.isfunction(found)) and found.__module__.startswith("fedkeep")
+        home = sys.modules.get(getattr(found, "__module__", ""), module)
         if not inspect.ismodule(found):
-            places.append(f"{found.__module__}.{found.__qualname__}" if own else f"{match[1]}.{name}")
+            places.append(f"{home.__name__ if getattr(home, name, None) is found else match[1]}.{name}")
     options = "    options:\n      heading_level: 3\n      show_root_full_path: false\n"
     whole = "    options:\n      members: false\n" if places else ""
     return f"{match[0]}\n{whole}\n" + "\n".join(f"::: {place}\n{options}" for place in places)

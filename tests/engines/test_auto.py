@@ -43,7 +43,7 @@ def test_where_processes_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(auto, "start_method", lambda: "spawn")
     monkeypatch.setattr(auto, "available_cores", lambda: 4)
     assert choose("cpu", 10, None) == Choice(
-        "sequential", "processes cannot be forked here; workers=N starts them anew"
+        "sequential", "processes cannot be forked here; workers=N starts new ones"
     )
     assert choose("cpu", 10, 2) is None
     monkeypatch.setattr(auto, "available_cores", lambda: 1)

@@ -236,7 +236,7 @@ def test_the_order_of_the_steps(turns: Any, expected: str) -> None:
         ),
         (
             {"keep": Init(every_round=True), "accept": by_share},
-            "Private parameters that start anew in every round are kept as trained: leave accept.",
+            "Private parameters that start from scratch in every round are kept as trained: leave out accept.",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_copies_do_not_collide_and_leave_the_model_alone() -> None:
 
 def test_centralised_training_refuses_what_it_cannot_do() -> None:
     with pytest.raises(
-        MethodError, match="^'fedrecon' is stateless: its private values start anew in every round"
+        MethodError, match="^'fedrecon' is stateless: its private values start from scratch in every round"
     ):
         trained("fedrecon", engine="pooled")
     for name in ("ditto", "apfl"):

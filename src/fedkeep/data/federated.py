@@ -201,7 +201,7 @@ class FederatedData:
     def select(self, clients: Sequence[int] | Rows) -> FederatedData:
         """Return the data of these clients alone, in this order; their rows are copied.
 
-        ``meta["traits"]`` keeps the chosen clients' values, and the best possible result is stated anew.
+        ``meta["traits"]`` keeps the chosen clients' values, and the best possible result is computed again.
         """
         chosen = np.asarray(clients, dtype=np.int64)
         wrong = chosen[(chosen < 0) | (chosen >= len(self))]
@@ -227,7 +227,7 @@ class FederatedData:
     def split_per_user(
         self, fractions: Sequence[float] = (0.8, 0.1, 0.1), order: str = "random", seed: int = 0
     ) -> FederatedData:
-        """Return the data with every client's rows divided anew into train, valid and test.
+        """Return the data with every client's rows divided again into train, valid and test.
 
         Of n rows, test gets n·f rounded (a half upwards), at least one if n ≥ 2; valid gets n·f rounded; train
         gets the rest and at least one. So one example goes to train, two give one train and one test

@@ -55,7 +55,7 @@ def many_user_text(
     known: the mean of the highest label probability (multiclass, Bayes accuracy), or the AUC of the true
     probabilities (binary). ``meta["best_global"]`` is the same with only the text known, from P(y | t) over all
     users. ``meta["traits"]`` holds a value per user to colour maps by: ``most_used_label`` or ``click_rate``.
-    Selecting clients states both anew.
+    Selecting clients computes both again.
 
     Args:
         users: number of clients.

@@ -82,7 +82,7 @@ def choose(device: str, cohort: int, workers: int | None) -> Choice | None:
         return Choice("sequential", "a daemon process may not start others")
     if workers is None and start_method() == "spawn":
         # A script without a guard of __main__ would be run again in each of them.
-        return Choice("sequential", "processes cannot be forked here; workers=N starts them anew")
+        return Choice("sequential", "processes cannot be forked here; workers=N starts new ones")
     return None
 
 

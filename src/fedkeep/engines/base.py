@@ -50,9 +50,9 @@ class Job:
     entropy: Entropy = "run"
 
     def kept(self, clients: Sequence[int]) -> Params:
-        """Return what clients start a round from, stacked: what they kept, or the default.
+        """Return what clients start a round from, stacked: the values of their last round, or the default.
 
-        Where private values start anew in every round, the method's state goes on.
+        Where private values start from scratch in every round, the method's state goes on.
         """
         stored = self.store.read(clients)
         if not self.method.client.keep.every_round:

@@ -87,7 +87,7 @@ def check_method(method: Method) -> None:
         raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
     if client.keep.every_round:
         raise MethodError(
-            f"{method.name!r} is stateless: its private values start anew in every round; centralised training "
+            f"{method.name!r} is stateless: its private values start from scratch in every round; centralised training "
             f"has no rounds."
         )
     reduces = not isinstance(server.reduce, WeightedMean) or not isinstance(server.update, Optimize)

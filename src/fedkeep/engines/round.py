@@ -67,7 +67,7 @@ class Sampler:
         clients: the indices that may be drawn, in order; an int n means 0 .. n − 1.
         cohort: how many a round.
         mode: ``"shuffled"``: all clients in a new order each epoch, consecutive groups of ``cohort``, so that an
-            epoch uses every example once (FURL §4, read so); ``"independent"``: each round draws anew;
+            epoch uses every example once (FURL §4, read so); ``"independent"``: each round draws again;
             ``"poisson"``: each round and client has a coin of its own that falls for it with the probability
             ``rate``, so cohorts differ in size and may be empty. ``cohort`` is then the expected size.
         seed: the run's seed.

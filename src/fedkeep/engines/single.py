@@ -87,7 +87,7 @@ class Lane(Lanes):
         self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
         self.received, self.starts, self.tables = narrow(received, cut), [params], [cut]
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
-        # What a row is late in would be hidden from other phases in turn: tables are lazy only where that is nothing.
+        # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
         late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
         self.lazy = not (client.take_turns and late)
 

@@ -66,8 +66,8 @@ class Init:
     Attributes:
         value: a number (FURL: zeros), ``("normal", std)`` drawn from a stream of the client's own, or ``"model"``, the
             module's initial values.
-        every_round: every round starts from these, not from what the client kept (federated reconstruction); what it
-            kept is there to judge with, never to train from. The method's state goes on.
+        every_round: every round starts from these, not from what the client kept (federated reconstruction); the last
+            values are stored for evaluation only. The method's state goes on.
     """
 
     value: float | tuple[Literal["normal"], float] | Literal["model"] = "model"
@@ -245,7 +245,7 @@ class Client(Changeable):
             raise MethodError("What sends declares is given by finish, and this client has none.")
         if self.keep.every_round and self.accept is not newest:
             raise MethodError(
-                "Private parameters that start anew in every round are kept as trained: leave accept."
+                "Private parameters that start from scratch in every round are kept as trained: leave out accept."
             )
 
     @property

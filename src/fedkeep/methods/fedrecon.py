@@ -1,7 +1,7 @@
-"""Federated reconstruction: private parameters that are made anew from data in every round, and never kept.
+"""Federated reconstruction: private parameters are trained from scratch in every round, and never kept.
 
 Source: Singhal et al., Federated Reconstruction: Partially Local Federated Learning, arXiv 2102.03448, algorithm 1.
-One round: (1) a cohort downloads w_f; (2) each client starts w_p anew; (3) with w_f frozen, it fits w_p to its support
+One round: (1) a cohort downloads w_f; (2) each client begins w_p again; (3) with w_f frozen, it fits w_p to its support
 examples, w_p ← w_p − η_r ∇_p F_S(w_f, w_p), k_r steps; (4) with w_p frozen, it trains w_f on its query examples,
 w_f ← w_f − η_u ∇_f F_Q(w_f, w_p); (5) it uploads the change of w_f and |Q|, by which the server weights; (6) it forgets
 w_p. Whoever predicts, reconstructs first.

@@ -4,7 +4,7 @@ Source: Marfoq, Neglia, Kameni and Vidal, Personalized Federated Learning throug
 Rounds are FedAvg's. To predict, a client has a memory of its own training examples, (f(x_i), y_i), with the features f
 of the newest shared model. For an example x it takes the k that are nearest to f(x), and predicts
 λ p_near(x) + (1 − λ) p(x), where p_near(y | x) ∝ Σ_{i near, y_i = y} e^(−‖f(x) − f(x_i)‖) and p is the shared model.
-The memory is made anew whenever a client is judged, and never leaves.
+The memory is made again whenever a client is judged, and never leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pFedMe: every client's own model is the proximal point of its loss at the federated one.
+"""pFedMe: every client's own model minimises its loss plus a penalty on the distance from the federated model.
 
 Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, arXiv 2006.08848, algorithm 1.
 One round: (1) a cohort downloads w; (2) at each mini-batch every client takes K steps of its own θ on

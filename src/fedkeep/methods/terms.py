@@ -33,18 +33,20 @@ class Term:
 
     @property
     def reads_received(self) -> bool:
-        """Tell whether the term compares parameters with the received ones (running the model at those is no such).
+        """Tell whether the term compares parameters with the received ones.
 
-        A federated row that no example of a client looks up equals the received one and has no gradient; but one that
-        an earlier mini-batch moved has.
+        Running the model with the received parameters does not count as comparing. A federated row that no example of
+        a client looks up equals the received one, so it has no gradient; a row that an earlier
+        mini-batch moved has one.
         """
         return False
 
     @property
     def pull(self) -> float | None:
-        """λ of a comparison ½ λ ‖w − w^t‖² over the trainable federated parameters: 0 for none, None for another.
+        """λ of a comparison ½ λ ‖w − w^t‖² over the trainable federated parameters.
 
-        Then rows of a table can wait until they are looked up, as what they miss is known in closed form.
+        0: the term makes no such comparison. None: it makes one of another form. With a number, rows of a table are
+        updated when they are next looked up, as the steps that they missed are known in closed form.
         """
         return None if self.reads_received else 0.0
 

@@ -21,7 +21,7 @@ from fedkeep.core.errors import NonFiniteError, WorkerError
 from fedkeep.engines import Sequential, Workers
 from fedkeep.engines.workers import pool
 from fedkeep.engines.workers.pool import Pool, start_method
-from fedkeep.engines.workers.process import told
+from fedkeep.engines.workers.process import send_reply
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.engines.workers.rounds import DATA, FORK, FURL, LINUX, check, gone, processes, rounds, scripted
 from tests.tiny import Logits, Rounds, job, texts
@@ -100,9 +100,9 @@ def test_a_worker_is_known_before_ctrl_c_can_break_its_start_off(monkeypatch: py
 
 def test_a_worker_ends_where_nobody_listens() -> None:
     ours, theirs = multiprocessing.Pipe()
-    assert told(theirs, b"ready")
+    assert send_reply(theirs, b"ready")
     ours.close()
-    assert not told(theirs, b"ready")
+    assert not send_reply(theirs, b"ready")
 
 
 @FORK

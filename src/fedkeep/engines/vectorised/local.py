@@ -26,7 +26,7 @@ from fedkeep.engines.local import Lanes, Pass, Step, slopes
 from fedkeep.engines.tables.local_rows import LocalTable, local_tables
 from fedkeep.engines.vectorised.batches import Gathered, Together, lockstep
 from fedkeep.engines.vectorised.dropout import Noise
-from fedkeep.engines.vectorised.stack import Pick, flat, one_of, padded, picked, put_back
+from fedkeep.engines.vectorised.stack import Pick, flat, one_of, padded, picked, write_back
 
 
 class Stacked(Lanes):
@@ -250,9 +250,9 @@ class StackedPass(Pass):
             )
         for n in grads:
             self.updates[n][who] += 1
-        put_back(whole, pick, {n: values[n] for n in [*grads, *self.buffers]})
-        put_back(self.state.first, pick, first)
-        put_back(self.state.second, pick, second)
+        write_back(whole, pick, {n: values[n] for n in [*grads, *self.buffers]})
+        write_back(self.state.first, pick, first)
+        write_back(self.state.second, pick, second)
 
     def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
         """Return what one client's loss may see, and what the client received."""

@@ -1,4 +1,4 @@
-"""How many clients memory holds side by side."""
+"""Estimates how many clients fit into memory side by side."""
 
 from __future__ import annotations
 

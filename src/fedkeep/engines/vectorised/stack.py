@@ -25,7 +25,7 @@ def picked(values: Mapping[str, Tensor], pick: Pick) -> Params:
     return {n: v.index_select(0, pick) for n, v in values.items()}
 
 
-def put_back(values: Mapping[str, Tensor], pick: Pick, changed: Params) -> None:
+def write_back(values: Mapping[str, Tensor], pick: Pick, changed: Params) -> None:
     """Write what was picked and changed back into the stacked tensors (views need none)."""
     if not isinstance(pick, slice):
         for name, value in changed.items():

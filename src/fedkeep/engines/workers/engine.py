@@ -26,7 +26,7 @@ from fedkeep.core.params import nbytes
 from fedkeep.engines.base import ClientResult, Job, Work
 from fedkeep.engines.workers.cores import available_cores
 from fedkeep.engines.workers.pool import Pool, Start, Worker
-from fedkeep.engines.workers.process import opened
+from fedkeep.engines.workers.process import decode_reply
 
 HELD_BYTES = 256 << 20
 """Uploads that wait for their turn may take this much before clients are trained in the cohort's order."""
@@ -146,7 +146,7 @@ class _Turns:
             self.done[place] = self._died(client, reply)
         else:
             try:
-                result = opened(reply, worker.own, self.job.method.split, client)
+                result = decode_reply(reply, worker.own, self.job.method.split, client)
                 self.held += _bytes(result)
                 self.done[place] = result
             except BaseException as error:  # noqa: BLE001 - raised when it is this client's turn

@@ -81,7 +81,7 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(task.parent)
     if task.forked:
-        let_go(keep={connection.fileno(), own.file, task.sent.file})
+        release_inherited(keep={connection.fileno(), own.file, task.sent.file})
         gc.freeze()  # the collector shall not touch, and so copy, the parent's memory
     else:
         # Else torch's backward pass would take some of the GPU's memory for each worker.
@@ -89,7 +89,7 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
     if task.tuned:
         tune_allocator()
     job = task.job()
-    going_on = told(connection, READY)
+    going_on = send_reply(connection, READY)
     while going_on:
         try:
             order = json.loads(connection.recv_bytes())
@@ -99,10 +99,10 @@ def serve(connection: Connection, own: Arena, task: Task) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what a model prints is not lost when the process is ended
-        going_on = told(connection, json.dumps(reply).encode())
+        going_on = send_reply(connection, json.dumps(reply).encode())
 
 
-def told(connection: Connection, content: bytes) -> bool:
+def send_reply(connection: Connection, content: bytes) -> bool:
     """Send something to the parent; False: it has closed the connection, and wants no more."""
     try:
         connection.send_bytes(content)
@@ -120,7 +120,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def let_go(keep: set[int]) -> None:
+def release_inherited(keep: set[int]) -> None:
     """Release the parent's files, locks and sockets, so that nobody waits for this process to release them.
 
     The numbers stay taken, by the null device: an object of the parent's that closes "its" file later does no harm.
@@ -151,17 +151,17 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         layout = own.put({f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()})
         return {"layout": layout, "loss": result.loss, "weight": result.upload.weight, "note": result.note}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
-        return {"error": described(error)}
+        return {"error": encode_error(error)}
 
 
-def opened(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> ClientResult:
+def decode_reply(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> ClientResult:
     """Return what a worker answered; the tensors are copied out of its memory.
 
     Raises:
         BaseException: what was raised in the worker.
     """
     if "error" in reply:
-        raise revived(reply["error"])
+        raise decode_error(reply["error"])
     if "fault" in reply:
         return ClientResult(client, fault=FAULTS[reply["fault"]["type"]](reply["fault"]["text"]))
     parts: dict[str, Params] = {"deltas": {}, "rows": {}, "kept": {}}
@@ -175,7 +175,7 @@ def opened(reply: Mapping[str, Any], own: Arena, split: Split, client: int) -> C
     return ClientResult(client, upload, parts["kept"], reply["loss"], note=reply["note"])
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def encode_error(error: BaseException) -> dict[str, Any]:
     """Return an error as plain data."""
     plain = all(isinstance(a, str | int | float | bool | None) for a in error.args)
     return {
@@ -187,8 +187,8 @@ def described(error: BaseException) -> dict[str, Any]:
     }
 
 
-def revived(what: Mapping[str, Any]) -> BaseException:
-    """Return the error that ``described`` described: of the same type and message, where that can be made again."""
+def decode_error(what: Mapping[str, Any]) -> BaseException:
+    """Return the error that ``encode_error`` described: of the same type and message, where that can be made again."""
     module = errors if what["module"] == errors.__name__ else sys.modules.get(what["module"])
     kind: Any = getattr(module, what["type"], None)
     error: BaseException | None = None
