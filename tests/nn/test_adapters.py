@@ -102,7 +102,7 @@ def test_which_tensors_leave(name: str, engine: str) -> None:
     assert set(run.server) == wanted
     start = dict(model.named_parameters())
     assert all(not torch.equal(run.server[n], start[n]) for n in wanted)
-    traffic = {r.metric: r.value / r.n for r in run.history if r.split == "traffic" and r.round == 2}
+    traffic = {r.metric: r.value for r in run.history if r.split == "traffic" and r.round == 2}
     bound = 1.01 * nbytes({n: start[n] for n in wanted})
     assert traffic["upload_bytes"] <= bound
     assert traffic["download_bytes"] <= bound
@@ -191,6 +191,7 @@ def test_what_is_refused() -> None:
         fedkeep.save_adapter(adapted(), "unused", name="own")
 
 
+@pytest.mark.filterwarnings("ignore")  # what transformers and peft say of each other
 @pytest.mark.slow  # importing transformers and peft takes half a minute on a busy machine
 def test_transformers_and_peft(tmp_path: Path) -> None:
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
