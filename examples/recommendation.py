@@ -38,7 +38,7 @@ def main() -> dict[str, float]:
     found = run.evaluate("test")
     found["shared"] = run.evaluate("test", shared=True)["hr10"]
     print(
-        f"HR@10 {found['hr10']:.3f}, NDCG@10 {found['ndcg10']:.3f}; without users' vectors HR@10 {found['shared']:.3f}"
+        f"HR@10 {found['hr10']:.3f}, NDCG@10 {found['ndcg10']:.3f}; shared part alone HR@10 {found['shared']:.3f}"
     )
     return found
 

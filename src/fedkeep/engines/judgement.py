@@ -111,7 +111,8 @@ class Judgement:
         if self.task.kind == "ranking":
             return hits(self.score).astype(float)
         if self.task.kind == "binary":
-            return ((self.score > 0) == (self.label > 0)).astype(float)
+            agrees: np.ndarray = (self.score > 0) == (self.label > 0)
+            return agrees.astype(float)
         return self.score
 
     def per_client(self) -> dict[int, tuple[float, int]]:

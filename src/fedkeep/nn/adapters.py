@@ -145,7 +145,12 @@ def save_adapter(
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Adapted) and name in m.scaling}
     kinds = {
-        (m.lora_A[name].weight.shape[0], m.scaling[name], m.lora_dropout[name].p, turned(m.base_layer))
+        (
+            m.get_parameter(f"lora_A.{name}.weight").shape[0],
+            m.scaling[name],
+            m.lora_dropout[name].p,
+            turned(m.base_layer),
+        )
         for m in layers.values()
     }
     if len(kinds) != 1:
