@@ -159,3 +159,14 @@ def test_new_users_gain_from_their_own_examples() -> None:
 def test_a_task_gains_from_the_user_vector_of_another() -> None:
     found = example("multi_task").main()
     assert found["both tasks"] > found["clicks alone"] + 0.1
+
+
+def test_private_factors_of_adapters_help_and_send_less() -> None:
+    (shared, all_bytes), (private, few_bytes) = example("transformer_adapters").main().values()
+    assert private > shared + 0.1
+    assert few_bytes < 0.6 * all_bytes
+
+
+def test_recommendation_finds_the_users_films() -> None:
+    found = example("recommendation").main()
+    assert found["hr10"] > found["shared"] + 0.2

@@ -14,6 +14,7 @@ from fedkeep.experiments.serving import export_models, load_model
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
 from fedkeep.nn.accelerate import accelerate
+from fedkeep.nn.adapters import adapters, load_adapter, save_adapter
 from fedkeep.split import Split, check_split
 from fedkeep.version import __version__
 
@@ -32,15 +33,18 @@ __all__ = [
     "__version__",
     "accelerate",
     "adam",
+    "adapters",
     "averaging",
     "check_split",
     "data",
     "errors",
     "export_models",
+    "load_adapter",
     "load_model",
     "methods",
     "models",
     "nn",
+    "save_adapter",
     "sgd",
     "simulate",
     "trackers",

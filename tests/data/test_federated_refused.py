@@ -99,11 +99,14 @@ def test_select_of_clients_that_are_none(clients: list[int], got: str) -> None:
         ),
         (
             {"columns": {"label": np.zeros((3, 2), np.int64)}},
-            "Wanted one label per example, shape (examples,); got a column with more. Name it otherwise.",
+            (
+                "Wanted one label per example, shape (examples,); got shape (3, 2). Name it otherwise, or say "
+                "meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows."
+            ),
         ),
         (
             {"meta": {"task": "multclass"}},
-            "meta['task'] must be one of multiclass, binary, regression, ranking; got 'multclass'. Did you mean 'multiclass'?",
+            "meta['task'] must be one of multiclass, binary, regression, ranking, tokens, next_token; got 'multclass'. Did you mean 'multiclass'?",
         ),
         (
             {"meta": {"traits": {"colour": ["red"]}}},

@@ -71,14 +71,28 @@ def test_arguments_of_another_kind(given: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_that_returns_no_tensor() -> None:
-    class Pair(Logits):
+    class List(Logits):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x), x  # type: ignore[return-value]
+            return [super().forward(x)]  # type: ignore[return-value]
 
     with pytest.raises(MethodError) as error:
-        simulate(Pair().double(), FURL, DATA, rounds=1)
+        simulate(List().double(), FURL, DATA, rounds=1)
     assert str(error.value) == (
-        "The model returned a tuple; the loss wants a tensor, or a dict of tensors by task."
+        "The model returned a list; the loss wants a tensor, a tuple that begins with one, an output with 'logits', or "
+        "a dict of tensors by task."
+    )
+
+
+def test_a_model_without_logits() -> None:
+    class Features(Logits):
+        def forward(self, x: Tensor) -> Tensor:
+            return {"last_hidden_state": super().forward(x), "pooled": x}  # type: ignore[return-value]
+
+    with pytest.raises(MethodError) as error:
+        simulate(Features().double(), FURL, DATA, rounds=1)
+    assert str(error.value) == (
+        "The model returns outputs for ['last_hidden_state', 'pooled']; 'logits' is missing, which the loss takes. Take a "
+        "model with a head, or say in the loss which output it is, e.g. cross_entropy(task='scores')."
     )
 
 

@@ -129,9 +129,13 @@ class Net:
         if params is not held:  # a method's state is none of the module's
             other = {n: v for n, v in params.items() if held.get(n) is not v and not is_state(n)}
         if not other and held:
-            return getattr(self.module, method)(**arguments)
-        prefixed = {f"module.{name}": value for name, value in self.placed(other).items()}
-        return torch.func.functional_call(self._caller, prefixed, (method, arguments), tie_weights=False)
+            output = getattr(self.module, method)(**arguments)
+        else:
+            prefixed = {f"module.{name}": value for name, value in self.placed(other).items()}
+            output = torch.func.functional_call(
+                self._caller, prefixed, (method, arguments), tie_weights=False
+            )
+        return logits_of(output) if method == "forward" else output
 
     def placed(self, params: Mapping[str, Tensor]) -> Params:
         """Return values by every place in the module where they belong: tied ones several times, state nowhere."""
@@ -146,6 +150,13 @@ class Net:
         What is changed in place inside is seen by the next call; another dict costs what it has of other tensors.
         """
         return Bound(self, params)
+
+
+def logits_of(output: Any) -> Any:
+    """Return what of a model's output is judged: a tuple's first, a ``ModelOutput``'s ``logits``, else all of it."""
+    if isinstance(output, tuple) and output:
+        return output[0]
+    return getattr(output, "logits", output)
 
 
 class Bound:

@@ -18,6 +18,7 @@ from fedkeep.data.splits import hold_out
 from fedkeep.data.statistics import TextStatistics, text_statistics
 from fedkeep.data.synthetic import many_user_text, toy, user_bias_regression
 from fedkeep.data.text import CharVocabulary, TokenVocabulary, WordVocabulary, vocabulary_from
+from fedkeep.data.tokens import next_tokens
 from fedkeep.data.vectors import WordVectors, read_word_vectors
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "majority",
     "many_user_text",
     "movielens",
+    "next_tokens",
     "opt_out",
     "read_table",
     "read_word_vectors",

@@ -13,7 +13,11 @@ from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.splits import SPLITS
 
 MANY_CLASSES = 1000
-TASKS = ("multiclass", "binary", "regression", "ranking")
+TASKS = ("multiclass", "binary", "regression", "ranking", "tokens", "next_token")
+TOKENS = ("tokens", "next_token")
+"""Tasks with a label for each token, (examples, tokens)."""
+IGNORED = -100
+"""The label of a token that does not count, as in torch and transformers."""
 RESERVED = {
     "client": "pooled training puts the client's number there",
     "weight": "engines put the padding's weights there",
@@ -111,13 +115,25 @@ def completed(
         isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1
     ):
         raise DataError(f"Wanted meta['classes'] as a whole number of at least 1; got {classes!r}.")
-    if isinstance(label, Ragged) or (label is not None and label.ndim != 1):
+    by_token = meta.get("task") in TOKENS
+    if isinstance(label, Ragged) or (label is not None and label.ndim != 1 + by_token):
+        got = (
+            "a ragged column"
+            if isinstance(label, Ragged)
+            else f"shape {label.shape}"
+            if label is not None
+            else ""
+        )
         raise DataError(
-            "Wanted one label per example, shape (examples,); got a column with more. Name it otherwise."
+            f"Wanted one label per token, shape (examples, tokens), as meta['task'] is {meta['task']!r}; got {got}. "
+            f"Pad rows to one length with labels of {IGNORED}."
+            if by_token
+            else f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say "
+            f"meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows."
         )
     if label is not None:
         whole = label.dtype.kind == "i"
-        if whole and classes is None and meta.get("task") != "regression":
+        if whole and classes is None and meta.get("task") not in ("regression", *TOKENS):
             check_close(
                 label, lambda row: f"Row {row} (client {owner(row)!r})", "meta['classes'] = the number"
             )
@@ -136,6 +152,8 @@ def completed(
                 f"Wanted integer labels for a {meta['task']} task; got {label.dtype}. Use integers, or say "
                 f"meta['task'] = 'regression'."
             )
+        if meta["task"] == "next_token":
+            _check_shifted(label, columns.get("input_ids"))
         if meta.get("classes") is None:
             at_least = 2 if meta["task"] == "binary" else 1
             meta["classes"] = max(at_least, int(label.max()) + 1) if meta["task"] != "regression" else 1
@@ -190,11 +208,24 @@ def check_labels(columns: Mapping[str, Column], meta: Mapping[str, Any], owner: 
     label = columns.get("label")
     if label is None or isinstance(label, Ragged) or meta["task"] == "regression":
         return
-    classes = int(meta["classes"])
-    if label.min() < 0 or label.max() >= classes:
-        wrong = np.flatnonzero((label < 0) | (label >= classes))
-        row = int(wrong[0])
+    classes, by_token = int(meta["classes"]), meta["task"] in TOKENS
+    outside = (label < 0) | (label >= classes)
+    if by_token:
+        outside &= label != IGNORED
+    if outside.any():
+        row = int(np.argwhere(outside)[0][0])
+        more = f", and {IGNORED} for tokens that do not count" if by_token else ""
         raise DataError(
-            f"Wanted labels 0 to {classes - 1} ({classes} classes); got {label[row]} in row {row} (client "
-            f"{owner(row)!r}) and {len(wrong) - 1} more out of range. Correct the labels or meta['classes']."
+            f"Wanted labels 0 to {classes - 1} ({classes} classes){more}; got {label[outside][0]} in row {row} (client "
+            f"{owner(row)!r}) and {int(outside.sum()) - 1} more out of range. Correct the labels or meta['classes']."
+        )
+
+
+def _check_shifted(label: NDArray[Any], ids: Column | None) -> None:
+    """Refuse labels that are the tokens themselves, which a model is shown."""
+    counts = label != IGNORED
+    if isinstance(ids, np.ndarray) and ids.shape == label.shape and (ids == label)[counts].all():
+        raise DataError(
+            "Labels of a next-token task are the tokens that follow; got the input_ids themselves, which the model is "
+            "shown. Make them by fedkeep.data.next_tokens(input_ids, attention_mask)."
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol, get_args, runtime_checkable
 
+import numpy as np
 import torch
 
 from fedkeep.core.errors import ConfigError, MethodError
@@ -30,7 +31,7 @@ from fedkeep.engines.adapt import (
 from fedkeep.engines.base import Engine, Job, Work, defaults, paired
 from fedkeep.engines.curve import Tuning, curve
 from fedkeep.engines.faults import Fault
-from fedkeep.engines.judge import judge
+from fedkeep.engines.judge import judge, outputs
 from fedkeep.engines.judgement import MODELS, Model
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.engines.window import Way
@@ -278,6 +279,18 @@ class LocalDevice:
     def apply(self) -> None:
         """Make what was prepared valid."""
         self.job.store.apply()
+
+    def outputs(
+        self, orders: Iterable[Order], split: str, model: Model
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return for each task a model's outputs and the labels of all examples, clients after each other.
+
+        Raises:
+            ConfigError: the device's policy keeps examples.
+        """
+        if self.leaves != "examples":
+            raise ConfigError(f"Outputs of examples stay on this device: its policy is {self.leaves!r}.")
+        return outputs(self.job, self._asked(orders), split, self._way(model))
 
     def _way(self, model: Model) -> Way:
         method, store = self.job.method, self.job.store

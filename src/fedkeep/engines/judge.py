@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep.core.params import Params
 from fedkeep.core.ranking import ranks_of
@@ -20,7 +20,7 @@ from fedkeep.engines.judgement import Judgement, Model, Task, tasks_in
 from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
 from fedkeep.engines.window import Way, windows
 from fedkeep.methods import Sent
-from fedkeep.methods.terms import check_regression, label_of, output_of
+from fedkeep.methods.terms import check_regression, check_tokens, label_of, output_of
 
 Columns = tuple[np.ndarray, ...]
 """A piece of a ``Judgement``: client, loss, score, label, row (or place in a window)."""
@@ -103,19 +103,43 @@ def _by_window(
         ]
 
 
+def outputs(
+    job: Job, asked: Iterable[tuple[int, Sent]], split: str, way: Way
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return for each task a model's outputs, (examples, …), and the labels, (examples,), where there is a label."""
+    tasks = tasks_of(job.data)
+
+    def found(
+        output: Any, batch: Params, owner: np.ndarray, places: np.ndarray
+    ) -> list[tuple[np.ndarray, ...]]:
+        return [tuple(v.cpu().numpy() for v in labelled(task, output, batch)[:2]) for task in tasks]
+
+    pieces = [piece for window in windows(job, asked, split) for piece in window.predicted([way], found)[0]]
+    joined = (
+        [np.concatenate(column) for column in zip(*each, strict=True)] for each in zip(*pieces, strict=True)
+    )
+    return [(out, label) for out, label in joined]
+
+
 def _in_order(pieces: Sequence[Columns], rows: np.ndarray) -> Columns:
     """Return one piece of several, in the order of the examples; places in a window become rows of the data."""
     *columns, places = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    order = np.argsort(places)
+    order = np.argsort(places, kind="stable")  # an example's tokens stay in their order
     return (*(column[order] for column in columns), rows[places[order]])
 
 
-def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: np.ndarray) -> Columns:
-    out = output_of(output, task.name).double()
-    label = label_of(batch, task.label)
+def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a task's outputs and labels where there is a label, and where there is one: (B,), of tokens (B, T)."""
+    out, label = output_of(output, task.name), label_of(batch, task.label)
     known = ~torch.isnan(label) if label.is_floating_point() else label >= 0
-    there = known.cpu().numpy()
-    out, label = out[known], label[known]
+    if label.dim() > 1:
+        check_tokens(out, label)
+    return out[known], label[known], known
+
+
+def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: np.ndarray) -> Columns:
+    out, label, known = labelled(task, output, batch)
+    out, there = out.double(), np.nonzero(known.cpu().numpy())[0]
     if task.kind == "regression":
         check_regression(out, label)
         score = out - label.double()
@@ -126,5 +150,5 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: n
             ranks = ranks_of(out.cpu().numpy(), label.cpu().numpy())
             score = torch.from_numpy(ranks).double()
         else:
-            score = (out.argmax(1) == label).double() if task.kind == "multiclass" else out[:, 1] - out[:, 0]
+            score = out[:, 1] - out[:, 0] if task.kind == "binary" else (out.argmax(1) == label).double()
     return owner[there], loss.cpu().numpy(), score.cpu().numpy(), label.cpu().numpy(), places[there]

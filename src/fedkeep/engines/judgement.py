@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,10 @@ __all__ = ["MODELS", "Judgement", "Model", "Task", "tasks_in"]
 
 @dataclass(frozen=True)
 class Task:
-    """What is judged: ``multiclass``, ``binary``, ``regression`` or ``ranking``, and where label and output are found.
+    """What is judged: one of ``data.checks.TASKS``, and where label and output are found.
 
-    A ranking's output are the scores of candidates, and its label is the right one's place among them.
+    A ranking's output are the scores of candidates, and its label is the right one's place among them. Of ``tokens``
+    and ``next_token`` each token with a label is an example.
     """
 
     kind: str
@@ -34,6 +36,11 @@ class Task:
     def client_metric(self) -> str:
         """The name of what ``Judgement.per_client`` gives: accuracy, RMSE for regression, HR@10 for a ranking."""
         return self.metric({"regression": "rmse", "ranking": "hr10"}.get(self.kind, "accuracy"))
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the mean loss in nats."""
+    return math.exp(min(loss, 700.0))  # beyond, a float64 has no room
 
 
 def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
@@ -53,7 +60,8 @@ class Judgement:
         client: (examples,) index of each example's client.
         loss: (examples,) cross-entropy in nats, or squared error.
         score: (examples,) 1 where the class is right, else 0 (multiclass); the positive class's score (binary);
-            the error, predicted − true (regression); the right candidate's rank from 1 (ranking).
+            the error, predicted − true (regression); the right candidate's rank from 1 (ranking). Of tokens, as of
+            classes.
         label: (examples,) the label.
         row: (examples,) the number of the example's row in the data.
     """
@@ -94,17 +102,18 @@ class Judgement:
         out[name("accuracy_user_mean")] = float(np.mean([value for value, _ in own.values()]))
         if self.task.kind == "binary":
             out[name("auc")] = auc(self.score, self.label)
+        if self.task.kind == "next_token":
+            out[name("perplexity")] = perplexity(out[name("loss")])
         return out
 
     def right(self) -> np.ndarray:
         """Return 1.0 where the most probable class is the label, or it is in a ranking's first ten; else 0.0."""
         if self.task.kind == "ranking":
             return hits(self.score).astype(float)
-        return (
-            self.score
-            if self.task.kind == "multiclass"
-            else ((self.score > 0) == (self.label > 0)).astype(float)
-        )
+        if self.task.kind == "binary":
+            agrees: np.ndarray = (self.score > 0) == (self.label > 0)
+            return agrees.astype(float)
+        return self.score
 
     def per_client(self) -> dict[int, tuple[float, int]]:
         """Return by client (``Task.client_metric``, number of examples)."""

@@ -17,7 +17,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.ranking import discounted
 from fedkeep.core.records import Record
-from fedkeep.engines.judgement import Judgement, Model, Task
+from fedkeep.engines.judgement import Judgement, Model, Task, perplexity
 
 Leaves = Literal["sums", "clients", "examples"]
 """What of judging leaves a device: sums over all of its clients, sums by client, or every example's result too."""
@@ -114,6 +114,8 @@ class Tallies:
         if self.task.kind == "binary":
             negative, positive = one.scores[0, m]
             out[name("auc")], out[name("auc_error")] = binned_auc(positive, negative)
+        if self.task.kind == "next_token":
+            out[name("perplexity")] = perplexity(loss)
         return out
 
     def per_client(self, model: Model) -> dict[str, tuple[float, int]]:

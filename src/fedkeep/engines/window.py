@@ -8,6 +8,7 @@ and so is who has few companions; the numbers are the same but for rounding.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,26 +167,33 @@ class Window:
     def _pooled(self) -> Iterator[Piece]:
         for first, last in pairwise([0, *self.ends]):
             end = int(self._starts[last])
-            for start in range(int(self._starts[first]), end, CHUNK):
-                yield Piece(np.arange(start, min(start + CHUNK, end)), None)
+            for start in range(int(self._starts[first]), end, self._chunk):
+                yield Piece(np.arange(start, min(start + self._chunk, end)), None)
 
     def _apart(self) -> Iterator[Piece]:
         """Yield pieces of many clients with equally many examples, and of those with few companions alone."""
         counts = np.diff(self._starts)
-        most = min(CHUNK, CACHED // batch_bytes(self.job.data.columns, self.rows[:1]))
+        chunk = self._chunk
+        most = min(chunk, CACHED // batch_bytes(self.job.data.columns, self.rows[:1]))
         for count in np.unique(counts).tolist():
             who = np.flatnonzero(counts == count)
             at_once = most // count
             if min(len(who), at_once) < SEVERAL:
                 for client in who.tolist():
                     start = int(self._starts[client])
-                    for place in range(start, start + count, CHUNK):
-                        places = np.arange(place, min(place + CHUNK, start + count))
+                    for place in range(start, start + count, chunk):
+                        places = np.arange(place, min(place + chunk, start + count))
                         yield Piece(places, np.array([client]))
                 continue
             for at in range(0, len(who), at_once):
                 some = who[at : at + at_once]
                 yield Piece((self._starts[some][:, None] + np.arange(count)).reshape(-1), some)
+
+    @cached_property
+    def _chunk(self) -> int:
+        """Examples that are computed at once: fewer where each has outputs for many tokens."""
+        label = self.job.data.columns.get("label")
+        return max(1, CHUNK // math.prod(label.shape[1:])) if isinstance(label, np.ndarray) else CHUNK
 
     def _load(self, piece: Piece) -> Params:
         return load_batch(self._view, self.rows[piece.places], self.job.device, self._kind)

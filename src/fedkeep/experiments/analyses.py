@@ -68,7 +68,7 @@ def user_trait(data: FederatedData) -> Trait:
         else:
             most = int(np.bincount(own).argmax()) if len(own) else -1
             values.append(names[most] if names and most >= 0 else str(most))
-    if task.kind == "multiclass":
+    if not binary and task.kind != "regression":
         return Trait("most-used label", "categorical", values)
     return Trait("share of positive labels" if binary else "mean label", "continuous", values)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedkeep.core.describe import differences
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.examples import Examples, before_task
 from fedkeep.core.params import Params
 from fedkeep.core.ranking import ranks_of
@@ -90,6 +90,8 @@ def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[
     """Return loss and score of examples by row, in the form that runs keep them."""
     train = data.split_rows("train")
     label = np.asarray(data.columns[task.label])
+    if label.ndim > 1:
+        raise ConfigError("Counting labels is no reference for tokens; compare with another run.")
     known = ~np.isnan(label[train]) if label.dtype.kind == "f" else label[train] >= 0
     train = train[known]
     owner, weight = data.clients_of(train), _weights(data, train, decay)

@@ -42,7 +42,12 @@ from fedkeep.methods import Global, Method
 from fedkeep.privacy import Ledger
 
 SHARED, ADAPTED = "test/shared", "test/adapted"
-HEADLINE = {"multiclass": "accuracy", "binary": "auc", "regression": "rmse", "ranking": "ndcg10"}
+HEADLINE = {
+    "multiclass": "accuracy", "binary": "auc", "regression": "rmse", "ranking": "ndcg10", "tokens": "accuracy",
+    "next_token": "perplexity",
+}  # fmt: skip
+LOWER = ("regression", "next_token")
+"""Tasks whose headline is better the lower it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +238,7 @@ class Drive:
         plan, best, round = self.plan, self.best, server.round
         task = plan.tasks[0]
         metric = task.metric(HEADLINE[task.kind])
-        sign = -1.0 if task.kind == "regression" else 1.0
+        sign = -1.0 if task.kind in LOWER else 1.0
         models = self._models()
         model = models[0]
 

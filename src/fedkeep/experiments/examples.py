@@ -40,7 +40,9 @@ def columns_of(judged: Sequence[Judged]) -> Params | None:
         columns = {"client": first.client.astype(np.int32), "row": first.row.astype(np.int64)}
         if one.task.kind == "binary":
             columns["label"] = (first.label > 0).astype(np.uint8)
-        kind = {"multiclass": np.uint8, "ranking": np.int32}.get(one.task.kind, np.float64)
+        kind = {"ranking": np.int32, "binary": np.float64, "regression": np.float64}.get(
+            one.task.kind, np.uint8
+        )
         for model, found in zip(one.models, one.examples, strict=True):
             columns |= {
                 f"{model}/loss": found.loss.astype(np.float64),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +15,13 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
-from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of
+from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of, tasks_of
 from fedkeep.engines.adapt import Fits, one_by_one
 from fedkeep.methods import Global, Kept, Method, Sent
 from fedkeep.store import PrivateStore
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+"""A metric of all examples: outputs, (examples, …), and labels, (examples,), to a number."""
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Run:
         *,
         clients: Sequence[str | int] | np.ndarray | None = None,
         shared: bool = False,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> dict[str, float]:
         """Return metrics of the clients' personalised models on their own examples of a split.
 
@@ -83,6 +87,8 @@ class Run:
             clients: ids (texts), or indices (integers); by default the clients that take part in federation.
             shared: judge the shared part alone, with default private values; so too where clients have models of their
                 own only after adapting (mixture of experts).
+            metrics: metrics of your own, by name: each is given all outputs, (examples, …), and labels, (examples,), as
+                arrays, and returns a number. Of tokens each one with a label is an example.
 
         Returns:
             Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
@@ -100,6 +106,10 @@ class Run:
         out: dict[str, float] = {}
         for judged in self.judge((model,), split, chosen):
             out |= judged.metrics(model)
+        if metrics:
+            found = self.local_device().outputs(self.orders(chosen), split, model)
+            for task, (outputs, labels) in zip(tasks_of(self.data), found, strict=True):
+                out |= {task.metric(name): float(own(outputs, labels)) for name, own in metrics.items()}
         return out
 
     def indices(self, clients: Sequence[str | int] | np.ndarray) -> np.ndarray:

@@ -160,6 +160,9 @@ NO_LABEL = torch.iinfo(torch.int64).min
 class CrossEntropy(Term):
     """−log softmax(net(batch))[label], the mean over examples (KTEPS eq. 5).
 
+    With a label for each token, (B, T), the model gives logits (B, T, classes), and the mean is over the tokens of the
+    mini-batch whose label is not negative.
+
     Attributes:
         label: the column that holds the class, 0-based; negative: this example has no label for this task.
         task: the key of the output, for a model that returns a dict of logits (one per task).
@@ -184,8 +187,12 @@ class CrossEntropy(Term):
                 f"Cross-entropy wants classes, but the column {self.label!r} holds {label.dtype}. For numbers as "
                 f"labels take the loss squared_error."
             )
-        weight = batch.get("weight")
-        if self.task is None:
+        weight, tokens = batch.get("weight"), label.dim() > 1
+        if tokens:
+            check_tokens(logits, label)
+            weight = None if weight is None else weight[:, None].expand_as(label).flatten()
+            logits, label = logits.flatten(0, -2), label.flatten()
+        if self.task is None and not tokens:
             if weight is None:
                 return self._of(logits, label, "mean")
             return example_mean(self._of(logits, label, "none"), weight)
@@ -271,17 +278,32 @@ def check_regression(output: Tensor, label: Tensor) -> None:
         )
 
 
+def check_tokens(output: Tensor, label: Tensor) -> None:
+    """Raise MethodError unless the model gave logits for each token."""
+    if output.dim() != label.dim() + 1 or output.shape[:-1] != label.shape:
+        raise MethodError(
+            f"Labels are {tuple(label.shape)}, one for each token, so the model's logits must be (B, T, classes); it "
+            f"gave {tuple(output.shape)}. Take a model with a head for tokens, or labels of shape (examples,)."
+        )
+
+
 def output_of(output: Any, task: str | None) -> Tensor:
     """Return the tensor that a model gave for a task (or for its only one)."""
     if isinstance(output, Mapping):
+        task = "logits" if task is None and "logits" in output else task
         if task not in output:
-            raise MethodError(
-                f"The model returns outputs for {sorted(output)}; the loss asks for task {task!r}."
-            )
+            missing = f"the loss asks for task {task!r}."
+            if task is None:
+                missing = (
+                    "'logits' is missing, which the loss takes. Take a model with a head, or say in the loss which "
+                    "output it is, e.g. cross_entropy(task='scores')."
+                )
+            raise MethodError(f"The model returns outputs for {sorted(output)}; {missing}")
         output = output[task]
     if not isinstance(output, Tensor):
         raise MethodError(
-            f"The model returned a {type(output).__name__}; the loss wants a tensor, or a dict of tensors by task."
+            f"The model returned a {type(output).__name__}; the loss wants a tensor, a tuple that begins with one, an "
+            f"output with 'logits', or a dict of tensors by task."
         )
     return output
 

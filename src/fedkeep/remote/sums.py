@@ -30,7 +30,7 @@ class JudgedHeader(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     split: Literal["train", "valid", "test"]
-    kind: Literal["multiclass", "binary", "regression", "ranking"]
+    kind: Literal["multiclass", "binary", "regression", "ranking", "tokens", "next_token"]
     label: str
     name: str | None
     models: Annotated[list[Model], Field(min_length=1)]

@@ -1,4 +1,4 @@
-"""Dropout for many clients at once, each from a random stream of its own."""
+"""Dropout for many clients at once, each from a random stream of its own; and attention, which may have dropout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 
@@ -43,9 +44,14 @@ class Noise(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace dropout, and call everything else."""
+        """Replace dropout and attention, and call everything else."""
         if func is F.dropout:
             return self._dropout(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **(kwargs or {}))
+        if func is F.multi_head_attention_forward:  # what it calls is not seen here
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -56,6 +62,24 @@ class Noise(TorchFunctionMode):
             self.drawing = [self._generator(k) for k in self.who]
         mask: Tensor = _Mask.apply(self.client, tuple(input.shape), input.dtype, keep, self.drawing)  # type: ignore[no-untyped-call]
         return input.mul_(mask) if inplace else input * mask
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Compute in steps that vmap knows; torch's fused kernels would be called client by client."""
+        if enable_gqa:
+            several = query.shape[-3] // key.shape[-3]
+            key, value = (x.repeat_interleave(several, -3) for x in (key, value))
+        found = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(found.shape[-2:], dtype=torch.bool, device=found.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            found = found.masked_fill(~attn_mask, torch.finfo(found.dtype).min).softmax(-1)
+            found = found * attn_mask.any(-1, keepdim=True)  # a place that sees nothing gets nothing
+        else:
+            found = (found if attn_mask is None else found + attn_mask).softmax(-1)
+        return self._dropout(found, dropout_p) @ value if dropout_p else found @ value
 
     def _generator(self, position: int) -> torch.Generator:
         if position not in self.generators:

@@ -133,7 +133,10 @@ def _said(error: BaseException, module: nn.Module) -> str:
     """Return the reason in a few words, with a way out where there is one."""
     text = str(error).strip().split("\n")[0].rstrip(".")
     if "random" in text and "randomness" in text:
-        return "it draws random numbers otherwise than by dropout"
+        inside = any(isinstance(m, nn.MultiheadAttention) and m.dropout for m in module.modules())
+        return "it draws random numbers otherwise than by dropout" + (
+            "; nn.MultiheadAttention(dropout=0) draws none" if inside else ""
+        )
     layers = {type(m).__name__ for m in module.modules() if type(m) in (nn.LSTM, nn.GRU)}
     return text + "".join(
         f"; fedkeep.nn.{n} has the parameters of torch.nn.{n} and can" for n in sorted(layers)

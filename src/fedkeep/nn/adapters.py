@@ -1,0 +1,226 @@
+"""Low-rank adapters (LoRA) on the linear layers of any module, named and saved as ``peft`` does.
+
+Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685, §4.1: W x + (α / r) B A x, with
+B = 0 at first. A layer ``X`` keeps its own weights, frozen, as ``X.base_layer.weight``; beside them stand
+``X.lora_A.NAME.weight`` (r, inputs) and ``X.lora_B.NAME.weight`` (outputs, r).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.files import read_tensors, write_tensors, write_whole
+from fedkeep.core.params import Params
+
+PREFIX = "base_model.model."  # before every name in a file of peft's
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class Adapted(nn.Module):
+    """A linear layer with adapters, whose outputs add up.
+
+    Args:
+        base: the layer: ``nn.Linear``, or transformers' ``Conv1D``, whose weight is (inputs, outputs).
+    """
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A, self.lora_B, self.lora_dropout = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        self.scaling: dict[str, float] = {}
+
+    def add(self, name: str, rank: int, alpha: float, dropout: float) -> None:
+        """Add an adapter that changes nothing yet: A is drawn as ``nn.Linear`` draws, B is zero."""
+        weight: Any = self.base_layer.weight
+        inputs, outputs = weight.shape if turned(self.base_layer) else weight.shape[::-1]
+        like = {"bias": False, "dtype": weight.dtype, "device": weight.device}
+        self.lora_A[name], self.lora_B[name] = (
+            nn.Linear(inputs, rank, **like),
+            nn.Linear(rank, outputs, **like),
+        )
+        nn.init.zeros_(self.lora_B[name].weight)  # type: ignore[arg-type]
+        self.lora_dropout[name] = nn.Dropout(dropout)
+        self.scaling[name] = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output, and what the adapters add: (..., inputs) to (..., outputs)."""
+        found: Tensor = self.base_layer(x)
+        for name, scale in self.scaling.items():
+            found = found + self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * scale
+        return found
+
+
+def turned(layer: nn.Module) -> bool:
+    """Tell whether a layer is transformers' ``Conv1D``: linear, with the weight turned round."""
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+
+
+def adapters(
+    model: nn.Module,
+    rank: int,
+    on: str | Sequence[str] = "*",
+    *,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    train: str | Sequence[str] = (),
+    name: str = "default",
+) -> nn.Module:
+    """Return a copy of a model with a low-rank adapter on linear layers; all other parameters are frozen.
+
+    ``Split`` says of each factor whether it is private (``"*.lora_B.*"``), federated, or frozen. Called again on the
+    result with another ``name``, it adds a second adapter beside the first.
+
+    Args:
+        model: any module; it is not changed.
+        rank: r.
+        on: patterns of the layers, by their names in the model, e.g. ``["*.query", "*.value"]``.
+        alpha: α; by default the rank, so that adapters are added as they are.
+        dropout: of what goes into an adapter, in training.
+        train: patterns of other parameters that stay trainable, e.g. ``"classifier.*"``.
+        name: the adapter's.
+
+    Raises:
+        ConfigError: a pattern matches no linear layer or no parameter, or the adapter is there already.
+    """
+    if rank < 1 or not 0 <= dropout < 1 or not name.isidentifier():
+        raise ConfigError(
+            f"Wanted rank ≥ 1, 0 ≤ dropout < 1, a word as name; got {rank}, {dropout}, {name!r}."
+        )
+    model = copy.deepcopy(model)
+    layers = dict(_layers(model))
+    chosen = [layer for layer in layers if _any(layer, on)]
+    patterns = [on] if isinstance(on, str) else on
+    for wrong in (p for p in patterns if not any(fnmatchcase(layer, p) for layer in layers)):
+        raise ConfigError(
+            f"{wrong!r} matches no linear layer of {type(model).__name__}."
+            f"{did_you_mean(wrong, layers) or f' They are {list(layers)[:20]}.'}"
+        )
+    for parameter_name, parameter in model.named_parameters():
+        added = ".lora_A." in parameter_name or ".lora_B." in parameter_name
+        parameter.requires_grad_((added and parameter.requires_grad) or _any(parameter_name, train))
+    for pattern in [train] if isinstance(train, str) else train:
+        if not any(fnmatchcase(each, pattern) for each, _ in model.named_parameters()):
+            names = [each for each, _ in model.named_parameters()]
+            raise ConfigError(f"{pattern!r} matches no parameter to train.{did_you_mean(pattern, names)}")
+    for layer_name in chosen:
+        layer = layers[layer_name]
+        if not isinstance(layer, Adapted):
+            owner, _, leaf = layer_name.rpartition(".")
+            layer = Adapted(layer)
+            setattr(model.get_submodule(owner), leaf, layer)
+        if name in layer.scaling:
+            raise ConfigError(
+                f"{layer_name!r} has an adapter {name!r} already. Give the new one another name."
+            )
+        layer.add(name, rank, float(rank if alpha is None else alpha), dropout)
+        layer.train(model.training)
+    for block in model.modules():
+        if isinstance(block, nn.TransformerEncoderLayer):
+            block.activation_relu_or_gelu = 0  # torch's fast path would read the weights past the adapters
+    return model
+
+
+def save_adapter(
+    model: nn.Module, folder: str | Path, params: Mapping[str, Tensor] | None = None, *, name: str = "default"
+) -> None:
+    """Write an adapter, and what else is trained, as ``peft`` does: two files that ``PeftModel`` reads.
+
+    Args:
+        model: what ``adapters`` returned.
+        folder: where to.
+        params: values to write instead of the module's own, e.g. ``run.parameters(client)``.
+        name: of the adapter.
+
+    Raises:
+        ConfigError: the model has no such adapter, or its layers differ in rank or α.
+    """
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, Adapted) and name in m.scaling}
+    kinds = {
+        (
+            m.get_parameter(f"lora_A.{name}.weight").shape[0],
+            m.scaling[name],
+            m.lora_dropout[name].p,
+            turned(m.base_layer),
+        )
+        for m in layers.values()
+    }
+    if len(kinds) != 1:
+        raise ConfigError(
+            f"Wanted an adapter {name!r}, of one rank, α and kind of layer; found {len(kinds)}."
+        )
+    ((rank, scale, dropout, turn),) = kinds
+    values, written, others = {**model.state_dict(), **(params or {})}, Params(), set[str]()
+    for parameter, held in model.named_parameters():
+        if f".lora_A.{name}." in parameter or f".lora_B.{name}." in parameter:
+            written[PREFIX + parameter.replace(f".{name}.weight", ".weight")] = values[parameter]
+        elif held.requires_grad and ".lora_" not in parameter:
+            written[PREFIX + parameter] = values[parameter]
+            others.add(parameter.rpartition(".")[0])
+    config = {
+        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "inference_mode": True,
+        "r": rank, "lora_alpha": scale * rank, "lora_dropout": dropout, "target_modules": sorted(layers),
+        "modules_to_save": sorted(others) or None, "bias": "none", "fan_in_fan_out": turn,
+    }  # fmt: skip
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_tensors(Path(folder) / WEIGHTS, {n: v.detach().contiguous() for n, v in written.items()})
+    write_whole(Path(folder) / CONFIG, json.dumps(config, indent=2).encode())
+
+
+def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default") -> nn.Module:
+    """Return a copy of a model with a LoRA adapter that ``save_adapter`` or ``peft`` wrote.
+
+    Raises:
+        ConfigError: the folder holds another kind of adapter, or one that does not fit the model.
+    """
+    try:
+        config = json.loads((Path(folder) / CONFIG).read_text("utf-8"))
+        found = {n.removeprefix(PREFIX): v for n, v in read_tensors(Path(folder) / WEIGHTS).items()}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Wanted {CONFIG} and {WEIGHTS} in {folder}: {error}") from error
+    special = [k for k in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern") if config.get(k)]
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or special:
+        raise ConfigError(
+            f"Wanted a plain LoRA adapter in {folder}; it is {config.get('peft_type')} {special}."
+        )
+    on = [n.removesuffix(".lora_A.weight") for n in found if n.endswith(".lora_A.weight")]
+    others = [n for n in found if ".lora_" not in n]
+    made = adapters(
+        model,
+        config["r"],
+        on,
+        alpha=config["lora_alpha"],
+        dropout=config["lora_dropout"],
+        train=others,
+        name=name,
+    )
+    held = dict(made.named_parameters())
+    with torch.no_grad():
+        for saved, value in found.items():
+            own = held[saved.removesuffix(".weight") + f".{name}.weight" if ".lora_" in saved else saved]
+            if own.shape != value.shape:
+                raise ConfigError(f"{saved!r} is {tuple(value.shape)}; the model wants {tuple(own.shape)}.")
+            own.copy_(value)
+    return made
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that can have adapters; others, as attention's own projection, are read past their forward."""
+    inside = {id(m.base_layer) for m in model.modules() if isinstance(m, Adapted)}
+    for name, layer in model.named_modules():
+        kind = type(layer) is nn.Linear or turned(layer) or isinstance(layer, Adapted)
+        if kind and name and ".lora_" not in name and id(layer) not in inside:
+            yield name, layer
+
+
+def _any(name: str, patterns: str | Sequence[str]) -> bool:
+    given = [patterns] if isinstance(patterns, str) else patterns
+    return any(fnmatchcase(name, pattern) for pattern in given)

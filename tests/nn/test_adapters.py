@@ -1,0 +1,255 @@
+"""Adapters: W x + (α / r) B A x by hand, which tensors leave under each method, and files as peft's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeep
+from fedkeep import FederatedData, Method, Phase, Split, adam, averaging, methods, sgd
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.params import nbytes
+from tests.tiny import classes
+
+
+class Encoder(nn.Module):
+    """A transformer of torch's own with a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(3, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.encoder(self.up(x).unsqueeze(1)).squeeze(1))
+        return found
+
+
+ON = ["*.linear1", "*.linear2"]
+DATA = classes(kind="f4")
+LOCAL = Phase(optimizer=sgd(0.1), batch_size=4)
+A, B = "*.lora_A.default.weight", "*.lora_B.default.weight"
+OWN = "*.lora_?.own.weight"
+TURNS = (LOCAL.but(trains="federated"), LOCAL.but(trains="private"))
+
+
+def adapted(second: bool = False, **options: Any) -> nn.Module:
+    model = fedkeep.adapters(Encoder(), 2, ON, **options)
+    return fedkeep.adapters(model, 2, ON, name="own") if second else model
+
+
+def stirred(model: nn.Module) -> nn.Module:
+    """Draw all adapters, so that they change something."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value.normal_(std=0.5)
+    return model
+
+
+def test_the_sum_by_hand() -> None:
+    model = fedkeep.adapters(nn.Sequential(nn.Linear(2, 1)), 1, "0", alpha=3.0)
+    values = {"base_layer.weight": [[1.0, 2]], "base_layer.bias": [0.5], "lora_A.default.weight": [[1.0, 1]],
+              "lora_B.default.weight": [[2.0]]}  # fmt: skip
+    model[0].load_state_dict({n: torch.tensor(v) for n, v in values.items()})
+    assert float(model(torch.tensor([[1.0, 10.0]])).detach()) == 1 + 20 + 0.5 + 3 * 2 * 11
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == [
+        "0.lora_A.default.weight", "0.lora_B.default.weight",
+    ]  # fmt: skip
+
+
+def test_at_first_nothing_changes_and_judging_sees_adapters() -> None:
+    x, plain = torch.randn(5, 3), Encoder()
+    model = adapted()
+    assert torch.equal(model(x), plain(x))
+    stirred(model)
+    training = model(x).detach()
+    model.eval()
+    with torch.no_grad():  # torch's fast path of an encoder layer would read linear1.weight
+        assert torch.allclose(model(x), training, atol=1e-6)
+    assert not torch.allclose(training, plain(x), atol=1e-2)
+
+
+LEAVE: dict[str, tuple[Method, bool, list[str]]] = {
+    "FedIT": (methods.fedavg(local=LOCAL), False, ["A", "B"]),
+    "FFA-LoRA": (methods.fedavg(local=LOCAL).but(split=Split(frozen=A)), False, ["B"]),
+    "FedSA-LoRA": (methods.furl(B, local=LOCAL), False, ["A"]),
+    "FedDPA-LoRA": (methods.furl(OWN, local=LOCAL).on_client(phases=TURNS), True, ["A", "B"]),
+    "FDLoRA": (
+        methods.furl(OWN, local=LOCAL, server=averaging(sgd(0.7, momentum=0.5))).on_client(phases=TURNS[::-1]),
+        True, ["A", "B"],
+    ),
+    "one PEFT per user": (methods.local(local=LOCAL), False, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAVE)
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_which_tensors_leave(name: str, engine: str) -> None:
+    method, second, factors = LEAVE[name]
+    model = adapted(second)
+    run = fedkeep.simulate(model, method, DATA, rounds=2, cohort=4, engine=engine)
+    layers = [f"encoder.layers.{k}.linear{n}" for k in (0, 1) for n in (1, 2)]
+    wanted = {f"{layer}.lora_{f}.default.weight" for layer in layers for f in factors}
+    assert set(run.server) == wanted
+    start = dict(model.named_parameters())
+    assert all(not torch.equal(run.server[n], start[n]) for n in wanted)
+    traffic = {r.metric: r.value for r in run.history if r.split == "traffic" and r.round == 2}
+    bound = 1.01 * nbytes({n: start[n] for n in wanted})
+    assert traffic["upload_bytes"] <= bound
+    assert traffic["download_bytes"] <= bound
+    own = run.parameters("user-0")
+    assert all(
+        torch.equal(own[n], v) for n, v in model.state_dict().items() if ".base_layer." in n or "up." in n
+    )
+
+
+class Attention(nn.Module):
+    """Attention of torch's function, in one of its forms."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.head, self.how = nn.Linear(3, 4 * 6), nn.Linear(4, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.up(x).unflatten(1, (3, 1, 2, 4)).unbind(1)  # (B, 1, 2, 4) each
+        found: Tensor = self.head(
+            nn.functional.scaled_dot_product_attention(q, k, v, **self.how).mean((1, 2))
+        )
+        return found
+
+
+SEEN = torch.tensor([[True, False], [False, False]])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"is_causal": True}, {"attn_mask": SEEN, "scale": 0.3}, {"attn_mask": 0.5 * SEEN.float()},
+        {"dropout_p": 0.4}, {"enable_gqa": True},
+    ],
+)  # fmt: skip
+def test_attention_of_many_clients_at_once(how: dict[str, Any]) -> None:
+    one, many = (
+        fedkeep.simulate(
+            Attention(**how), methods.fedavg(local=LOCAL), DATA, rounds=2, cohort=4, engine=engine
+        )
+        for engine in ("sequential", "vectorised")
+    )
+    for name, value in one.server.items():
+        assert torch.allclose(many.server[name], value, atol=1e-6)
+
+
+def test_dropout_inside_attention_is_refused_with_advice() -> None:
+    model = adapted()
+    model.encoder.layers[0].self_attn.dropout = 0.1
+    with pytest.raises(
+        ConfigError, match=r"otherwise than by dropout; nn.MultiheadAttention\(dropout=0\) draws none"
+    ):
+        fedkeep.simulate(model, methods.fedavg(local=LOCAL), DATA, rounds=1, cohort=4, engine="vectorised")
+
+
+def test_a_saved_adapter_is_read_back(tmp_path: Path) -> None:
+    model = stirred(adapted(alpha=4.0, train="head.*"))
+    fedkeep.save_adapter(model, tmp_path)
+    again = fedkeep.load_adapter(Encoder(), tmp_path)
+    x = torch.randn(4, 3)
+    assert torch.equal(again(x), model(x))
+    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
+        n for n, p in model.named_parameters() if p.requires_grad
+    ]
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(ConfigError, match="Wanted a plain LoRA adapter in"):
+        fedkeep.load_adapter(Encoder(), tmp_path)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'\*.linear3' matches no linear layer of Encoder. Did you mean|They are"
+    ):
+        fedkeep.adapters(Encoder(), 2, "*.linear3")
+    with pytest.raises(
+        ConfigError, match="matches no linear layer"
+    ):  # attention reads its weight past its forward
+        fedkeep.adapters(Encoder(), 2, "*.out_proj")
+    with pytest.raises(ConfigError, match="'haed.weight' matches no parameter to train"):
+        fedkeep.adapters(Encoder(), 2, ON, train="haed.weight")
+    with pytest.raises(ConfigError, match="has an adapter 'default' already"):
+        fedkeep.adapters(adapted(), 2, ON)
+    with pytest.raises(ConfigError, match="Wanted rank ≥ 1"):
+        fedkeep.adapters(Encoder(), 0, ON)
+    with pytest.raises(ConfigError, match="Wanted an adapter 'own'"):
+        fedkeep.save_adapter(adapted(), "unused", name="own")
+
+
+@pytest.mark.filterwarnings("ignore")  # what transformers and peft say of each other
+@pytest.mark.slow  # importing transformers and peft takes half a minute on a busy machine
+def test_transformers_and_peft(tmp_path: Path) -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    rng, rows = np.random.default_rng(0), 24
+    columns = {"input_ids": rng.integers(1, 50, (rows, 7)), "attention_mask": np.ones((rows, 7), np.int64)}
+    columns["attention_mask"][::3, 4:] = 0
+    bert = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        num_labels=3,
+    )
+    gpt = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    label = rng.integers(0, 3, rows)
+    following = fedkeep.data.next_tokens(columns["input_ids"], columns["attention_mask"])
+    cases: list[tuple[Any, Any, Any, dict[str, Any]]] = [
+        (lambda: transformers.BertForSequenceClassification(bert), ["*.query", "*.value"], label, {}),
+        (lambda: transformers.BertForTokenClassification(bert), ["*.query"], columns["input_ids"] % 3, {"task": "tokens"}),
+        (lambda: transformers.GPT2LMHeadModel(gpt), "*.c_attn", following, {"task": "next_token", "classes": 50}),
+    ]  # fmt: skip
+    for number, (make, on, labels, meta) in enumerate(cases):
+        torch.manual_seed(0)
+        base = make()
+        data = FederatedData.from_columns(
+            np.repeat(np.arange(4), 6),
+            columns | {"label": labels},
+            (["train"] * 4 + ["valid", "test"]) * 4,
+            meta,
+        )
+        train = [n for n, _ in base.named_parameters() if n.startswith("classifier.")]
+        model = fedkeep.adapters(base, 2, on, alpha=8.0, dropout=0.1, train=train)
+        method = methods.furl("*.lora_B.*", local=LOCAL.but(optimizer=adam(0.01)))
+        run = fedkeep.simulate(model, method, data, rounds=2, cohort=2)
+        assert np.isfinite(run.evaluate("test")["loss"])
+        assert {n.split(".lora_")[-1] for n in run.server} >= {"A.default.weight"}
+        assert len(run.server) == len(train) + sum(".lora_A." in n for n, _ in model.named_parameters())
+        fedkeep.save_adapter(model, tmp_path / str(number), run.parameters("1"))
+        ours = fedkeep.load_adapter(base, tmp_path / str(number)).eval()
+        theirs = peft.PeftModel.from_pretrained(make(), tmp_path / str(number)).eval()
+        theirs.load_state_dict(
+            {f"base_model.model.{n}": v for n, v in base.state_dict().items()}, strict=False
+        )
+        for name, value in theirs.named_parameters():  # the same backbone under both
+            inner = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            if inner in base.state_dict() and "modules_to_save" not in name:
+                value.data.copy_(base.state_dict()[inner])
+        batch = {n: torch.from_numpy(v[:5]) for n, v in columns.items()}
+        with torch.no_grad():
+            assert torch.allclose(ours(**batch).logits, theirs(**batch).logits, atol=1e-6)
+            assert not torch.allclose(ours(**batch).logits, base.eval()(**batch).logits, atol=1e-4)
+        theirs.save_pretrained(tmp_path / f"{number}-again")
+        back = fedkeep.load_adapter(base, tmp_path / f"{number}-again").eval()
+        with torch.no_grad():
+            assert torch.allclose(back(**batch).logits, ours(**batch).logits, atol=1e-6)
+        wrapped = peft.get_peft_model(
+            make(), peft.LoraConfig(r=2, target_modules=["c_attn" if number == 2 else "query"])
+        )
+        run = fedkeep.simulate(wrapped, methods.furl("*lora_B*", local=LOCAL), data, rounds=1, cohort=2)
+        assert all("lora_A" in n for n in run.server)
