@@ -22,6 +22,7 @@ COMMANDS = [
     "run",
     "check",
     "audit",
+    "prove",
     "evaluate",
     "personalize",
     "export",

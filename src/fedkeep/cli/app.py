@@ -1,7 +1,7 @@
 """The application: its commands, and what becomes of errors.
 
-Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak, ``doctor`` a fault · 2 wrong use, settings, data
-or run folder · 130 Ctrl-C.
+Exit codes: 0 done · 1 ``check`` found a violation, ``audit`` a leak, ``prove`` no proof, ``doctor`` a fault · 2 wrong
+use, settings, data or run folder · 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
 from fedkeep.cli.prepare import prepare
+from fedkeep.cli.prove import prove
 from fedkeep.cli.report import report
 from fedkeep.cli.reproduce import reproduce
 from fedkeep.cli.run import run
@@ -130,6 +131,7 @@ _add(
 _add(run, "fedkeep run furl/personalized-fl --data DIR --set run.epochs=4")
 _add(check, "fedkeep check demo/personalized-fl")
 _add(audit, "fedkeep audit demo/personalized-fl --set method.clip_over=halves")
+_add(prove, "fedkeep prove demo/personalized-fl --set method.clip_over=halves --out page")
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
 _add(export, "fedkeep export runs/demo/personalized-fl --client user-07 --out anna")

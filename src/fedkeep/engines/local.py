@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, Self
@@ -46,6 +47,17 @@ class Watch:
 
     every: int
     look: Callable[[int, Params], None]
+
+
+class Tap(Protocol):
+    """Looks at the gradients of every step, as ``fedkeep prove`` does."""
+
+    def gradients(self, step: Pass, grads: Params, *, clipped: bool) -> Params:
+        """Return what goes on in place of the gradients, by name; ``clipped``: their norm has been bounded."""
+        ...
+
+
+TAP: ContextVar[Tap | None] = ContextVar("tap", default=None)
 
 
 @dataclass
@@ -303,10 +315,15 @@ class Pass(ABC):
 
     def take(self, step: Step) -> None:
         """Take the optimiser steps of one mini-batch of some lanes."""
+        tap = TAP.get()
         for _ in range(self.repeats):
             grads = self.gradients(step)
+            if tap is not None:
+                grads = tap.gradients(self, grads, clipped=False)
             if self.phase.clip_norm is not None:
                 grads = self._clipped(grads, self.phase.clip_norm)
+                if tap is not None:
+                    grads = tap.gradients(self, grads, clipped=True)
             self.move(step, grads)
             for lane in step.lanes:
                 self.steps[lane] += 1

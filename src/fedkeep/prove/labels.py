@@ -1,0 +1,370 @@
+"""Labels that travel with tensors: each storage knows what its values may depend on, and by which operations.
+
+``Tracer`` sees every operation that PyTorch runs, those of backward passes too, and every way by which numbers leave
+tensors for Python: ``.item()``, numpy, addresses. Labels stand with storages, not with tensors, so views, ``.data`` and
+``set_`` hide nothing. Where nothing is known, the label is ``OUTSIDE``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedkeep.kernels import native
+from fedkeep.nn import operation
+from fedkeep.prove.rules import WRITES, rule_of
+from fedkeep.prove.sites import SITES, site_of
+
+OUTSIDE = 1
+"""The label of tensors that nobody declared."""
+RECEIVED = "received"
+"""The label of what a server sends a client, or has got from it."""
+OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
+MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
+CROSSINGS = {
+    "numpy", "tolist", "data_ptr", "untyped_storage", "_to_dlpack", "to_dlpack", "apply_", "map_", "map2_", "set_state",
+    "register_hook", "register_prehook", "start_new_thread", "start_joinable_thread", "fork", "fork_exec",
+}  # fmt: skip
+"""Functions by which values leave tensors unseen, or something begins that is not seen."""
+NATIVE = {*sys.stdlib_module_names, "torch", "numpy", "fedkeep", "__main__"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """What a storage holds.
+
+    Attributes:
+        what: the operation, and the module that it was computed in; of a beginning its label.
+        labels: a bit for each label.
+        parents: what it was made of.
+    """
+
+    what: str
+    labels: int
+    parents: tuple[Node, ...] = ()
+
+    def path(self, label: int) -> list[str]:
+        """Return the operations by which a label came here, from its beginning."""
+        found, node = [self.what], self
+        while (before := next((p for p in node.parents if p.labels & label), None)) is not None:
+            node = before
+            if node.what != found[-1]:
+                found.append(node.what)
+        return found[::-1]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Numbers that left tensors for Python, or came from there.
+
+    Attributes:
+        node: what they may depend on.
+        what: how they left.
+        site: the function, with its module.
+        told: the channel that they go to, or empty: nobody says where they go.
+    """
+
+    node: Node
+    what: str
+    site: str
+    told: str = ""
+
+
+@dataclass(eq=False)
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives every storage labels while it is entered.
+
+    Attributes:
+        names: of the labels, by their place.
+        crossings: numbers that left for Python, the first of each site and label.
+    """
+
+    module: nn.Module
+    names: list[str] = field(default_factory=lambda: ["a tensor that nobody declared"])
+    crossings: dict[tuple[str, str, int], Crossing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._nodes: dict[int, tuple[StorageWeakRef, Node]] = {}
+        self._addresses: dict[int, Tensor] = {}
+        self._inside: list[str] = []
+        self._of = {id(layer): name for name, layer in self.module.named_modules()}
+        self.fresh: Node | None = None
+
+    @property
+    def storages(self) -> int:
+        """How many storages have been labelled."""
+        return len(self._nodes)
+
+    # --- labels
+
+    def bit(self, name: str) -> int:
+        """Return the bit of a label, a new one at first."""
+        if name not in self.names:
+            self.names.append(name)
+        return 1 << self.names.index(name)
+
+    def words(self, labels: int) -> list[str]:
+        """Return the names of labels."""
+        return [name for place, name in enumerate(self.names) if labels >> place & 1]
+
+    def node(self, tensor: Tensor) -> Node | None:
+        """Return what is known of a tensor's storage; None: nothing."""
+        found = self._nodes.get(tensor.untyped_storage()._cdata)
+        return None if found is None else found[1]
+
+    def put(self, tensor: Tensor, node: Node) -> None:
+        """Say what a tensor's storage holds."""
+        storage = tensor.untyped_storage()
+        # The weak reference keeps the storage's number from being given to another one.
+        self._nodes[storage._cdata] = StorageWeakRef(storage), node  # type: ignore[no-untyped-call]
+
+    def begin(self, tensor: Tensor, label: str) -> None:
+        """Let a label begin at a tensor; an empty one is of what anybody may know."""
+        old = self.node(tensor)
+        node = Node(label or "a constant", self.bit(label) if label else 0)
+        more = old is not None and old.labels & ~node.labels
+        self.put(tensor, node if not more else Node(label, node.labels | old.labels, (old, node)))  # type: ignore[union-attr, arg-type]
+
+    def known(self, tensor: Tensor, func: Any) -> Node:
+        """Return what is known of a tensor that an operation is given, and note where nothing is."""
+        node = self.node(tensor)
+        if node is None:
+            node = Node(
+                f"a tensor that nobody declared, given to {_short(func)} in {'.'.join(_where()[1:])}", OUTSIDE
+            )
+            self.put(tensor, node)
+        return node
+
+    # --- operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and label what it returns and writes."""
+        profile = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            with torch._C.DisableTorchFunction():
+                return self._run(func, args, kwargs or {})
+        finally:
+            sys.setprofile(profile)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        rule, name = rule_of(func), func._schema.name.partition("::")[2]
+        if name in ("lift_fresh", "lift_fresh_copy"):
+            self._lifted(args[0])
+        given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+        inputs = [t for value in given.values() for t in _tensors(value)]
+        before = {id(t): self.known(t, func) for t in inputs}
+        for tensor in inputs:
+            if isinstance(tensor.grad_fn, BackwardCFunction) and _foreign(tensor.grad_fn):
+                self._cross(Node("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
+        out = func(*args, **kwargs)
+        if rule.unknown:
+            self._cross(Node("", OUTSIDE), rule.unknown)
+        what = _short(func) + (f" in {self._inside[-1]}" if self._inside else "")
+        random = self.bit("chance") if torch.Tag.nondeterministic_seeded in func.tags else 0
+        parents = () if rule.shapes else tuple(dict.fromkeys(before.values()))
+        mask = (
+            any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(given.get("indices")))
+            and name == "index"
+        )
+        if rule.tells or mask:
+            self._cross(_made("", parents, 0), name)
+        if name == "_pack_padded_sequence" and (labels := _made("", parents, 0).labels) & ~self.bit("data"):
+            self._cross(Node("", labels, parents), name)
+        if name == "set_":
+            return out
+        wide = (
+            max((len(v) for v in given.values() if isinstance(v, list | tuple)), default=0)
+            if rule.rows
+            else 0
+        )
+        for place in range(wide) if rule.rows else (None,):
+            mine = parents if place is None else tuple(
+                dict.fromkeys(before[id(t)] for v in given.values() for t in _tensors(_at(v, place, wide)))
+            )  # fmt: skip
+            node = _made(what, mine, random)
+            for argument in rule.written:
+                for tensor in _tensors(_at(given.get(argument), place, wide)):
+                    self._add(tensor, node)
+            for tensor in _tensors(_at(out, place, wide)):
+                if self.node(tensor) is None:
+                    self.put(tensor, node)
+        return out
+
+    def _add(self, tensor: Tensor, node: Node) -> None:
+        old = self.node(tensor)
+        if old is None or node.labels & ~old.labels:
+            self.put(
+                tensor,
+                node if old is None or old in node.parents else _made(node.what, (*node.parents, old), 0),
+            )
+
+    def _lifted(self, tensor: Tensor) -> None:
+        """Label a tensor that was made of Python's numbers, or of an array."""
+        if self.fresh is not None:
+            self.put(tensor, self.fresh)
+        elif _where(skip=False)[1].startswith("torch."):
+            self.put(tensor, Node("a constant", 0))
+        self.fresh = None
+
+    # --- Python
+
+    def _cross(self, node: Node, what: str) -> None:
+        """Note that numbers leave tensors for Python, where nothing says that they go nowhere."""
+        frame, module, name = _where()
+        site = site_of(module, name, what)
+        if not node.labels:
+            return
+        if site is not None and site.arrived:
+            site = None if node.labels & ~self.bit(RECEIVED) else site
+        if site is not None and (not site.told or (frame is not None and site.unless(frame))):
+            return
+        told = site.told if site is not None and not node.labels & OUTSIDE else ""
+        text = f"{module}.{name}"
+        self.crossings.setdefault((text, what, node.labels), Crossing(node, what, text, told))
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call" and not frame.f_globals.get("__name__", "").startswith("fedkeep.prove"):
+            name = arg.__name__
+            if name in CROSSINGS:
+                self._called(name, getattr(arg, "__self__", None))
+            elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
+                self._cross(Node("", OUTSIDE), f"native code of {module}")
+        elif event == "call" and frame.f_code is native.call.__code__:
+            self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
+
+    def _called(self, name: str, owner: Any) -> None:
+        if isinstance(owner, np.ndarray | np.generic):
+            return
+        with torch._C.DisableTorchFunction():
+            if not isinstance(owner, Tensor):
+                self._cross(Node("", OUTSIDE), name)
+                return
+            if name == "data_ptr":
+                self._addresses[owner.data_ptr()] = owner
+            self._cross(self.node(owner) or Node("", OUTSIDE), name)
+
+    def _kernel(self, kernel: str, backward: bool, words: Sequence[int]) -> None:
+        """Label what a native kernel writes."""
+        fields = dict(zip(native._FIELDS[kernel], words, strict=True))
+        given = {n: self._addresses[w] for n, w in fields.items() if w and w in self._addresses}
+        nodes = tuple(dict.fromkeys(self.known(t, kernel) for t in given.values()))
+        where = f" in {self._inside[-1]}" if self._inside else ""
+        node = _made(f"the kernel {kernel}{' backward' if backward else ''}{where}", nodes, 0)
+        for name, tensor in given.items():
+            if name.partition("[")[0] in WRITES[kernel, backward]:
+                self._add(tensor, node)
+        self._addresses.clear()
+
+    # --- entering
+
+    def __enter__(self) -> Self:
+        self._held = ExitStack()
+        self._held.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors"))
+        self._held.enter_context(_Makers(self))
+        before = nn.modules.module.register_module_forward_pre_hook(self._enter)
+        after = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        self._held.callback(before.remove)
+        self._held.callback(after.remove)
+        self._held.callback(sys.setprofile, sys.getprofile())
+        super().__enter__()  # type: ignore[no-untyped-call]
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._held.close()
+
+    def _enter(self, layer: nn.Module, given: Any) -> None:
+        self._inside.append(self._of.get(id(layer)) or type(layer).__name__)
+
+    def _leave(self, layer: nn.Module, given: Any, out: Any) -> None:
+        if self._inside:
+            self._inside.pop()
+
+
+class _Makers(TorchFunctionMode):
+    """Sees what tensors are made of that come from Python."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Say whether a new tensor holds constants, or an array that nobody declared."""
+        if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
+            place = _where(skip=False)[1:]
+            array = any(
+                isinstance(v, np.ndarray | np.generic) for v in _flat((args, *(kwargs or {}).values()))
+            )
+            hidden = array and place not in SITES
+            what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else "a constant"
+            self.tracer.fresh = Node(what, OUTSIDE if hidden else 0)
+        return func(*args, **(kwargs or {}))
+
+
+def _made(what: str, parents: tuple[Node, ...], more: int) -> Node:
+    labels = more
+    for parent in parents:
+        labels |= parent.labels
+    return Node(what, labels, parents)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, list | tuple) else []
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _at(value: Any, place: int | None, wide: int) -> Any:
+    """Return what of an argument belongs to a place of lists."""
+    if place is None or not isinstance(value, list | tuple):
+        return value
+    if value and all(isinstance(v, list | tuple) for v in value):
+        return [_at(v, place, wide) for v in value]
+    return value[place] if len(value) == wide else value
+
+
+def _short(func: Any) -> str:
+    return func if isinstance(func, str) else str(func._schema.name.partition("::")[2])
+
+
+def _foreign(node: Any) -> bool:
+    return not any(node._forward_cls is own for own in OWN_NODES)
+
+
+def _where(skip: bool = True) -> tuple[FrameType | None, str, str]:
+    """Return the frame, the module and the function of the code that runs, beneath PyTorch and the prover."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith("fedkeep.prove") and not (
+            skip and module.startswith(("torch.", "contextlib"))
+        ):
+            return frame, module, frame.f_code.co_qualname
+        frame = frame.f_back
+    return None, "", "?"

@@ -1,0 +1,299 @@
+"""Rounds of a few clients under the tracer, until labels no longer spread.
+
+It is an engine, so the whole round runs as it does in a simulation: what is sent, hooks, phases, the upload chain, what
+is kept, the server's update.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeep.audit.canaries import OUT
+from fedkeep.core.errors import FedkeepError
+from fedkeep.core.net import Net
+from fedkeep.core.params import Batch, Params, clone, is_state
+from fedkeep.data import FederatedData
+from fedkeep.engines import ClientResult, Job, LocalDevice, Work, first_global, first_kept, run_round
+from fedkeep.engines.base import declared
+from fedkeep.engines.client import train_client
+from fedkeep.engines.faults import Faults
+from fedkeep.engines.local import TAP, Pass
+from fedkeep.engines.tables.reads import resolved
+from fedkeep.methods import Method
+from fedkeep.methods.secure import SecureMean
+from fedkeep.prove.labels import OUTSIDE, RECEIVED, Node, Tracer
+from fedkeep.store import Default, MemoryStore
+
+GRADIENTS, CLIP, DATA, CHANCE = "gradients", "clip", "data", "chance"
+OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
+OPEN = (GRADIENTS, CLIP, RECEIVED, DATA, CHANCE)
+"""Labels of what may leave, as such or by a channel; all others are of what must stay."""
+MOST_ROUNDS = 5
+
+Items = dict[str, Tensor]
+
+
+class Labelled(FederatedData):
+    """The same examples; what is read of them has labels."""
+
+    tracer: Tracer
+
+    def batch(self, rows: Any) -> Batch:
+        """Return the rows' columns."""
+        batch = super().batch(rows)
+        chosen = np.asarray(rows, np.int64)
+        labels = [DATA]
+        if OUT in self.columns and not np.asarray(self.columns[OUT])[chosen].all():
+            labels.append(OPTED_OUT)
+        assert self.bounds is not None
+        if (chosen >= self.bounds[self.clients_of(chosen)][:, 1]).any():
+            labels.append(HELD)
+        for value in batch.values():
+            for label in labels:
+                self.tracer.begin(value, label)
+        return batch
+
+
+@dataclass
+class Taken:
+    """A client's part in a round.
+
+    Attributes:
+        work: its client, and what it was sent.
+        kept: what it began with.
+        round, progress: of the run.
+        left: what left, by its label in the report.
+        gradients: of what is federated, in the order of steps.
+        nodes: what is known of what left, by label.
+        after: by name, the labels of what it will keep.
+    """
+
+    work: Work
+    kept: Params
+    round: int
+    progress: float
+    left: Items = field(default_factory=dict)
+    gradients: list[Params] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Channels:
+    """The tap of gradients: what passes is named as the channel that it is, and is noted or replayed.
+
+    A federated gradient may depend on what the client itself keeps, which is what a split declares. What else it
+    depends on stays with it.
+    """
+
+    tracer: Tracer | None
+    own: int = 0
+    noted: list[Params] = field(default_factory=list)
+    replay: Iterator[Params] | None = None
+
+    def gradients(self, step: Pass, grads: Params, *, clipped: bool) -> Params:
+        """Return the gradients, federated ones with the channel's label, or as they were noted."""
+        federated = step.lanes.split.federated(grads)
+        if not federated:
+            return grads
+        if self.replay is not None:
+            again = next(self.replay, {})
+            return {**grads, **{n: v.clone() for n, v in again.items() if n in federated}}
+        made = {n: v.detach().clone() for n, v in federated.items()}
+        if self.tracer is not None:
+            for name, value in federated.items():
+                self._relabel(name, value, made[name], clipped)
+        self.noted.append({n: v.clone() for n, v in made.items()})
+        return {**grads, **made}
+
+    def _relabel(self, name: str, value: Tensor, made: Tensor, clipped: bool) -> None:
+        tracer = self.tracer
+        assert tracer is not None
+        old = tracer.node(value)
+        assert old is not None
+        private = old.labels & self.own
+        channel = tracer.bit(CLIP if clipped else GRADIENTS) if private else 0
+        what = f"the {'clipped ' if clipped else ''}gradient of {name}"
+        tracer.put(made, Node(what, old.labels & ~self.own | channel, (old,)))
+
+
+@dataclass
+class Traced:
+    """An engine that trains clients one by one under the tracer.
+
+    Attributes:
+        tracer: what sees them.
+        taken: what each did.
+    """
+
+    tracer: Tracer
+    taken: list[Taken] = field(default_factory=list)
+    name: str = "traced"
+
+    def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
+        """Train clients, and yield what each gives."""
+        for each in work:
+            kept = {n: v[0].clone() for n, v in job.kept([each.client]).items()}
+            for name, value in each.sent.items():
+                self.tracer.put(value, Node(f"received {name}", self.tracer.bit(RECEIVED)))
+            own = 0
+            for name, value in kept.items():
+                kind = "kept" if is_state(name) else "private"
+                label = f"{kind} {name.removeprefix('client/')} of {job.data.ids[each.client]}"
+                self.tracer.begin(value, label)
+                own |= self.tracer.bit(label)
+            taken = Taken(each, kept, round, progress)
+            tap = Channels(self.tracer, own=own, noted=taken.gradients)
+            result = trained(job, taken, tap)
+            self.note(result, taken)
+            yield result
+
+    def note(self, result: ClientResult, taken: Taken) -> None:
+        """Note what left and what is known of it, and name it as what arrived."""
+        taken.left = left(result)
+        for label, value in tensors_of(result).items():
+            taken.nodes[label] = self.tracer.known(value, label)
+        for name, value in (result.kept or {}).items():
+            taken.after[name] = self.tracer.known(value, name).labels
+        if result.upload is not None:
+            deltas = {n: v.clone() for n, v in result.upload.deltas.items()}
+            for name, value in deltas.items():
+                self.tracer.put(value, Node(f"the upload {name}", self.tracer.bit(RECEIVED)))
+            result.upload = result.upload.but(deltas)
+        self.taken.append(taken)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def trained(job: Job, taken: Taken, tap: Channels) -> ClientResult:
+    """Train a client from what it began with, past a tap."""
+    token = TAP.set(tap)
+    try:
+        return train_client(
+            job, dict(taken.work.sent), dict(taken.kept), taken.work.client, taken.round, taken.progress
+        )
+    finally:
+        TAP.reset(token)
+
+
+def tensors_of(result: ClientResult) -> Items:
+    """Return the tensors that leave with a result, by what a report calls them."""
+    found: Items = {}
+    if result.upload is not None:
+        for name, value in result.upload.deltas.items():
+            kind = (
+                "sent" if name.startswith("server/") else "report" if name.startswith("report/") else "upload"
+            )
+            found[f"{kind}/{name.removeprefix('server/').removeprefix('report/')}"] = value
+        found |= {f"rows/{name}": rows for name, rows in result.upload.rows.items()}
+    return found
+
+
+def left(result: ClientResult) -> Items:
+    """Return all that leaves with a result."""
+    numbers = {"loss": result.loss, "status": float(result.fault is not None)}
+    if result.upload is not None:
+        numbers["weight"] = result.upload.weight
+    return clone(tensors_of(result)) | {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers.items()}
+
+
+@dataclass
+class Rounds:
+    """Some rounds, and what was seen of them.
+
+    Attributes:
+        tracer: with the labels.
+        job: what the clients have in common.
+        taken: what each client did.
+        stable: whether labels had stopped spreading.
+        server: nodes of what the server has at the end, by name, as far as they tell of what must stay.
+        elsewhere: nodes of tensors with private labels that were there at the end beside what is kept.
+        error: why rounds broke off; or empty.
+    """
+
+    tracer: Tracer
+    job: Job
+    taken: list[Taken]
+    stable: bool = False
+    server: dict[str, Node] = field(default_factory=dict)
+    elsewhere: list[Node] = field(default_factory=list)
+    error: str = ""
+
+
+def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rounds:
+    """Run rounds until no label spreads any further, at least two."""
+    reduce = method.server.reduce
+    if isinstance(reduce, SecureMean):  # masks are on top of what is proved here
+        method = method.on_server(reduce=reduce.mean)
+    net = Net(method.made_for(copy.deepcopy(model)))
+    labelled = Labelled(data.columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
+    tracer = labelled.tracer = Tracer(net.module)
+    method = resolved(method, net, data)
+    default = Default(first_kept(method, net), method.client.keep.value, seed)
+    job = Job(method, net, labelled, MemoryStore(default, data.ids), seed)
+    engine = Traced(tracer)
+    made = Rounds(tracer, job, engine.taken)
+    server = first_global(method, net, data)
+    promised = declared(method, net)
+    for value in (*net.module.state_dict(keep_vars=True).values(), *net.module.buffers(), *default.initial.values(),
+                  *server.params.values(), *server.state.values(), *server.links.values(), *promised.values(),
+                  *job.declared.values()):  # fmt: skip
+        tracer.put(value, Node("a first value", 0))
+    device = LocalDevice(job, engine)
+    before: Mapping[Any, int] = {}
+    for number in range(MOST_ROUNDS):
+        try:
+            with tracer:
+                server, _ = run_round(
+                    method, device, server.but(progress=number / MOST_ROUNDS), list(data.ids), promised,
+                    Faults(broken="skip", malformed="skip", minimum=0),
+                )  # fmt: skip
+        except (FedkeepError, RuntimeError) as error:
+            if isinstance(error, FedkeepError) and not engine.taken:
+                raise  # they do not fit each other
+            made.error = f"round {number + 1} broke off: {error}"
+            break
+        last = engine.taken[-len(data) :]
+        now = {(t.work.client, n): mask for t in last for n, mask in t.after.items()}
+        now |= {(t.work.client, n): node.labels for t in last for n, node in t.nodes.items()}
+        made.stable = number > 0 and all(now[k] | before.get(k, 0) == before.get(k, 0) for k in now)
+        if made.stable:
+            break
+        before = now
+    secret = ~sum(tracer.bit(label) for label in OPEN) & ~OUTSIDE
+    for prefix, values in (("", server.params), ("state/", server.state)):
+        nodes = {f"server/{prefix}{n}": tracer.node(v) for n, v in values.items()}
+        made.server |= {
+            n: node for n, node in nodes.items() if node is not None and node.labels & (secret | OUTSIDE)
+        }
+    made.elsewhere = _elsewhere(made, secret)
+    return made
+
+
+def _elsewhere(made: Rounds, secret: int) -> list[Node]:
+    """Return what still holds private values, beside the store and the notes of the prover."""
+    gc.collect()
+    store = made.job.store
+    assert isinstance(store, MemoryStore)
+    kept = {v.untyped_storage()._cdata for row in store._rows.values() for v in row.values()}
+    for t in made.taken:
+        noted = (
+            *t.kept.values(),
+            *t.work.sent.values(),
+            *t.left.values(),
+            *(v for g in t.gradients for v in g.values()),
+        )
+        kept |= {v.untyped_storage()._cdata for v in noted}
+    return [
+        node for place, (ref, node) in made.tracer._nodes.items()
+        if node.labels & secret and not ref.expired() and place not in kept  # type: ignore[no-untyped-call]
+    ]  # fmt: skip

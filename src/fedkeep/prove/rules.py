@@ -1,0 +1,85 @@
+"""What the prover knows of operations: which ones read shapes alone, which ones write unsaid, and where numbers may be
+read out of tensors.
+
+Everything else has one rule: all that an operation returns or writes may depend on all that it is given.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch._ops import OpOverload
+
+SHAPES = re.compile(
+    r"(zeros|ones|empty|full|rand|randn|randint)_like(_|$)|new_(zeros|ones|empty|full|empty_strided)$"
+)
+"""Operations that take of a tensor its shape and type, and none of its values."""
+OF_SHAPES = {
+    "size",
+    "stride",
+    "numel",
+    "dim",
+    "is_same_size",
+    "sym_size",
+    "sym_stride",
+    "sym_numel",
+    "sym_storage_offset",
+}
+"""Operations that return numbers of Python, of shapes."""
+ROWS = re.compile(r"_foreach_|_fused_(sgd|adam|adamw|adagrad)_?$")
+"""Operations on lists: what is at one place of the result is made of what is at that place of each list."""
+HIDDEN = {
+    "native_batch_norm": ("running_mean", "running_var"), "cudnn_batch_norm": ("running_mean", "running_var"),
+    "miopen_batch_norm": ("running_mean", "running_var"), "instance_norm": ("running_mean", "running_var"),
+}  # fmt: skip
+"""Arguments that are written though the operation's schema does not say so."""
+
+WRITES: dict[tuple[str, bool], tuple[str, ...]] = {
+    ("recurrent", False): ("output", "pooled", "work"),
+    ("recurrent", True): ("work", "grad_input", "grad_weights"),
+    ("convolution", False): ("output", "kept"),
+    ("convolution", True): ("grad_input", "grad_weight", "grad_bias"),
+    ("linear", False): ("output",),
+    ("linear", True): ("grad_input", "grad_weight", "grad_bias"),
+    ("rows", False): ("rows",),
+    ("rows", True): ("rows", "table", "velocity", "last", "products"),
+}
+"""What each native kernel writes, by the names of its fields; what it writes may depend on all that it is given."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of one operation.
+
+    Attributes:
+        shapes: it reads no values.
+        rows: it works on lists place by place.
+        written: the arguments that it writes.
+        tells: its result, or the shape of it, is a number of Python that depends on values.
+        unknown: why nothing is known of it; empty: something is.
+    """
+
+    shapes: bool
+    rows: bool
+    written: frozenset[str]
+    tells: bool
+    unknown: str
+
+
+@cache
+def rule_of(func: OpOverload) -> Rule:
+    """Return the rule of an operation."""
+    name, schema = func._schema.name.partition("::")[2], func._schema
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    written.update(HIDDEN.get(name, ()))
+    tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    numbers = any("Tensor" not in str(r.type) for r in schema.returns) and name not in OF_SHAPES
+    known = func.namespace in ("aten", "fedkeep")
+    return Rule(
+        shapes=bool(SHAPES.match(name)), rows=bool(ROWS.match(name)), written=frozenset(written),
+        tells=numbers or (bool(tags & {*func.tags}) and name != "index"),
+        unknown="" if known else f"the operation {schema.name} has no rule",
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Where fedkeep itself reads numbers out of tensors, and where these go: the register that the tracer goes by.
+
+What is read anywhere else, in a method or in a model, may go anywhere, and nothing is proved then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass(frozen=True)
+class Site:
+    """A function that reads numbers out of tensors.
+
+    Attributes:
+        why: where they go.
+        told: the channel by which they leave; empty: they do not leave, and decide nothing that does.
+        unless: of a frame of the function, whether they do not leave this time.
+        arrived: it is the server's: what it reads must have arrived there before.
+    """
+
+    why: str
+    told: str = ""
+    unless: Callable[[FrameType], bool] = lambda frame: False
+    arrived: bool = False
+
+
+def _of_all_examples(frame: FrameType) -> bool:
+    """Tell whether a phase has looked at opted-out examples: its loss is not told."""
+    return bool(frame.f_locals["self"].phase.examples == "all")
+
+
+_ENGINES = "fedkeep.engines"
+SITES: dict[tuple[str, str], Site] = {
+    (f"{_ENGINES}.single", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
+    ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
+    ("fedkeep.core.params", "nonfinite.<locals>.<listcomp>"): Site("whether training broke down", "status"),
+    (f"{_ENGINES}.client", "_nonfinite"): Site("whether a hook broke down", "status"),
+    (f"{_ENGINES}.client", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
+    (f"{_ENGINES}.client", "nowhere_else.<locals>.<setcomp>"): Site(
+        "which tensors share memory; no value is read"
+    ),
+    (f"{_ENGINES}.client", "nowhere_else.<locals>.<genexpr>"): Site(
+        "which tensors share memory; no value is read"
+    ),
+    (f"{_ENGINES}.single", "local_run"): Site("chance goes on afterwards where it was"),
+    (f"{_ENGINES}.opt_out", "veiled"): Site(
+        "whether a hidden buffer has moved; it is shown as NaN where it has"
+    ),
+    (f"{_ENGINES}.tables.lazy", "LazyRows.look_up"): Site("which rows of a table examples use"),
+    (f"{_ENGINES}.tables.momentum", "MovingRows.finish"): Site("whether a row of a table is late"),
+    (f"{_ENGINES}.tables.local_rows", "_used"): Site("which rows of a table examples use"),
+    ("fedkeep.methods.aggregate", "SumsByGroup.add"): Site("of which group an upload is", arrived=True),
+    ("fedkeep.methods.aggregate", "MeansByGroup.seen"): Site("which groups have uploads", arrived=True),
+    ("fedkeep.methods.simplex", "least"): Site("how heads are mixed", arrived=True),
+    ("fedkeep.methods.features", "one_hot"): Site("whether a label is a class, else it is an error"),
+    ("fedkeep.kernels.native", "address"): Site("an address for a kernel, which has a rule"),
+    ("fedkeep.data.federated", "FederatedData.batch"): Site("examples, which have labels of their own"),
+}
+PASSES = (
+    "fedkeep.nn.native",
+    "fedkeep.nn.linear",
+    "fedkeep.nn.convolution",
+    "fedkeep.engines.tables.momentum",
+)
+"""Modules that take addresses for kernels with a rule (``rules.WRITES``)."""
+
+
+def site_of(module: str, name: str, what: str) -> Site | None:
+    """Return what is known of a function that reads numbers in some way; None: it is not in the register."""
+    if module in PASSES and what == "data_ptr":
+        return SITES["fedkeep.kernels.native", "address"]
+    return SITES.get((module, name))

@@ -1,0 +1,135 @@
+"""From labels to verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedkeep.audit.findings import Allowed
+from fedkeep.prove.falsifier import CHANGES, OPT_OUT_CHANGES
+from fedkeep.prove.findings import Claim, Item, Verdict
+from fedkeep.prove.labels import OUTSIDE, Node
+from fedkeep.prove.rounds import CLIP, GRADIENTS, HELD, OPEN, OPTED_OUT, Rounds, Taken
+
+Seen = Sequence[tuple[Node, Taken | None]]
+"""What is known of a thing that leaves, for each client and round; None: of what is told by all."""
+STATUS = "every run tells whether training broke down"
+JOINT = "the joint norm of private and federated gradients"
+
+
+class Judge:
+    """Gives verdicts on what was traced.
+
+    Args:
+        made: the rounds.
+        allowed: what may leave otherwise.
+        falsified: what the falsifier found, by what leaves.
+    """
+
+    def __init__(self, made: Rounds, allowed: Allowed, falsified: Mapping[str, str]) -> None:
+        self.made, self.allowed, self.falsified = made, allowed, falsified
+        tracer = self.tracer = made.tracer
+        self.open = OUTSIDE | sum(tracer.bit(label) for label in OPEN)
+        self.strict = OUTSIDE | tracer.bit(OPTED_OUT) | tracer.bit(HELD)
+        crossings = [*tracer.crossings.values()]
+        loose = [c for c in crossings if not c.told]
+        self.loose = 0
+        for crossing in loose:
+            self.loose |= crossing.node.labels
+        self.told = {told: [c.node for c in crossings if c.told == told] for told in ("loss", "status")}
+        reasons = [f"{c.what} in {c.site}" for c in loose] + [made.error] * bool(made.error)
+        if not made.stable and not made.error:
+            reasons.append("labels still spread in the last round")
+        self.reasons = tuple(dict.fromkeys(reasons))
+
+    def items(self) -> list[Item]:
+        """Return a verdict on each thing that leaves."""
+        found: dict[str, list[tuple[Node, Taken | None]]] = {}
+        for taken in self.made.taken:
+            for label, node in taken.nodes.items():
+                found.setdefault(label, []).append((node, taken))
+        found |= {"weight": []} | {told: [(n, None) for n in nodes] for told, nodes in self.told.items()}
+        found |= {label: [(node, None)] for label, node in self.made.server.items()}
+        by, text = self._declared("judged"), "what it is made for; not traced"
+        judged = (
+            Item(leaves="judged", verdict="declared", by=(text, by)) if by else _undeclared("judged", text)
+        )
+        return [*(self.item(label, seen) for label, seen in found.items()), judged]
+
+    def item(self, label: str, seen: Seen) -> Item:
+        """Return the verdict on one thing."""
+        mask, said = 0, self.falsified.get(label, "not tried")
+        for node, _ in seen:
+            mask |= node.labels
+        by = STATUS if label == "status" else self._declared(label)
+        if by and label != "status" and any(n.labels & ~self.open & ~self._own(t) for n, t in seen):
+            by = ""  # it is no leave to tell of opted-out examples, or of other clients
+        if mask & OUTSIDE or self.reasons:
+            if by and "/" in label and not (mask | self.loose) & self.strict:
+                return Item(leaves=label, verdict="declared", by=(by,), path=self.reasons, falsifier=said)
+            why = [n.path(OUTSIDE)[0] for n, _ in seen if n.labels & OUTSIDE]
+            return Item(
+                leaves=label,
+                verdict="unknown",
+                path=tuple(dict.fromkeys([*self.reasons, *why])),
+                falsifier=said,
+            )
+        words = ["federated gradients"] * bool(mask & self.tracer.bit(GRADIENTS))
+        if mask & self.tracer.bit(CLIP) and not by:
+            if not (clip := self._declared("clip")):
+                what = "clip_over = 'halves' avoids it, allow = ['clip'] declares it"
+                return _undeclared(label, JOINT, what, by=words, falsifier=said)
+            words.append(f"{JOINT} ({clip})")
+        beyond = next((n for n, _ in seen if n.labels & ~self.open), None)
+        if beyond is not None and not by:
+            return _undeclared(
+                label, *beyond.path(_lowest(beyond.labels & ~self.open)), label, by=words, falsifier=said
+            )
+        if beyond is None and said == CHANGES:
+            return _undeclared(label, "it changes, with the channels replayed", by=words, falsifier=said)
+        words += [by] * (beyond is not None)
+        verdict: Verdict = "declared" if words else "independent"
+        return Item(leaves=label, verdict=verdict, by=tuple(words), falsifier=said)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Return what holds of the round as a whole."""
+        tracer, every = self.tracer, self._own(None)
+        reads, opted = list(self.reasons), list(self.reasons)
+        for taken in self.made.taken:
+            others = every & ~self._own(taken)
+            for label, node in taken.nodes.items():
+                reads += [node.path(OUTSIDE)[0]] * bool(node.labels & OUTSIDE)
+                opted += [label] * bool(node.labels & tracer.bit(OPTED_OUT))
+            masks = {**{n: node.labels for n, node in taken.nodes.items()}, **taken.after}
+            reads += [f"{n} depends on {tracer.words(m & others)[0]}" for n, m in masks.items() if m & others]
+        opted += ["loss"] * any(node.labels & tracer.bit(OPTED_OUT) for node in self.told["loss"])
+        opted += [label for label, said in self.falsified.items() if said == OPT_OUT_CHANGES]
+        keeps = [" → ".join(n.path(_lowest(n.labels & ~self.open))) for n in self.made.elsewhere]
+        return (
+            Claim(says="a client's round reads what it is given alone", against=_few(reads)),
+            Claim(says="no tensor but what it keeps holds private values afterwards", against=_few(keeps)),
+            Claim(
+                says="neither values nor numbers of opted-out examples reach what leaves", against=_few(opted)
+            ),
+        )
+
+    def _declared(self, label: str) -> str:
+        return self.allowed.by(label, of_client=True, copied=False)
+
+    def _own(self, taken: Taken | None) -> int:
+        """Return the labels of what a client keeps; None: of what any keeps."""
+        ids = self.made.job.data.ids
+        ends = tuple(f" of {i}" for i in (ids if taken is None else [ids[taken.work.client]]))
+        names = enumerate(self.tracer.names)
+        return sum(1 << k for k, n in names if n.startswith(("private ", "kept ")) and n.endswith(ends))
+
+
+def _undeclared(label: str, *path: str, by: Iterable[str] = (), falsifier: str = "not tried") -> Item:
+    return Item(leaves=label, verdict="path named", by=tuple(by), path=path, falsifier=falsifier)
+
+
+def _lowest(bits: int) -> int:
+    return bits & -bits
+
+
+def _few(words: Iterable[str], most: int = 4) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(words))[:most]

@@ -1,0 +1,127 @@
+"""Proofs of small configurations: verdicts, paths, claims, the falsifier, the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeep import Phase, methods
+from fedkeep.cli.prove import content
+from fedkeep.core.params import Params
+from fedkeep.methods import Finish, Finished
+from fedkeep.prove import prove
+from fedkeep.prove.falsifier import AGREES
+from fedkeep.prove.labels import Tracer
+from fedkeep.prove.rounds import Channels
+from fedkeep.report.page import write_content
+from tests.audit.leaks import Own
+from tests.methods.table import DATA, ROWS
+
+CLIPPED = Phase(batch_size=4, clip_norm=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("fedavg", "independent"), ("furl", "declared"), ("kteps", "declared"), ("kteps_star", "declared")]
+)  # fmt: skip
+def test_uploads_are_reached_by_declared_channels_alone(name: str, verdict: str) -> None:
+    make, method = ROWS[name]
+    proof = prove(make(), method, DATA)
+    uploads = [i for i in proof.items if i.leaves.startswith("upload/")]
+    assert uploads
+    assert {i.verdict for i in uploads} == {verdict}
+    assert {i.falsifier for i in uploads} == {AGREES}
+    assert proof.verdict("weight") == "independent"
+    assert proof.ok
+
+
+def test_the_joint_norm_is_a_path_unless_it_is_declared() -> None:
+    joint = methods.furl("user", local=CLIPPED)
+    halves = methods.furl("user", local=CLIPPED.but(clip_over="halves"))
+    assert prove(Own(), joint, DATA).verdict("upload/linear.bias") == "path named"
+    assert (
+        prove(Own(), joint, DATA, allow=("loss", "judged", "clip")).verdict("upload/linear.bias")
+        == "declared"
+    )
+    assert prove(Own(), halves, DATA).verdict("upload/linear.bias") == "declared"
+    assert prove(Own(), halves, DATA, allow=()).verdict("loss") == "path named"
+
+
+def test_batch_statistics_above_a_private_layer_are_a_path() -> None:
+    proof = prove(Own(norm=True), methods.furl("user", local=Phase(batch_size=4)), DATA)
+    item = next(i for i in proof.items if i.leaves == "upload/norm.running_mean")
+    assert item.verdict == "path named"
+    assert item.path[0] == "private user of user-0"
+    assert "native_batch_norm in norm" in item.path
+    assert proof.verdict("upload/norm.num_batches_tracked") == "independent"
+
+
+def keep_in_memory(f: Finish) -> Finished:
+    HELD.append(f.trained["user"].clone())
+    return Finished()
+
+
+def another_clients(f: Finish) -> Finished:
+    moved = f.trained["linear.bias"] + sum(v.sum() for v in HELD)
+    return Finished(params={"linear.bias": moved})
+
+
+HELD: list[Tensor] = []
+
+
+def test_what_stays_in_memory_and_goes_to_another_client_is_found() -> None:
+    method = methods.furl("user", local=Phase(batch_size=4))
+    HELD.clear()
+    proof = prove(Own(), method.on_client(finish=keep_in_memory), DATA)
+    reads, keeps, opted = proof.claims
+    assert not reads.against
+    assert keeps.against
+    assert not opted.against
+    HELD[:] = [torch.ones(1)]
+    assert (
+        prove(Own(), method.on_client(finish=another_clients), DATA).verdict("upload/linear.bias")
+        == "unknown"
+    )
+    HELD.clear()
+
+
+def test_the_falsifier_finds_what_the_labels_would_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Tracer.put
+
+    def blind(self: Tracer, tensor: Tensor, node: object) -> None:
+        put(self, tensor, node.__class__(getattr(node, "what", ""), 0))  # type: ignore[call-arg]
+
+    monkeypatch.setattr(Tracer, "put", blind)
+    proof = prove(Own(norm=True), methods.furl("user", local=Phase(batch_size=4)), DATA)
+    item = next(i for i in proof.items if i.leaves == "upload/norm.running_mean")
+    assert (item.verdict, item.path) == ("path named", ("it changes, with the channels replayed",))
+
+
+def test_a_gradient_that_is_not_replayed_changes() -> None:
+    """The falsifier can fail: without the replay FURL's uploads change with private values."""
+    found: list[Params] = []
+    original = Channels.gradients
+
+    def unplayed(self: Channels, step: object, grads: Params, *, clipped: bool) -> Params:
+        found.append(grads)
+        self.replay = None
+        return original(self, step, grads, clipped=clipped)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Channels, "gradients", unplayed)
+        proof = prove(Own(), methods.furl("user", local=Phase(batch_size=4)), DATA)
+    assert found
+    assert proof.verdict("upload/linear.weight") == "path named"
+
+
+def test_the_page_says_what_proven_does_not_mean(tmp_path: Path) -> None:
+    proof = prove(Own(), methods.furl("user", local=Phase(batch_size=4)), DATA, name="mine")
+    page = write_content(content(proof), tmp_path / "proof.html")
+    text = page.read_text(encoding="utf-8")
+    assert "What is proved of mine" in text
+    assert "Proven never means hidden" in text
+    assert json.loads(json.dumps(proof.plain()))["ok"]
+    assert "http://" not in text.replace("http://www.w3.org", "")
