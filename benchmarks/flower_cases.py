@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.core.params import Params
+from fedkeep.core.records import Record
 from fedkeep.data.preparation import Ready
 from fedkeep.flower.client_app import answered
 from fedkeep.flower.transport import GridTransport
@@ -25,7 +29,7 @@ from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, reference
 from tests.remote.federations import experiment, federation
-from tests.remote.test_conformance import assert_near, ledger_of, server_of
+from tests.remote.test_conformance import ledger_of, server_of
 from tests.tiny import everyone, on_server, same_bits
 
 FOLDER, ROWS = "FEDKEEP_CASES", "FEDKEEP_ROWS"
@@ -93,14 +97,22 @@ def row(transport: GridTransport, case: str, kind: str, folder: Path, count: int
         history = serve_run(federation(case, kind), transport, out, progress=False, poll=POLL)
         seconds = time.monotonic() - began
         expected = reference(case, kind)
-        assert_near(history, expected.history)
         return {
             "server": same_bits(server_of(out), on_server(expected)),
             "private": same_bits(kept(case, kind, out, count), everyone(expected.private, len(expected.data))),
+            "records_apart": apart(history, expected.history),
             "seconds": round(seconds, 1),
         }  # fmt: skip
     except Exception:  # noqa: BLE001  the other rows shall be trained too
         return {"error": traceback.format_exc(limit=-1)[-400:]}
+
+
+def apart(found: Sequence[Record], expected: Sequence[Record]) -> float:
+    """Return the largest difference of records; a node judges its own clients, so sums are formed in another order."""
+    pairs = list(zip(found, expected, strict=True))
+    if any(replace(one, value=0.0) != replace(other, value=0.0) for one, other in pairs):
+        return math.inf
+    return max(abs(a.value - b.value) for a, b in pairs if not math.isnan(a.value * b.value))
 
 
 def kept(case: str, kind: str, out: Path, count: int) -> Params:
