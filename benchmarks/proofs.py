@@ -21,8 +21,8 @@ from benchmarks.faults import commit
 from benchmarks.measure import RESULTS, write
 from fedkeep.core.errors import FedkeepError
 from fedkeep.methods import METHODS
-from fedkeep.prove import VERDICTS, Proof, prove
-from fedkeep.prove.findings import claims, paths
+from fedkeep.prove import Proof, prove
+from fedkeep.prove.findings import VERDICTS, claims, paths
 
 LIMIT = 10.0
 FIRST = ("Linear", "TextClassifier", "CNN", "MixtureOfExperts")

@@ -90,7 +90,7 @@ def test_that_the_server_keeps_models_is_said() -> None:
     with pytest.raises(MethodError) as error:
         securely(methods.fedamp(), SecureSums(clip=1.0))
     assert str(error.value) == (
-        "'fedamp' reduces uploads by KeepEach, which looks at single uploads, and secure sums show none. They want a "
+        "'fedamp' reduces uploads by KeepEach, which looks at single uploads, and secure sums show none. Secure sums want a "
         "WeightedMean. Its server keeps the last model of each client."
     )
     assert methods.fedamp().server.reduce.keeps == "the last model of each client"

@@ -128,8 +128,8 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
     for n, value in plain.items():
         torch.testing.assert_close(same[n], value, rtol=1e-9, atol=1e-12, msg=n)
     noisy_method = differentially_private(
-        even, DifferentialPrivacy(noise=1.0, clip=0.1, adaptive=Adaptive(noise=3.0)), 6
-    )
+        even, DifferentialPrivacy(noise=1.0, clip=0.1, adaptive=Adaptive(noise=3.0), noise_seed=1), 6
+    )  # from a seed, as FedProto leaves prototypes alone whose noisy counts all fall below 0
     third = Rounds(job(noisy_method.made_for(build()).double(), noisy_method, classes()))
     before = dict(third.server.params), dict(third.server.state)
     assert third([]).clients == 0  # nobody came: noise alone

@@ -26,7 +26,8 @@ from fedkeep.version import __version__
 EXTRAS = {
     "flower": "flwr", "privacy": "dp_accounting", "onnx": "onnxruntime", "parquet": "pyarrow", "images": "PIL",
     "datasets": "datasets", "maps": "sklearn", "figures": "matplotlib", "sweep": "optuna", "natural": "rdata",
-    "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", "papers": "fedkeep_papers",
+    "transformers": "transformers", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
+    "papers": "fedkeep_papers",
 }  # fmt: skip
 """A module of each extra."""
 MEGABYTES = 16
