@@ -210,7 +210,7 @@ def test_a_node_that_cannot_serve_says_why(config, said):
 
 def test_a_malformed_message_is_answered_by_a_reason():
     message = to_records([Packet({"kind": "hello"})])[0]
-    message["header"]["crc"] = 0
+    message["packet"]["own"].data = b"no packet"
     from flwr.app import Message
 
     Loopback(serve, [context(7)])

@@ -43,13 +43,13 @@ def test_what_a_device_breaks_or_garbles_is_a_reason():
     tickets = carrier.send([("7", Packet({"kind": "break"})), ("8", Packet({"kind": "garble"}))])
     broken, garbled = carrier.receive(tickets)
     assert (broken.packet, broken.reason) == (None, "Flower: <class 'RuntimeError'>:<'broken'> (code 2)")
-    assert (garbled.packet, garbled.reason) == (None, "A message has no header; it was not made by fedkeep.")
+    assert (garbled.packet, garbled.reason) == (None, "A message was not made by fedkeep: it holds [].")
 
 
 def test_the_model_travels_once_for_several_nodes():
     carrier, grid = transport()
     model = torch.randn(1000)
-    carrier.send([(node, Packet({"kind": "work", "to": node}, {"w": model})) for node in ("7", "8")])
+    carrier.send([(node, Packet({"kind": "garble", "to": node}, {"w": model})) for node in ("7", "8")])
     assert sum(model.numpy().tobytes() in content for content in grid.carried.values()) == 1
 
 

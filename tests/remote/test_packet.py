@@ -1,3 +1,6 @@
+import json
+import zlib
+
 import pytest
 import torch
 
@@ -30,8 +33,38 @@ def test_damaged_bytes_are_refused(damage):
 
 
 def test_a_header_that_json_cannot_hold_is_refused():
-    with pytest.raises(ValueError, match="JSON"):
-        Packet({"loss": float("nan")}).to_bytes()
+    for header in ({"loss": float("nan")}, {"loss": object()}):
+        with pytest.raises(UploadError, match="header cannot be written"):
+            Packet(header).to_bytes()
+
+
+def test_a_tensor_that_does_not_travel_is_refused():
+    with pytest.raises(UploadError, match=r"'w' is torch.float32, torch.sparse_coo. Dense ones travel"):
+        Packet({}, {"w": torch.zeros(3).to_sparse()}).to_bytes()
+    with pytest.raises(UploadError, match=r"'w' is torch.complex128"):
+        Packet({}, {"w": torch.zeros(3, dtype=torch.complex128)}).to_bytes()
+
+
+def written(text: str, value: bytes = b"\1", dtype: str = "BOOL") -> bytes:
+    """Return the bytes of a packet with one tensor of one byte; checksum and lengths are right."""
+    tensor = {"dtype": dtype, "shape": [1], "data_offsets": [0, 1]}
+    top = json.dumps({"__metadata__": {"packet": text}, "flag": tensor}).encode()
+    content = len(top).to_bytes(8, "little") + top + value
+    return content + zlib.crc32(content).to_bytes(4, "little")
+
+
+def test_what_was_made_to_look_like_a_packet_is_refused():
+    right = '{"header": {}, "names": ["flag"]}'
+    assert Packet.from_bytes(written(right)).tensors["flag"].item() is True
+    for text, value, said in (
+        ('{"header": {"a": NaN}, "names": ["flag"]}', b"\1", "NaN is no number"),
+        ('{"header": [], "names": ["flag"]}', b"\1", "should be a table"),
+        ('{"header": {}, "names": []}', b"\1", "list of names lacks"),
+        ("[" * 100_000, b"\1", "cannot be read"),
+        (right, b"\2", "neither 0 nor 1"),
+    ):
+        with pytest.raises(UploadError, match=said):
+            Packet.from_bytes(written(text, value))
 
 
 def test_the_same_packet_is_always_the_same_bytes():

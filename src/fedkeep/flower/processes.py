@@ -20,6 +20,7 @@ from fedkeep.core.errors import ConfigError, RunError
 MARK = "FEDKEEP_DEPLOYMENT"
 """Environment variable by which the processes of a deployment, and all that they start, are known."""
 LAST_LINES = 12
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # which ends a process at once on Windows
 WATCH = Path(__file__).with_name("watch.py")
 
 
@@ -86,7 +87,7 @@ class Processes:
     def kill(self, name: str) -> None:
         """End a process and all of its group at once, as a power cut would."""
         process = self.running.pop(name)
-        _signal_group(process.pid, signal.SIGKILL)
+        _signal_group(process.pid, KILL)
         _done(process)
 
     def stop_one(self, name: str, patience: float = 30.0) -> None:
@@ -96,7 +97,7 @@ class Processes:
         try:
             process.wait(patience)
         except subprocess.TimeoutExpired:
-            _signal_group(process.pid, signal.SIGKILL)
+            _signal_group(process.pid, KILL)
         _done(process)
 
     def stop(self, patience: float = 8.0) -> None:
@@ -108,13 +109,13 @@ class Processes:
             try:
                 process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _signal_group(process.pid, signal.SIGKILL)
+                _signal_group(process.pid, KILL)
             _done(process)
         self.running.clear()
         while (left := marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.1)
         for process_id in left:
-            _signal(process_id, signal.SIGKILL)
+            _signal(process_id, KILL)
 
 
 def marked(mark: str) -> list[int]:
@@ -136,6 +137,9 @@ def _done(process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
+    if not hasattr(os, "killpg"):  # Windows
+        _signal(group, number)
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
