@@ -70,8 +70,8 @@ def main(grid: Grid, context: Context) -> None:
         )  # fmt: skip
     except FedkeepError as error:
         write_status(path, Status("failed", str(error), os.getpid()))
-        say(f"Error: {error}")  # Flower writes a traceback as well
-        raise
+        say(f"Error: {error}")
+        raise error.with_traceback(None) from None  # Flower writes it as a traceback: a short one
     done = "The judging is" if settings["judge-only"] else "The training is"
     for line in judged(Path(str(settings["out"]))) if settings["judge-only"] else ():
         say(line)
