@@ -23,7 +23,7 @@ from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows, valid_ro
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.local import LocalResult
 from fedkeep.engines.single import local_run
-from fedkeep.engines.tables.local_rows import LocalTable, allowed, widen
+from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start
 from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload
@@ -244,7 +244,7 @@ def encode(
     cut = [t for t in local.tables if len(t.leaving) < len(base.get(t.parameter, ()))]
     tables = [t for t in cut if not split.is_private(t.parameter)]
     rows = {t.parameter: t.rows[t.leaving] for t in tables}
-    start = {n: v[rows[n].to(v.device)] if n in rows else v for n, v in base.items()} | job.declared
+    start = {n: rows_of(v, rows[n]) if n in rows else v for n, v in base.items()} | job.declared
     values = {**local.trained, **done.params, **prefixed(SERVER, done.sends)}
     spare = nowhere_else(local.trained, sent, kept, done.params, done.state, done.sends) - done.params.keys()
     upload = split.upload(start, leaving_rows(values, tables), weight, rows, spare)
@@ -266,7 +266,9 @@ def nowhere_else(trained: Params, *others: Params) -> set[str]:
 
 def leaving_rows(trained: Params, tables: Sequence[LocalTable]) -> Params:
     """Return the parameters, tables cut to the rows that may leave."""
-    cut = {t.parameter: trained[t.parameter][t.leaving] for t in tables if len(t.leaving) < len(t.rows)}
+    cut = {
+        t.parameter: rows_of(trained[t.parameter], t.leaving) for t in tables if len(t.leaving) < len(t.rows)
+    }
     return {**trained, **cut}
 
 

@@ -20,7 +20,7 @@ from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered
 from fedkeep.engines.local import Lanes, LocalResult, Pass, Step, Watch, slopes
 from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
-from fedkeep.engines.tables.local_rows import Examples, Owned, local_tables, narrow
+from fedkeep.engines.tables.local_rows import Examples, Owned, local_tables, narrow, narrow_alike
 from fedkeep.methods import Client
 from fedkeep.split import Split
 
@@ -85,7 +85,7 @@ class Lane(Lanes):
         cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
         mine = narrow(params, cut)
         self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
-        self.received, self.starts, self.tables = narrow(received, cut), [params], [cut]
+        self.received, self.starts, self.tables = narrow_alike(received, params, mine, cut), [params], [cut]
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
         # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
         late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)

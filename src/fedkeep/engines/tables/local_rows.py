@@ -170,8 +170,22 @@ def _used(read: np.ndarray, leaving: np.ndarray, size: int) -> tuple[Tensor, Ten
 
 def narrow(params: Mapping[str, Tensor], tables: Sequence[LocalTable]) -> Params:
     """Return the parameters with each table cut down to its local rows."""
-    cut = {t.parameter: params[t.parameter][t.rows] for t in tables if t.parameter in params}
+    cut = {t.parameter: rows_of(params[t.parameter], t.rows) for t in tables if t.parameter in params}
     return {**params, **cut}
+
+
+def narrow_alike(
+    received: Params, params: Mapping[str, Tensor], mine: Params, tables: Sequence[LocalTable]
+) -> Params:
+    """Return what was received with each table cut; what was cut before for training, as ``mine``, is taken."""
+    alike = {t.parameter for t in tables if received.get(t.parameter) is params.get(t.parameter)}
+    cut = narrow(received, [t for t in tables if t.parameter not in alike])
+    return {**cut, **{n: mine[n] for n in alike if n in received}}
+
+
+def rows_of(table: Tensor, rows: Tensor) -> Tensor:
+    """Return a copy of some rows; indexing takes several times as long."""
+    return table.detach().index_select(0, rows.to(table.device))
 
 
 def widen(params: Params, whole: Mapping[str, Tensor], tables: Sequence[LocalTable]) -> Params:
@@ -180,6 +194,6 @@ def widen(params: Params, whole: Mapping[str, Tensor], tables: Sequence[LocalTab
     for table in tables:
         if table.parameter in out:
             full = whole[table.parameter].detach().to(params[table.parameter].device, copy=True)
-            full[table.rows.to(full.device)] = params[table.parameter]
+            full.index_copy_(0, table.rows.to(full.device), params[table.parameter].detach())
             out[table.parameter] = full
     return out
