@@ -51,7 +51,7 @@ class Plain:
 
     def __init__(self, case: Case, module: nn.Module, federation: FederatedData) -> None:
         self.case, self.local = case, module
-        self.values = {n: v for n, v in module.named_parameters() if v.requires_grad}
+        self.values: dict[str, Tensor] = {n: v for n, v in module.named_parameters() if v.requires_grad}
         self.values.update((n, v) for n, v in module.named_buffers() if v.is_floating_point())
         self.start = {n: v.detach().clone() for n, v in self.values.items() if n != case.private}
         rows = [federation.rows(client, "train") for client in range(len(federation))]
@@ -223,7 +223,8 @@ def main() -> None:
 
 def middle(rows: list[dict[str, Any]]) -> float:
     """Return the median over models."""
-    return statistics.median(row["ratio_to_plain"]["fedkeep"]["median"] for row in rows)
+    found: float = statistics.median(row["ratio_to_plain"]["fedkeep"]["median"] for row in rows)
+    return found
 
 
 def page(rows: list[dict[str, Any]]) -> str:
