@@ -22,7 +22,7 @@ from tests.installed import write_papers
 torch.set_num_threads(1)
 
 hypothesis.settings.register_profile(
-    "fedkeep", deadline=None, derandomize=True, database=None, print_blob=False
+    "fedkeep", max_examples=40, deadline=None, derandomize=True, database=None, print_blob=False
 )
 hypothesis.settings.load_profile("fedkeep")
 

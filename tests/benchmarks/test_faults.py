@@ -1,4 +1,4 @@
-"""The campaign of hostile inputs: a tenth of it, and that it sees what it looks for."""
+"""The campaign of hostile inputs: a part of it, and that it sees what it looks for."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.fault_inputs import Worker
 from benchmarks.fault_makers import SilentError
 from fedkeep.core.errors import DataError
 
-TENTH = 1000
+FEW = 300  # of 10 000
 
 
-def test_a_tenth_of_the_campaign_finds_nothing() -> None:
-    found = list(fault_inputs.classes(TENTH, seed=1))
+def test_a_part_of_the_campaign_finds_nothing() -> None:
+    found = list(fault_inputs.classes(FEW, seed=1))
     assert [one["name"] for one in found] == list(fault_inputs.makers())
-    assert sum(one["tried"] for one in found) == TENTH
+    assert sum(one["tried"] for one in found) == FEW
     assert [one for one in found if one["silent"] or one["crashed"] or one["hung"]] == []
 
 

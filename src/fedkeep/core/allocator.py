@@ -30,7 +30,7 @@ def tune_allocator() -> bool:
     The variable ``FEDKEEP_MALLOC=default`` leaves the allocator as it is.
 
     Returns:
-        Whether it was told so.
+        Whether the allocator was set so.
 
     Raises:
         ConfigError: ``FEDKEEP_MALLOC`` has another value than ``keep`` and ``default``.

@@ -1,7 +1,7 @@
 """Files that are either whole or absent: written beside their place, flushed to the disk, then renamed.
 
-What is being written has a name that nobody can foresee and that ends in ``.part``. It is made anew: a file or a link
-that stands there already is neither written through nor removed.
+What is being written has a name that nobody can foresee and that ends in ``.part``. It is a new file: a file or a link
+that is there already is neither written through nor removed.
 """
 
 from __future__ import annotations

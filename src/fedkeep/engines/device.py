@@ -216,7 +216,7 @@ class LocalDevice:
             orders: what the server sends each client.
             adaptation: how.
             start: by client, values to start from instead, which the device knows.
-            done: told how many clients are done.
+            done: called with the number of clients that are done.
 
         Raises:
             ConfigError: there is no client.

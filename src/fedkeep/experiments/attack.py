@@ -81,7 +81,7 @@ def attack(
         asked: which attacks.
         run: a finished run of the configuration; None: it is trained.
         folder: the folder of real data.
-        say: is told what comes next.
+        say: called with a line of text before each step.
 
     Raises:
         ConfigError: the configuration has no uploads (centralised training, nothing federated), or predicts numbers.

@@ -31,7 +31,7 @@ from fedkeep.privacy.clip import norm
 from fedkeep.store import MemoryStore
 
 REGROUPED = 8
-"""How often the clients of the second round are put into cohorts anew, as a few sums alone say little."""
+"""How often the clients of the second round are put into cohorts again, as a few sums alone say little."""
 STEP = 0.1
 """The learning rate of the one step that inversions see."""
 

@@ -273,7 +273,7 @@ def run_config(
         folder: the folder of real data.
         text: the text of a file that gives this configuration, kept in the run's folder; made where None.
         out, resume, progress, workers, trackers: as for ``simulate``, whatever the configuration says.
-        tell: is told which of the model's layers run on fedkeep's kernels, if it has such.
+        tell: called with a text that says which of the model's layers run on fedkeep's kernels, if any.
     """
     data = data if data is not None else build_data(config, folder)
     protocol = None if config.personalization is None else Protocol(**config.personalization.model_dump())

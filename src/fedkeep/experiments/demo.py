@@ -29,7 +29,7 @@ class DemoRow:
     Attributes:
         method: the configuration's name.
         accuracy: on ``test``, at the epoch that is best on ``valid``.
-        best: the best possible for a model that is told as much: the user too, or the text alone.
+        best: the best possible for a model with the same inputs: text and user, or the text alone.
         seconds: training time.
         folder: the run's folder.
     """
@@ -91,7 +91,7 @@ def run_demo(
         out: a new or empty folder.
         overrides: replace settings of every configuration, e.g. ``{"run.epochs": "1"}`` in a test.
         progress: as for ``simulate``.
-        say: is told what comes next.
+        say: called with a line of text before each step.
     """
     configs = {f"demo/{key}": builtin_config(f"demo/{key}", overrides) for key in SHOWN}
     rows: dict[str, DemoRow] = {}

@@ -105,11 +105,11 @@ class Drive:
         directory: where each round is committed; None: nowhere.
         state: returns what a round's checkpoint holds beside the server, e.g. what a device in this process needs.
         train: runs a round in place of ``run_round``.
-        finished: told the finished part of a round in (0, 1].
+        finished: called with the finished part of a round in (0, 1].
         pending: what the server had when an evaluation became due that the device makes with the next round's training
             (``Defers``); None: none is due.
         ledger: charged before each round; None: there is no differential privacy.
-        told: told the records and timings of a round that is committed.
+        told: called with the records and timings of each committed round.
     """
 
     plan: Plan

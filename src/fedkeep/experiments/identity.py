@@ -1,4 +1,4 @@
-"""What a run writes down of its model, so that another one can be told from it."""
+"""The description of its model that a run saves, so that it can refuse to go on with another one."""
 
 from __future__ import annotations
 

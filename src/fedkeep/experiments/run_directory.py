@@ -184,7 +184,7 @@ class RunDirectory:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What the last commit was told to keep."""
+        """The state that the last commit saved."""
         return dict(self.last.extra)
 
     def read_info(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class RunDirectory:
         return state
 
     def _write_config(self) -> None:
-        """Write ``config.toml`` where it is missing; where the run is to have another length, write it anew."""
+        """Write ``config.toml`` where it is missing; where the run's length has changed, replace it."""
         path = self.folder / "config.toml"
         if self._next_info is not None:
             path.unlink(missing_ok=True)  # killed here, the text in run.json does for both

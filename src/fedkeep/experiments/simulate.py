@@ -110,7 +110,7 @@ def simulate(
         name: for reports.
         config, config_text: the configuration that led here, kept in the run's folder.
         progress: True or False to force or forbid the bar; by default it is shown on a terminal.
-        trackers: who is told of every record as its round is committed: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
+        trackers: where every record is sent once its round is committed: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``,
             ``"package.module:Class"``, or a tracker (``fedkeep.trackers.Tracker``).
         accelerate: run the model's own LSTM, GRU, large linear layers and convolutions on fedkeep's kernels where that
             gives the same; see ``fedkeep.accelerate``.

@@ -1,4 +1,4 @@
-"""THE ClientApp, for every method: it hands each message to this device's node and sends back what the node answers."""
+"""The ClientApp, one for all methods: it hands each message to this device's node and returns the node's answer."""
 
 from __future__ import annotations
 

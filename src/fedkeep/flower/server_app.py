@@ -1,4 +1,4 @@
-"""THE ServerApp, for every method: fedkeep's server over Flower's grid; it resumes by itself where it was stopped."""
+"""The ServerApp, one for all methods: fedkeep's server over Flower's grid; it resumes by itself after a stop."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def call(
 def peak() -> float:
     """Float32 operations per second of one core in multiply-adds alone: the most that a kernel could reach.
 
-    Measured anew for some milliseconds at each call, as clocks change and cores are shared.
+    Measured for some milliseconds at each call, as clocks change and cores are shared.
 
     Raises:
         RuntimeError: no library is in use.

@@ -106,7 +106,7 @@ def no_mean(net: Net, clients: Roster) -> State:
 
 
 def begin_mean(start: Start) -> Started:
-    """Begin m anew."""
+    """Set the running mean m back to zero."""
     return Started(params={MEAN: torch.zeros_like(start.params[MEAN])})
 
 

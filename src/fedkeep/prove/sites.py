@@ -28,7 +28,7 @@ class Site:
 
 
 def _of_all_examples(frame: FrameType) -> bool:
-    """Tell whether a phase has looked at opted-out examples: its loss is not told."""
+    """Tell whether a phase has looked at opted-out examples: its loss does not leave then."""
     return bool(frame.f_locals["self"].phase.examples == "all")
 
 
@@ -50,7 +50,9 @@ SITES: dict[tuple[str, str], Site] = {
         "whether a hidden buffer has moved; it is shown as NaN where it has"
     ),
     (f"{_ENGINES}.tables.lazy", "LazyRows.look_up"): Site("which rows of a table examples use"),
-    (f"{_ENGINES}.tables.momentum", "MovingRows.finish"): Site("whether a row of a table is late"),
+    (f"{_ENGINES}.tables.momentum", "MovingRows.finish"): Site(
+        "whether a row of a table still lacks momentum steps"
+    ),
     (f"{_ENGINES}.tables.local_rows", "_used"): Site("which rows of a table examples use"),
     ("fedkeep.methods.aggregate", "SumsByGroup.add"): Site("of which group an upload is", arrived=True),
     ("fedkeep.methods.aggregate", "MeansByGroup.seen"): Site("which groups have uploads", arrived=True),

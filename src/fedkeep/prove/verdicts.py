@@ -11,7 +11,7 @@ from fedkeep.prove.labels import OUTSIDE, Node
 from fedkeep.prove.rounds import CLIP, GRADIENTS, HELD, OPEN, OPTED_OUT, Rounds, Taken
 
 Seen = Sequence[tuple[Node, Taken | None]]
-"""What is known of a thing that leaves, for each client and round; None: of what is told by all."""
+"""What is known of a value that leaves, for each client and round; None: of what is told by all."""
 STATUS = "every run tells whether training broke down"
 JOINT = "the joint norm of private and federated gradients"
 

@@ -1,7 +1,7 @@
 """The server's side of a run that continues an older one: it begins with what that run's server had last.
 
 Federated parameters are taken over by name, where shapes and types agree; nothing else is guessed. What the method, the
-upload chain and the server's optimiser kept begins anew. Devices do likewise with private states (``migration``), at
+upload chain and the server's optimiser kept is reset. Devices do likewise with private states (``migration``), at
 the versions of the older run's ledger.
 """
 
@@ -158,7 +158,7 @@ def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: E
         method: of the new run.
         older: with ``values``.
         on_change: about federated parameters that don't agree, are new, or are gone.
-        events: is told what begins with which values.
+        events: a log of what begins with which values.
 
     Raises:
         ConfigError: something does not agree, and ``on_change`` is ``"refuse"``; names the first.

@@ -69,7 +69,7 @@ class Exchange:
     Attributes:
         rules: of the federation.
         nodes: reaches the clients.
-        events: is told what goes wrong.
+        events: a log of what goes wrong.
         round, attempt: of the messages.
         orders: by client.
         deadline: the time at which nothing more is awaited; None: there is none.

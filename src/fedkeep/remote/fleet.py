@@ -44,7 +44,7 @@ class Fleet:
         ledger: which of each client's private versions was accepted last.
         policy: deadline and over-selection.
         cohort: uploads that a round takes where more clients are asked.
-        events: is told who was missing, and why.
+        events: a log of who was missing, and why.
         clock: gives the number of an attempt if it is larger than the last one's: microseconds.
 
     Attributes:
@@ -134,7 +134,7 @@ class Fleet:
         )
 
     def settle(self, orders: Iterable[Order]) -> None:
-        """Tell clients which of their states counted last; those that know are not told again."""
+        """Tell clients which of their states was accepted last; those that know it already get no message."""
         orders = list(orders)
         entries = self.ledger.entries([order.client for order in orders])
         news = [

@@ -28,7 +28,7 @@ class Weather:
     """How badly messages travel; each probability is of one way, by itself.
 
     Attributes:
-        lose: of a message that never arrives, and nobody is told.
+        lose: of a message that never arrives, without a sign.
         corrupt: of a message of which a byte is changed on its way.
         duplicate: of a message that arrives twice.
         delay: of a message that takes up to ``latest`` seconds longer, so that others overtake it.
@@ -68,7 +68,7 @@ class MemoryTransport:
     Attributes:
         carried: kind, node and number of bytes of every message sent, in order.
         deaths: names of nodes that died while they served, in order.
-        on_death: told a node's name after it died, e.g. to let another one ``join`` later.
+        on_death: called with a node's name after it died, e.g. to let another one ``join`` later.
     """
 
     def __init__(

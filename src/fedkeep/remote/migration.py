@@ -1,6 +1,6 @@
 """A new run that begins with the private states of an older one: by name, where shapes and types agree.
 
-What does not agree is never guessed: the run is refused on this device, or those values begin anew, as configured.
+What does not agree is never guessed: the run is refused on this device, or those values begin at defaults, as wished.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Node:
         terms: what its owner lays down.
         experiment: makes model and method.
         engine: trains clients; one by one if none is given.
-        tell: is told what happens here, and why something was refused, in full; it stays on the device.
+        tell: called with what happens here, and why something was refused, in full; it stays on the device.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class Node:
         )  # fmt: skip
 
     def _running(self, run: str) -> Running:
-        """Return a run, built anew from what was agreed on where this process has not heard of it yet."""
+        """Return a run, built from what was agreed on where this process has not heard of it yet."""
         if run not in self._runs:
             file = DeviceFile(file_of(self.folder, run), self.terms.owner, self.terms.patience)
             agreed = file.about.agreed
@@ -339,7 +339,7 @@ class Node:
 
 
 def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:
-    """Return for each client how many training examples the server is told of: those that are opted in.
+    """Return for each client how many training examples the server gets to know of: those that are opted in.
 
     Where private phases use all of them, a client that opted out wholly trains too, and tells of one.
     """

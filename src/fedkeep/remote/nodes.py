@@ -34,8 +34,8 @@ class Nodes:
     Args:
         transport: reaches them.
         hello: the first message to each.
-        events: is told who comes and goes.
-        patience: seconds until a node that does not answer is asked anew.
+        events: a log of which nodes come and go.
+        patience: seconds until a node that does not answer is asked again.
 
     Attributes:
         place: by client, its node.
@@ -97,13 +97,13 @@ class Nodes:
                 self.forget(name, f"it did not answer for {self.patience:g} s")
 
     def ask_anew(self, name: str) -> None:
-        """Begin anew with a node: it has forgotten the run, e.g. as it was restarted."""
+        """Start over with a node: it has forgotten the run, e.g. as it was restarted."""
         if name in self._nodes:
             self._unplace(name)
             self._send(name, "asked", self.hello)
 
     def forget(self, name: str, why: str) -> None:
-        """Take a node to be gone; if it is there, the next look begins anew with it."""
+        """Take a node to be gone; if it is there, the next look starts over with it."""
         node = self._nodes.pop(name, None)
         if node is None:
             return

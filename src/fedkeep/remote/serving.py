@@ -74,8 +74,8 @@ def serve(
         store: the durable states.
         engine: trains.
         received: names, shapes and types of the parameters that must be sent.
-        anew: whether a client whose version is missing begins anew.
-        tell: is told what the device's owner should know.
+        anew: whether a client whose version is missing starts from default values.
+        tell: called with what the device's owner should know.
 
     Returns:
         An answer for each order. Nothing of it is valid on the device that is not durable there.

@@ -318,7 +318,7 @@ class Named(Header):
 
 
 class Encode(Header):
-    """The second message: how data become numbers, and what the experiment must be; sent anew to a node that joins.
+    """The second message: how data become numbers, and what the experiment must be; sent again to a node that joins.
 
     Attributes:
         run: the run's id.

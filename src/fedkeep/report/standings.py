@@ -1,4 +1,4 @@
-"""Several methods in one table: bold is what can't be told from the best, not the largest digit."""
+"""Several methods in one table. Bold: no significant difference from the best; not just the largest number."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def against_references(
 
 
 def said(c: Compared) -> str:
-    """Return in words which method is the best, and which can't be told from it."""
+    """Return in words which method is the best, and which do not differ significantly from it."""
     best = c.standings[c.best]
     close = [n for n, s in zip(c.labels, c.standings, strict=True) if not s.is_best and not s.told_apart]
     apart = len(c.labels) - 1 - len(close)
@@ -154,7 +154,7 @@ def not_beating(found: Sequence[Comparison]) -> Iterator[str]:
 
 
 def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str] = ()) -> Table:
-    """Return a line for each method; its mean is bold where it can't be told from the best.
+    """Return a line for each method; its mean is bold where it does not differ significantly from the best.
 
     Args:
         c: the comparison.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Held:
-    """A context in which a module can be run, and begun anew with what its attributes were at the start.
+    """A context in which a module can be run, and its attributes set back to what they were at the start.
 
     Inside, the module is in training mode and holds copies of its tensors that are no parameters; afterwards it has its
     own again. Noticed are attributes and buffers of the module and its submodules, and dicts,

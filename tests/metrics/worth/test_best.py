@@ -1,4 +1,4 @@
-"""Which methods can't be told from the best."""
+"""Which methods do not differ significantly from the best."""
 
 from __future__ import annotations
 

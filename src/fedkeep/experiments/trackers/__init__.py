@@ -1,4 +1,4 @@
-"""Trackers: who is told of a run while it goes on.
+"""Trackers: they receive a run's records while it goes on.
 
 A tracker is told every record of a run once its round is committed, and of a resumed run what it was not told before.
 It changes no result. One that fails is told nothing more; the run goes on, and its folder has all records.

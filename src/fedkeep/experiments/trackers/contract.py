@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told."""
+"""What a tracker is, and which of its methods are called when."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ End = Literal["finished", "stopped", "failed"]
 
 
 class EndRun(Exception):  # noqa: N818 - it is none
-    """Raised by a tracker in ``recorded``: the run ends with the round that was told, which is kept."""
+    """Raised by a tracker in ``recorded``: the run ends after this round, which is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a tracker is told of a run before the first record.
+    """What a tracker gets of a run before the first record.
 
     Attributes:
         run: the run's id, the same when it is resumed.
@@ -27,7 +27,7 @@ class Facts:
         folder: the run's folder; None: it has none.
         settings: the run's settings as nested plain data.
         round: rounds finished before; 0 in a new run.
-        history: the records of these rounds, whether they were told before or not.
+        history: the records of these rounds, whether the tracker has had them or not.
         since: records of this round and later ones are told from now on. A tracker that was stopped in the middle of a
             round may have some of them already, and drops or skips those.
     """
@@ -43,7 +43,7 @@ class Facts:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Who is told of a run. A class of your own needs these three methods, and may have a ``name``."""
+    """Receives the records of a run. A class of your own needs these three methods, and may have a ``name``."""
 
     def started(self, facts: Facts) -> None:
         """Take note of a run that begins or goes on."""

@@ -1,4 +1,4 @@
-"""Which of several models can't be told from the best: paired tests over clients and seeds, corrected by Holm.
+"""Which models do not differ significantly from the best: paired tests over clients and seeds, corrected by Holm.
 
 The best has the largest mean over clients, each client counting once. All pairs of models are compared on the same test
 examples, by the intervals of ``intervals.py``, and Holm's correction is over all these pairs. So it does not matter

@@ -1,4 +1,4 @@
-"""Models below one another, each with a mean and its 95 % interval: any number is told apart by names."""
+"""Models below one another, each with a mean and its 95 % interval. Names, not colours, tell them apart."""
 
 from __future__ import annotations
 
