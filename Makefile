@@ -106,6 +106,7 @@ wheels: $(VENV)/pack.stamp
 	@CXX="$(PACK) -m ziglang c++ -target $(MANYLINUX) -g0 -s" $(PACK) -m build --wheel --outdir dist/linux \
 	    dist/fedkeep-*.tar.gz >> dist/log
 	@PATH="$(dir $(PACK)):$$PATH" $(PACK) -m auditwheel repair --plat manylinux_2_28_x86_64 --wheel-dir dist dist/linux/*.whl
+	@$(PACK) -m auditwheel show dist/*manylinux*.whl > results/wheel.txt
 	@rm -r dist/linux dist/log
 	@ls -l dist
 
