@@ -74,7 +74,7 @@ SCENES = {
         {
             "FedAvg": (BAG, {"kind": "fedavg"}),
             "FURL": (BAG, {"kind": "furl", "private": ["user", "user_bias"]}),
-            "FedRep": (BAG, {"kind": "fedrep", "private": ["mlp.*", "user", "user_bias"]}),
+            "FedRep": (BAG, {"kind": "fedrep", "private": ["mlp.*", "user", "user_bias"], "head_epochs": 2}),
             "KTEPS": ({"kind": "text_classifier", "embedding_dim": 8, "hidden": 8}, {"kind": "kteps"}),
             "Local": (BAG, {"kind": "local", "epochs": 5}),
         },
@@ -83,20 +83,17 @@ SCENES = {
         rounds=30, cohort=125,
     ),
     "fashion": Scene(
-        "Fashion-MNIST, 400 clients of 60 images, most of two classes",
-        {
-            "reader": "fashion_mnist",
-            "partition": {"kind": "majority", "clients": 400, "p": 0.8, "train": 60, "valid": 5, "test": 40},
-        },
+        "Fashion-MNIST, 400 clients of 135 images to train on, of about two classes",
+        {"reader": "fashion_mnist", "partition": {"kind": "shards", "clients": 400, "per_client": 2}},
         {
             "FedAvg": (CNN, {"kind": "fedavg"}),
             "FURL": (CNN, {"kind": "furl", "private": ["out.bias"]}),
-            "FedRep": (CNN, {"kind": "fedrep", "private": ["out.*"]}),
-            "Local": (CNN, {"kind": "local", "epochs": 10}),
+            "FedRep": (CNN, {"kind": "fedrep", "private": ["out.*"], "head_epochs": 2}),
+            "Local": (CNN, {"kind": "local", "epochs": 3}),
         },
-        {"batch_size": 20, "optimizer": {"learning_rate": 0.1}},
+        {"batch_size": 20, "optimizer": {"learning_rate": 0.03}},
         {"kind": "adam", "learning_rate": 0.01},
-        rounds=30, cohort=80,
+        rounds=60, cohort=80,
     ),
 }  # fmt: skip
 
