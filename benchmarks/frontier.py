@@ -224,6 +224,13 @@ def written(found: dict[str, Any]) -> None:
         heads = tuple("no noise" if math.isinf(e) else f"ε = {e:g}" for e in EPSILONS)
         note = f"{scene.rounds} rounds, {scene.cohort} clients in each on average, Poisson; clipping adapts."
         lines.append(to_markdown(Table(("method", *heads), tuple(rows), scene.title, note), 2))
+        at = {m: _values(found["cells"], f"{name}/{m}/4/") for m in scene.methods if m != "FedAvg"}
+        base = _values(found["cells"], f"{name}/FedAvg/4/")
+        worth = [f"{m} {100 * float(np.mean(v) - np.mean(base)):+.1f}" for m, v in at.items() if v and base]
+        if worth:
+            lines.append(
+                f"Points that the private part is worth at ε = 4, beside FedAvg: {', '.join(worth)}.\n"
+            )
         axes.set_xticks(range(len(EPSILONS)), heads)
         axes.set_title(scene.title, fontsize=9)
         axes.set_ylabel("accuracy on test, %")
