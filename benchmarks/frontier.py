@@ -83,7 +83,7 @@ SCENES = {
         rounds=30, cohort=125,
     ),
     "fashion": Scene(
-        "Fashion-MNIST, 400 clients of 135 images to train on, of about two classes",
+        "Fashion-MNIST, 400 clients, each of about two classes",
         {"reader": "fashion_mnist", "partition": {"kind": "shards", "clients": 400, "per_client": 2}},
         {
             "FedAvg": (CNN, {"kind": "fedavg"}),
