@@ -2,7 +2,8 @@
 
     python -m benchmarks.attacks --data DIR [--only furl] [--shadows 4]
 
-Each is attacked as ``fedkeep attack`` does it: FURL and KTEPS on generated text, the mixture on Fashion-MNIST of DIR.
+Each is attacked as ``fedkeep attack`` does it: FURL and KTEPS on generated text, the mixture on Fashion-MNIST of DIR,
+and FURL on real text, zulip_channels of DIR.
 Beside it: the private vector from FURL's upload after one local step, and after six.
 
 Claims: with FURL's split the private part names nobody, and one local step gives the server every user's vector to
@@ -78,6 +79,29 @@ optimizer = { kind = "adam", learning_rate = 1e-3 }
 [run]
 rounds = 8
 cohort = 2
+engine = "sequential"
+""",
+    "zulip": """
+[data]
+reader = "zulip_channels"
+tokens = "words"
+vocabulary = 2000
+max_length = 40
+limit_users = 24
+[model]
+kind = "bag_of_words"
+user_dim = 8
+embedding_dim = 16
+mlp = 32
+[method]
+kind = "furl"
+private = "user"
+batch_size = 32
+optimizer = { learning_rate = 0.5 }
+server_optimizer = { kind = "adam", learning_rate = 0.03 }
+[run]
+rounds = 20
+cohort = 8
 engine = "sequential"
 """,
 }

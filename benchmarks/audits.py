@@ -180,7 +180,7 @@ def page(table: dict[str, dict[str, Any]], found: str) -> str:
     """Return the table as Markdown."""
     names = [name for name in NETWORKS if any(name in row for row in table.values())]
     rows = [
-        f"| `{kind}` | " + " | ".join(row.get(n, {}).get("uploads", "–") for n in names) + " |"
+        f"| `{kind}` | " + " | ".join(row[n].get("uploads", "–") if n in row else "" for n in names) + " |"
         for kind, row in table.items()
     ]
     lines = [
@@ -189,7 +189,7 @@ def page(table: dict[str, dict[str, Any]], found: str) -> str:
         "`python -m benchmarks.audits` runs `fedkeep.audit` over methods and built-in models. A cell is the worst",
         "verdict on what a client uploads, or sends along, as far as it changes with its private values and kept",
         "state: *unchanged* to the bit; by *gradients* of a loss of both; otherwise, and *declared* by the method;",
-        "otherwise: a *leak*. A dash: they don't fit. All other verdicts stand in `audits.json`.",
+        "otherwise: a *leak*. A dash: they don't fit; empty: not tried. All other verdicts stand in `audits.json`.",
         "",
         found,
         "",

@@ -87,6 +87,17 @@ def test_words_are_exact_in_a_bare_upload_alone(found: dict[tuple[str, str, str]
     assert one["dp ε=2"].verdict == "nothing"
 
 
+def test_words_of_a_bag_are_read_too() -> None:
+    """``EmbeddingBag`` is no ``Embedding``, and its rows say as much."""
+    text = (
+        TEXT.replace('"document"', '"bag_of_words"')
+        .replace("hidden = 6\n", "")
+        .replace("rounds = 12", "rounds = 1")
+    )
+    found = attack(parse_config(text), Asked(attacks=("words",), epsilons=())).findings
+    assert {f.value for f in found if f.protection == "split"} == {1.0}
+
+
 def test_predictions_are_protected_by_nothing(found: dict[tuple[str, str, str], Finding]) -> None:
     title = "The private vector from predictions"
     assert found[title, "cosine with her vector", "split"].low > 0.5  # type: ignore[operator]

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedkeep import Phase, methods
 from fedkeep.cli.prove import content
 from fedkeep.core.params import Params
-from fedkeep.methods import Finish, Finished
+from fedkeep.methods import Finish, Finished, Start, Started
 from fedkeep.prove import prove
 from fedkeep.prove.falsifier import AGREES
 from fedkeep.prove.labels import Tracer
@@ -36,6 +36,27 @@ def test_uploads_are_reached_by_declared_channels_alone(name: str, verdict: str)
     assert {i.falsifier for i in uploads} == {AGREES}
     assert proof.verdict("weight") == "independent"
     assert proof.ok
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("ifca", "independent"), ("fedala", "declared")])
+def test_losses_that_a_registered_hook_asks_for_leave_nothing_unknown(name: str, verdict: str) -> None:
+    make, method = ROWS[name]
+    proof = prove(make(), method, DATA)
+    assert proof.verdict("upload/head.weight") == verdict
+    assert proof.ok
+
+
+def by_private_loss(s: Start) -> Started:
+    return Started(params={"linear.bias": s.params["linear.bias"] + s.loss({})})
+
+
+def test_a_loss_that_another_hook_asks_for_is_unknown() -> None:
+    """It is a number of private values and of Python: it may go anywhere."""
+    method = methods.furl("user", local=Phase(batch_size=4)).on_client(start=by_private_loss)
+    proof = prove(Own(), method, DATA)
+    item = next(i for i in proof.items if i.leaves == "upload/linear.bias")
+    assert item.verdict == "unknown"
+    assert item.path == ("_local_scalar_dense in tests.prove.test_prove.by_private_loss",)
 
 
 def test_the_joint_norm_is_a_path_unless_it_is_declared() -> None:

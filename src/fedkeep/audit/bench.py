@@ -316,11 +316,12 @@ def _upload(client: str, half: str, name: str) -> Item:
     return Item(client, "upload", name)
 
 
-def unjudged(work: Packet) -> Packet:
-    """Return a message that asks for training alone."""
-    return Packet(
-        {**work.header, "orders": [{**o, "judge": []} for o in work.header["orders"]]}, work.tensors
-    )
+def unjudged(work: Packet, client: str = "") -> Packet:
+    """Return a message that asks for training alone, of one client or of all."""
+    orders = [
+        {**o, "judge": [], "train": o["train"] and client in ("", o["client"])} for o in work.header["orders"]
+    ]
+    return Packet({**work.header, "orders": orders}, work.tensors)
 
 
 def changed(one: Mapping[Item, Tensor], other: Mapping[Item, Tensor]) -> list[Item]:

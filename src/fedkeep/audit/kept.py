@@ -100,7 +100,7 @@ def _drawn(audit: Looking, step: Step, source: Source, method: Method) -> tuple[
     rows = [planted(first, names, audit.trainable, seed) for seed in range(2, DRAWS)]
     both = {n: rows[0][n] + rows[1][n] - first[n] for n in names}
     rows = [dict(first), *rows, {**first, **both}]
-    work = unjudged(step.work)
+    work = unjudged(step.work, audit.client)
     found = [audit.bench.once(work, {**step.kept, audit.client: row}, method=method) for row in rows]
     return np.stack([torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in rows]), found
 

@@ -17,6 +17,11 @@ MEANS = (
     "LEAK: it changes otherwise, and nobody says so.",
 )
 
+WHAT = (
+    "Each thing that must stay on a device was replaced by another value, and the device asked the same again. "
+    "What then leaves otherwise tells of it."
+)
+
 
 def table(report: AuditReport) -> Table:
     """Return what left, tensor by tensor."""
@@ -51,7 +56,19 @@ def grouped(findings: Iterable[Finding]) -> list[str]:
     together: dict[tuple[str, ...], list[str]] = {}
     for label, sources in by_label.items():
         together.setdefault(tuple(sources), []).append(label)
-    return [f"{', '.join(labels)} with {'; '.join(sources)}" for sources, labels in together.items()]
+    return [f"{', '.join(labels)} with {'; '.join(_merged(sources))}" for sources, labels in together.items()]
+
+
+def _merged(sources: Iterable[str]) -> list[str]:
+    """Return private parameters of which the same is said as one."""
+    start, names, others = "private parameter ", dict[str, list[str]](), list[str]()
+    for source in sources:
+        name, bracket, said = source.removeprefix(start).partition(" (")
+        if source.startswith(start):
+            names.setdefault(bracket + said, []).append(name)
+        else:
+            others.append(source)
+    return [f"{start[:-1]}{'s' * (len(n) > 1)} {', '.join(n)}{said}" for said, n in names.items()] + others
 
 
 def content(report: AuditReport, lead: str) -> Content:
@@ -64,6 +81,7 @@ def content(report: AuditReport, lead: str) -> Content:
     count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
     verdict = f"{count} things that must stay were changed one by one; allowed besides: {allowed}."
     outcome: list[Block] = [Text(("Nothing leaves undeclared. " if report.ok else "") + verdict)]
+    outcome.insert(0, Text(WHAT))
     outcome += [Text(f"LEAK: {line}", warning=True) for line in grouped(report.leaks)]
     sections = [
         Section("verdict", "The verdict", (*outcome, Text(searched(report)))),

@@ -112,7 +112,11 @@ def trait(view: View, config: Config) -> Iterator[Row]:
 def words(view: View, config: Config) -> Iterator[Row]:
     """Read words from the rows of the embedding that changed."""
     scene = view.scene
-    layers = (n for n, layer in scene.net.module.named_modules() if isinstance(layer, nn.Embedding))
+    layers = (
+        n
+        for n, layer in scene.net.module.named_modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    )
     tables = [f"{n}.weight" for n in layers if f"{n}.weight" in view.first[0].changes]
     tables = tables if "text" in scene.data.columns else []
     if not tables:

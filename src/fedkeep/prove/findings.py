@@ -20,7 +20,7 @@ VERDICTS: dict[Verdict, str] = {
 HIDDEN = (
     "Proven never means hidden. FURL's user vector reaches uploads by declared gradients alone. For one example the "
     "gradient of the first linear layer is g (text, user), and that of its bias is g: divided, they are the vector. "
-    "`fedkeep attack` measures what channels are worth."
+    "fedkeep attack measures what channels are worth."
 )
 
 
@@ -89,11 +89,18 @@ class Proof:
         return {**asdict(self), "ok": self.ok}
 
 
+WHAT = (
+    "A few rounds were run with labels on all that must stay on a device. Labels travel with every operation, and "
+    "show by which ways it reaches what leaves. The falsifier changes what must stay, and looks whether what leaves "
+    "changes too."
+)
+
+
 def summary(proof: Proof) -> str:
     """Return a line on what was traced and found."""
     count = Counter(i.verdict for i in proof.items)
     found = ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
-    return f"{found}; {proof.rounds} rounds of {proof.clients} clients, {proof.storages} storages followed."
+    return f"{found}; {proof.rounds} rounds of {proof.clients} clients, {proof.storages} blocks of memory followed."
 
 
 def table(items: Sequence[Item], title: str = "") -> Table:
@@ -123,7 +130,7 @@ def content(proof: Proof) -> Content:
         Section(
             "leaves",
             "What leaves",
-            (table(proof.items), *(Text(f"{v}: {why}.") for v, why in VERDICTS.items())),
+            (Text(WHAT), table(proof.items), *(Text(f"{v}: {why}.") for v, why in VERDICTS.items())),
         ),
         Section("hidden", "What this does not say", (Text(HIDDEN), *map(Text, proof.notes))),
         Section("claims", "The round", tuple(map(Text, claims(proof)))),

@@ -25,12 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeep.kernels import native
 from fedkeep.nn import operation
 from fedkeep.prove.rules import WRITES, rule_of
-from fedkeep.prove.sites import SITES, site_of
+from fedkeep.prove.sites import PASSED_ON, SITES, site_of
 
 OUTSIDE = 1
 """The label of tensors that nobody declared."""
-RECEIVED = "received"
-"""The label of what a server sends a client, or has got from it."""
 OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
 CROSSINGS = {
@@ -228,8 +226,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         site = site_of(module, name, what)
         if not node.labels:
             return
-        if site is not None and site.arrived:
-            site = None if node.labels & ~self.bit(RECEIVED) else site
+        if site is not None and site.only and node.labels & ~sum(self.bit(label) for label in site.only):
+            site = None
         if site is not None and (not site.told or (frame is not None and site.unless(frame))):
             return
         told = site.told if site is not None and not node.labels & OUTSIDE else ""
@@ -362,9 +360,9 @@ def _where(skip: bool = True) -> tuple[FrameType | None, str, str]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith("fedkeep.prove") and not (
-            skip and module.startswith(("torch.", "contextlib"))
-        ):
-            return frame, module, frame.f_code.co_qualname
+        name = frame.f_code.co_qualname.removesuffix(".<locals>.<listcomp>")
+        hidden = skip and (module.startswith(("torch.", "contextlib")) or (module, name) in PASSED_ON)
+        if not module.startswith("fedkeep.prove") and not hidden:
+            return frame, module, name
         frame = frame.f_back
     return None, "", "?"

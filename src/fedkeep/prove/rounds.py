@@ -29,10 +29,11 @@ from fedkeep.engines.local import TAP, Pass
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method
 from fedkeep.methods.secure import SecureMean
-from fedkeep.prove.labels import OUTSIDE, RECEIVED, Node, Tracer
+from fedkeep.prove.labels import OUTSIDE, Node, Tracer
+from fedkeep.prove.sites import CHANCE, DATA, RECEIVED
 from fedkeep.store import Default, MemoryStore
 
-GRADIENTS, CLIP, DATA, CHANCE = "gradients", "clip", "data", "chance"
+GRADIENTS, CLIP = "gradients", "clip"
 OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
 OPEN = (GRADIENTS, CLIP, RECEIVED, DATA, CHANCE)
 """Labels of what may leave, as such or by a channel; all others are of what must stay."""

@@ -18,13 +18,13 @@ class Site:
         why: where they go.
         told: the channel by which they leave; empty: they do not leave, and decide nothing that does.
         unless: of a frame of the function, whether they do not leave this time.
-        arrived: it is the server's: what it reads must have arrived there before.
+        only: labels that may be on what it reads; empty: any.
     """
 
     why: str
     told: str = ""
     unless: Callable[[FrameType], bool] = lambda frame: False
-    arrived: bool = False
+    only: tuple[str, ...] = ()
 
 
 def _of_all_examples(frame: FrameType) -> bool:
@@ -32,11 +32,12 @@ def _of_all_examples(frame: FrameType) -> bool:
     return bool(frame.f_locals["self"].phase.examples == "all")
 
 
+RECEIVED, DATA, CHANCE = "received", "data", "chance"
+"""Labels of what a server sends a client, or has got from it; of training examples; of random draws."""
 _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.single", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
-    ("fedkeep.core.params", "nonfinite.<locals>.<listcomp>"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client", "_nonfinite"): Site("whether a hook broke down", "status"),
     (f"{_ENGINES}.client", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
     (f"{_ENGINES}.client", "nowhere_else.<locals>.<setcomp>"): Site(
@@ -54,9 +55,15 @@ SITES: dict[tuple[str, str], Site] = {
         "whether a row of a table still lacks momentum steps"
     ),
     (f"{_ENGINES}.tables.local_rows", "_used"): Site("which rows of a table examples use"),
-    ("fedkeep.methods.aggregate", "SumsByGroup.add"): Site("of which group an upload is", arrived=True),
-    ("fedkeep.methods.aggregate", "MeansByGroup.seen"): Site("which groups have uploads", arrived=True),
-    ("fedkeep.methods.simplex", "least"): Site("how heads are mixed", arrived=True),
+    ("fedkeep.methods.aggregate", "SumsByGroup.add"): Site("of which group an upload is", only=(RECEIVED,)),
+    ("fedkeep.methods.aggregate", "MeansByGroup.seen"): Site("which groups have uploads", only=(RECEIVED,)),
+    ("fedkeep.methods.fedala", "LearnWeights.__call__"): Site(
+        "how many passes the weights get, which are private themselves"
+    ),
+    ("fedkeep.methods.ifca", "Nearest.__call__"): Site(
+        "which model fits the examples best", only=(RECEIVED, DATA, CHANCE)
+    ),
+    ("fedkeep.methods.simplex", "least"): Site("how heads are mixed", only=(RECEIVED,)),
     ("fedkeep.methods.features", "one_hot"): Site("whether a label is a class, else it is an error"),
     ("fedkeep.kernels.native", "address"): Site("an address for a kernel, which has a rule"),
     ("fedkeep.data.federated", "FederatedData.batch"): Site("examples, which have labels of their own"),
@@ -68,6 +75,8 @@ PASSES = (
     "fedkeep.engines.tables.momentum",
 )
 """Modules that take addresses for kernels with a rule (``rules.WRITES``)."""
+PASSED_ON = {(f"{_ENGINES}.client", "mean_loss"), (f"{_ENGINES}.client", "begin.<locals>.<lambda>")}
+"""Functions that read a number for a hook: the hook is where it goes."""
 
 
 def site_of(module: str, name: str, what: str) -> Site | None:
