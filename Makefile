@@ -26,7 +26,7 @@ TORCH := 2.13.0
 TORCH_ARGS ?=
 EXTRAS := images,maps,papers
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 4
 SECONDS ?= 60
 
 BIN := $(VENV)/bin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -39,6 +40,12 @@ CONFORMANCE = {  # tests of the conformance table, and the engine that they try;
 
 
 LEFT = pytest.StashKey[int]()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of garbage collection, which would look through all of them over and over."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -53,7 +53,10 @@ def wait(folder: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asks a POSIX system who is alive")
-@pytest.mark.parametrize("how", ["killed", "interrupted", "interrupted with all"])
+@pytest.mark.parametrize(
+    "how",
+    ["killed", *(pytest.param(h, marks=pytest.mark.slow) for h in ("interrupted", "interrupted with all"))],
+)
 def test_none_outlives_the_one_that_started_it(how: str, tmp_path: Path) -> None:
     script, seen = tmp_path / "main.py", tmp_path / "seen"
     script.write_text(MAIN)

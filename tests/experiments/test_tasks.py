@@ -121,6 +121,7 @@ def test_bars_of_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"1 of 2 finished after .*: b\na failed\.\n", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_one_that_fails_says_so_and_leaves_the_others_what_they_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,8 @@ LAYERS: dict[str, Layer] = {
     "convolution": (lambda: ConvPool(2, 2, 3, 1), (1, 2, 4, 5), lambda m, x: m(x)),
     "flat": (lambda: ConvPool(1, 2, 3, flat=True), (2, 1, 6, 6), lambda m, x: m(x)),
 }
+SLOW = {"gru", "last", "mean", "max"}
+"""Whose numbers of second derivatives take seconds; a gradient through a step of them is taken in the fast suite."""
 
 
 @pytest.fixture(params=["native", "pure"], autouse=True)
@@ -98,7 +100,9 @@ def numerically(run: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor
     return found
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LAYERS]
+)
 def test_second_derivatives(name: str) -> None:
     run, inputs = drawn(name)
     assert gradgradcheck(run, inputs)

@@ -56,7 +56,7 @@ def test_nothing_costs_nothing_and_no_noise_costs_all() -> None:
     assert epsilon({ROUND: 3, Release(rate=0.5, noise=0.0): 1}, 1e-5) == math.inf
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
 def test_how_many_rounds_fit(accountant: Any) -> None:
     budget = epsilon({ROUND: 5}, 1e-5, accountant) + 1e-9
     assert rounds_within(budget, ROUND, {}, 1e-5, accountant, 8) == 5

@@ -76,6 +76,7 @@ def test_what_each_scale_runs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table3, "SCENES", (scene(),))
     bars, draw = [], plots.comparison_bars

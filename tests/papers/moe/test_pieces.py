@@ -38,6 +38,7 @@ def values(out: Path, name: str) -> dict[tuple[str, str], float | None]:
     return {(row.scene, row.method): row.value for row in read_results(out / f"{name}.json")}
 
 
+@pytest.mark.slow
 def test_a_table_is_run_in_pieces(tmp_path: Path) -> None:
     images, out = tmp_path / "images", tmp_path / "results"
     write_cifar(images / "cifar10")
