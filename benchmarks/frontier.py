@@ -43,8 +43,8 @@ HEAD = """# Accuracy against ε, with a private part and without
 
 `python -m benchmarks.frontier --data DIR`: small runs; their settings stand in `frontier.json`. ε is of the whole
 run, for a client as a whole, at δ = 1 / (10 N), against everybody but the server. Percent of all clients' test examples
-after the last round, mean ± standard deviation over seeds. Settings were chosen by a few runs without noise, on the same
-test examples, so small differences mean nothing; FedAvg's had most of the tries.
+after the last round, mean ± standard deviation over seeds. Settings were chosen by a few runs without noise, on the
+same test examples, so small differences mean nothing; FedAvg's had most of the tries.
 """
 
 
