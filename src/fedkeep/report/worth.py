@@ -152,10 +152,12 @@ def sentences(c: Comparison) -> tuple[str, ...]:
     better, worse = (math.floor(100 * n / people) for n in (w.at_least_better, w.at_least_worse))
     untold = people - w.count("better") - w.count("worse")
     named = f"Named: {wording.count(w.count('better'), 'user')} better off, {w.count('worse')} worse off"
+    if untold:
+        named += f"; for the other {untold} the test examples are too few to tell"
     return (
         f"Gain {gain}. At least {better} % of users gain, at least {worse} % lose.",
         verdict(c),
-        f"{named}; of {untold} it can't be told.{_needed(w) if untold else ''}{_losers(w)}",
+        f"{named}.{_needed(w) if untold else ''}{_losers(w)}",
     )
 
 
