@@ -191,7 +191,9 @@ def test_what_is_refused() -> None:
         fedkeep.save_adapter(adapted(), "unused", name="own")
 
 
-@pytest.mark.filterwarnings("ignore")  # what transformers and peft say of each other
+# transformers of peft's use of it, and peft of GPT-2's layers
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
 @pytest.mark.slow  # importing transformers and peft takes half a minute on a busy machine
 def test_transformers_and_peft(tmp_path: Path) -> None:
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")

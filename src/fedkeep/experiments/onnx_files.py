@@ -61,7 +61,9 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
     }
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+            warnings.filterwarnings(
+                "ignore", r".*LeafSpec.* is deprecated", FutureWarning
+            )  # torch's of itself
             shown = _Columns(model)
             program = torch.export.export(shown, (few,), dynamic_shapes={"columns": shapes}, strict=False)
             written = torch.onnx.export(program, (few,), input_names=list(few), dynamo=True, verbose=False)
