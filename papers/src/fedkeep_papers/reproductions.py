@@ -1,7 +1,7 @@
 """The papers' tables and figures, as ``fedkeep reproduce`` names them; entry points lead here."""
 
 from fedkeep.experiments.reproductions import Reproduction
-from fedkeep_papers.furl import sweep, table3
+from fedkeep_papers.furl import channels, sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
 from fedkeep_papers.kteps import figures, readings, tables, variants
 from fedkeep_papers.kteps import table1 as kteps_data
@@ -24,6 +24,11 @@ furl_table3 = Reproduction(
 furl_sweep = Reproduction(
     about="the learning rates of furl-table3 swept, on the validation examples",
     run=sweep.sweep,
+    in_pieces=True,
+)
+furl_channels = Reproduction(
+    about="channels of messages, by time and at random: counting, local memory, federated text with private counts",
+    run=channels.channels,
     in_pieces=True,
 )
 kteps_table2 = Reproduction(

@@ -1,0 +1,338 @@
+"""``fedkeep reproduce furl-channels``: what federation adds to what a user's own messages tell, by time and at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeep import Phase, adam, averaging, methods, sgd, simulate
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData
+from fedkeep.data.columns import Ragged
+from fedkeep.data.readers.files import sha256
+from fedkeep.experiments.environment import commit
+from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.tasks import run_tasks
+from fedkeep.metrics.worth.intervals import users_like_these
+from fedkeep.report.results import over_seeds, write_results
+from fedkeep.report.tables import Table, to_markdown
+from fedkeep_papers.furl.memory import Array, decayed, memory_scores
+from fedkeep_papers.furl.own_counts import TextAndCounts, messages
+from fedkeep_papers.kit.cells import Slot, digest, note_on_stale, runs_of
+
+NAME = "furl-channels"
+ORDERS = {"time": "split by time", "random": "random split"}
+ROWS = {
+    "counting": ("counting", "local"),
+    "decayed": ("counting, decayed", "local"),
+    "local": ("local memory alone", "local"),
+    "global": ("federated text, one model for all", "text"),
+    "prior": ("federated text + private count prior", "own"),
+    "memory": ("federated text + private count prior and memory", "own"),
+}
+"""Rows of the tables: the title, and the cell that it is read from."""
+HALF_LIVES = (2.0, 4.0, 8.0, 16.0, 32.0, 128.0, 1024.0)
+GRID = {
+    "text": (0.5, 0.75, 1.0, 1.25),
+    "bayes": (0.0, 0.1, 0.2, 0.4, 0.8),
+    "votes": (0.0, 0.2, 0.5, 1.0, 2.0),
+}
+"""Weights of the text's logits, of naive Bayes and of the votes, of which those best on valid are taken."""
+RECIPE: Mapping[str, Any] = {
+    "dim": 64, "dropout": 0.3, "batch_size": 16, "cohort": 10, "local_rate": 0.5, "server_rate": 0.03, "epochs": 2,
+}  # fmt: skip
+ABOUT = """\
+The channel of a message of `zulip_channels`, of 163, from its words and its author. By time, each user's first 80 % of
+messages train, the next 10 % validate and the last 10 % test. In the random split half of the test messages lie within
+ten minutes of a training message of the same user, nearly always in the same channel: it is too easy.
+
+Private are a user's counts of channels (an offset to the logits that leaves out an example's own label in training;
+by time, recent messages weigh more), and a memory: naive Bayes over the user's own words, and the most similar own
+messages. A device computes these by itself, and uploads none of them. "Local memory alone" is all of that without any
+training or federation. The shared text model is words and pairs of words, 65,536 hashed ids, and FedAvg with Adam at
+the server. Weights that several rows share are chosen on valid; test was read for the finished tables alone."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row's accuracy on valid and test, fractions, and each user's on test, in the data's order; and what was chosen."""
+
+    valid: float
+    test: float
+    users: tuple[float, ...]
+    chosen: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cell's rows by name, and the commit that computed it."""
+
+    rows: dict[str, Scored]
+    commit: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is computed at once: the rows that need no training (``local``), or those of one federated model."""
+
+    order: Any
+    part: str
+    seed: int
+    scale: str
+    data: Path | None
+    runs: Path
+    slot_folder: Path
+    source: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """For ``--only``, the run's folder and its file."""
+        return f"channels-{self.order}-{self.part}" + ("" if self.part == "local" else f"-{self.seed}")
+
+    @property
+    def users(self) -> int | None:
+        """How many users are read; None: all."""
+        return 40 if self.scale == "quick" else None
+
+    @property
+    def slot(self) -> Slot[Found]:
+        """Where the result is kept."""
+        trained = {} if self.part == "local" else {"recipe": dict(RECIPE), "seed": self.seed}
+        settings = {"cell": NAME, "order": self.order, "part": self.part, "users": self.users, **trained}
+        file = self.slot_folder / f"{self.name}-{digest(settings, dict(self.source))}.json"
+        return Slot(kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True)
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
+        if self.data is None:
+            raise DataError(
+                f"{NAME} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+            )
+        data = messages(self.data / "zulip_channels", self.order, self.users)
+        if self.part == "local":
+            rows = counted(data) | {"local": mixed(data, memories(data), None)}
+        else:
+            model, logits = self.trained(data, alone, progress)
+            if self.part == "text":
+                rows = {"global": scored(data, logits, {})}
+            else:
+                weight = float(model.own_weight.detach())
+                offsets = {s: weight * own_of(data, s) for s in logits}
+                rows = {"prior": scored(data, {s: logits[s] + offsets[s] for s in logits}, {"own": weight})}
+                rows["memory"] = mixed(data, memories(data), logits)
+        self.slot.write(Found(rows, commit() or ""))
+
+    def trained(
+        self, data: FederatedData, alone: bool, progress: bool | None
+    ) -> tuple[TextAndCounts, dict[str, Array]]:
+        """Train by FedAvg; return the model, and the text's logits without the counts, (n, C), by split."""
+        torch.manual_seed(self.seed)
+        model = TextAndCounts(
+            int(data.meta["classes"]),
+            counts=self.part == "own",
+            embedding_dim=RECIPE["dim"],
+            dropout=RECIPE["dropout"],
+        )
+        run = simulate(
+            model, recipe(), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
+            engine="sequential" if not alone else "auto", workers=1, evaluate_every=0, out=self.runs / self.name,
+            resume=(self.runs / self.name / "run.json").exists(), progress=progress,
+        )  # fmt: skip
+        model.load_state_dict(dict(run.server), strict=False)
+        return model, {split: text_logits(model, data, split) for split in ("valid", "test")}
+
+
+def recipe() -> methods.Method:
+    """Return FedAvg with Adam at the server: every parameter is federated, what is private stands in the data."""
+    local = Phase(optimizer=sgd(RECIPE["local_rate"], schedule="linear"), batch_size=RECIPE["batch_size"])
+    return methods.fedavg(
+        local=local, server=averaging(adam(RECIPE["server_rate"], eps=1e-3, schedule="linear"))
+    )
+
+
+def text_logits(model: TextAndCounts, data: FederatedData, split: str) -> Array:
+    """Return the shared text's logits of a split's examples, (n, C)."""
+    model.eval()
+    parts = []
+    with torch.no_grad():
+        for rows in np.array_split(data.split_rows(split), max(1, data.counts(split).sum() // 512)):
+            batch = data.batch(rows)
+            parts.append(model.head(model.features(batch["text"], batch["text_length"])).numpy())
+    return np.concatenate(parts)
+
+
+def own_of(data: FederatedData, split: str) -> Array:
+    """Return the column ``own`` of a split, (n, C)."""
+    return np.asarray(data.columns["own"])[data.split_rows(split)]
+
+
+def counted(data: FederatedData) -> dict[str, Scored]:
+    """Return counting, and decayed counting with the half-life (days) that is best on valid."""
+    label, time = (np.asarray(data.columns[n]) for n in ("label", "time"))
+    classes = int(data.meta["classes"])
+
+    def scores(half_life: float) -> dict[str, Array]:
+        table = np.stack([
+            decayed(label[r.start : r.stop], time[r.start : r.stop].astype(float), classes, half_life).sum(0)
+            for r in (data.rows(client, "train") for client in range(len(data)))
+        ])  # fmt: skip
+        return {s: table[data.clients_of(data.split_rows(s))] for s in ("valid", "test")}
+
+    every = {days: scores(days) for days in HALF_LIVES}
+    best = max(every, key=lambda days: accuracy(data, every[days]["valid"], "valid"))
+    plain = scores(1e12)  # days; so long that all weigh the same
+    return {"counting": scored(data, plain, {}), "decayed": scored(data, every[best], {"half_life": best})}
+
+
+def memories(data: FederatedData) -> dict[str, tuple[Array, Array]]:
+    """Return naive Bayes' scores and the votes of every user's own training messages, by split."""
+    text, label = data.columns["text"], np.asarray(data.columns["label"])
+    assert isinstance(text, Ragged)  # noqa: S101 - the reader gives no other
+    found: dict[str, list[tuple[Array, Array]]] = {"valid": [], "test": []}
+    for client in range(len(data)):
+        train = np.asarray(data.rows(client, "train"))
+        for split, parts in found.items():
+            new = np.asarray(data.rows(client, split), np.int64)
+            scores = memory_scores(text.take(train), label[train], text.take(new), int(data.meta["classes"]))
+            parts.append((scores[0].astype(np.float32), scores[1].astype(np.float32)))
+    return {s: tuple(map(np.concatenate, zip(*parts, strict=True))) for s, parts in found.items()}  # type: ignore[misc]
+
+
+def mixed(
+    data: FederatedData, memory: Mapping[str, tuple[Array, Array]], text: Mapping[str, Array] | None
+) -> Scored:
+    """Return own counts + a · naive Bayes + b · log(0.05 + votes) (+ w · text), with the weights best on valid.
+
+    Devices would send how many of their validation examples are right under each triple, and nothing else.
+    """
+    weights = [dict(zip(GRID, each, strict=True)) for each in product(*GRID.values())]
+    weights = weights if text is not None else [w for w in weights if w["text"] == 1]
+    logs = {s: np.log(0.05 + votes) for s, (_, votes) in memory.items()}
+    own = {s: own_of(data, s) for s in memory}
+
+    def scores(split: str, w: Mapping[str, float]) -> Array:
+        found = own[split] + w["bayes"] * memory[split][0] + w["votes"] * logs[split]
+        return found if text is None else found + w["text"] * text[split]
+
+    best = max(weights, key=lambda w: accuracy(data, scores("valid", w), "valid"))
+    shown = best if text is not None else {n: v for n, v in best.items() if n != "text"}
+    return scored(data, {s: scores(s, best) for s in memory}, shown)
+
+
+def accuracy(data: FederatedData, scores: Array, split: str) -> float:
+    """Return the share of a split's examples whose largest score is the label's."""
+    return float((scores.argmax(1) == np.asarray(data.columns["label"])[data.split_rows(split)]).mean())
+
+
+def scored(data: FederatedData, scores: Mapping[str, Array], chosen: dict[str, float]) -> Scored:
+    """Return a row, given its scores of both splits."""
+    rows = data.split_rows("test")
+    owner = data.clients_of(rows)
+    right = scores["test"].argmax(1) == np.asarray(data.columns["label"])[rows]
+    many = np.bincount(owner, minlength=len(data))
+    users = np.bincount(owner, right, len(data))[many > 0] / many[many > 0]
+    return Scored(
+        accuracy(data, scores["valid"], "valid"), float(right.mean()), tuple(users.tolist()), chosen
+    )
+
+
+def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
+    """Return the sha256 of the files of data.
+
+    Raises:
+        DataError: the folder is not named, or lacks a file.
+    """
+    if data is None:
+        raise DataError(
+            f"{NAME} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+        )
+    folder = data / "zulip_channels"
+    return tuple((n, sha256(folder / n)) for n in ("messages.jsonl.gz", "channels.tsv"))
+
+
+def channels(request: Request) -> Path:
+    """Compute what is not finished, and write the tables; it goes on where it stopped.
+
+    ``quick`` takes 40 users and one seed, ``medium`` all users and one seed, ``full`` three seeds.
+
+    Raises:
+        DataError: the folder of data is not named, or lacks a file.
+        ConfigError: ``request.only`` names a run that there is not.
+    """
+    source, runs = source_of(request.data), runs_of(request.out)
+    quick = request.scale == "quick"
+    seeds = (
+        tuple(request.seeds) if request.seeds is not None else (0, 1, 2) if request.scale == "full" else (0,)
+    )
+    place = (
+        request.data,
+        runs / f"{NAME}-{request.scale}",
+        runs / "channels-quick" if quick else request.out / "channels",
+    )
+    cells = [
+        Cell(order, part, seed, request.scale, *place, source)
+        for seed in seeds
+        for order in ORDERS
+        for part in ("local", "own", "text")
+        if part != "local" or seed == seeds[0]
+    ]
+    request.check([cell.name for cell in cells])
+
+    def write() -> Path:
+        return written(request, cells)
+
+    todo = [cell for cell in cells if request.wants(cell.name) and cell.slot.read() is None]
+    run_tasks(todo, request.workers, request.progress, write)
+    return write()
+
+
+def written(request: Request, cells: Sequence[Cell]) -> Path:
+    """Write the tables of what is finished."""
+    finished = {cell: f for cell in cells if (f := cell.slot.find()) is not None}
+    rows, gains = [], []
+    for order, title in ORDERS.items():
+        by_part: dict[str, dict[int, Found]] = {}
+        for cell, f in finished.items():
+            if cell.order == order:
+                by_part.setdefault(cell.part, {})[cell.seed] = f.result
+        alone = by_part.get("local", {})
+        for key, (name, part) in ROWS.items():
+            own = {seed: f.rows[key] for seed, f in by_part.get(part, {}).items()}
+            commits = ", ".join(dict.fromkeys(f.commit for f in by_part.get(part, {}).values() if f.commit))
+            for metric in ("test", "valid"):
+                scene = title if metric == "test" else f"{title}, valid"
+                values = {seed: float(asdict(row)[metric]) for seed, row in own.items()}
+                rows.append(over_seeds(scene, name, "accuracy", values, scale=request.scale, commit=commits))
+            if part == "own" and own and alone:
+                reference = np.asarray(next(iter(alone.values())).rows["local"].users)
+                mean, low, high = 100 * users_like_these(
+                    np.stack([np.asarray(r.users) for r in own.values()]) - reference
+                )
+                gains.append((title, name, f"{mean:+.2f} ({low:+.2f} to {high:+.2f})", str(len(own))))
+    columns = ("split", "row", "points over local memory alone (95 % interval)", "seeds")
+    note = "Paired over users on test; each user counts once. The accuracies below pool all messages."
+    table = (
+        to_markdown(Table(columns, tuple(gains), "Over local memory alone", note, left=2), level=2)
+        if gains
+        else ""
+    )
+    chosen = "\n".join(
+        f"- {cell.name}, {ROWS[key][0]}: {', '.join(f'{n} {v:.4g}' for n, v in row.chosen.items())}"
+        for cell, f in finished.items() for key, row in f.result.rows.items() if row.chosen
+    )  # fmt: skip
+    said = f"Chosen on valid (but for `own`, which is trained):\n\n{chosen}" if chosen else ""
+    recipe_said = "Recipe: " + ", ".join(f"`{n} = {v}`" for n, v in RECIPE.items()) + "."
+    unfinished = [cell.name for cell in cells if cell not in finished]
+    missing = f"**Not finished**: {', '.join(unfinished)}." if unfinished else ""
+    stale = note_on_stale({cell.slot.file.stem: f for cell, f in finished.items()})
+    text = "\n\n".join(part for part in (ABOUT, recipe_said, table, said, missing, stale) if part)
+    name = NAME if request.scale == "full" else f"{NAME}-{request.scale}"
+    return write_results(
+        request.out, name, rows, title="FURL on channels: what federation adds", preamble=text
+    )[1]
