@@ -1,4 +1,4 @@
-"""``fedkeep reproduce furl-channels``: what federation adds to what a user's own messages tell, by time and at random."""
+"""``fedkeep reproduce furl-channels``: what federation adds to what a user's own messages tell."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ the server. Weights that several rows share are chosen on valid; test was read f
 
 @dataclass(frozen=True)
 class Scored:
-    """A row's accuracy on valid and test, fractions, and each user's on test, in the data's order; and what was chosen."""
+    """A row's accuracy on valid and test, fractions, each user's on test, and what was chosen."""
 
     valid: float
     test: float
@@ -193,7 +193,7 @@ def counted(data: FederatedData) -> dict[str, Scored]:
 def memories(data: FederatedData) -> dict[str, tuple[Array, Array]]:
     """Return naive Bayes' scores and the votes of every user's own training messages, by split."""
     text, label = data.columns["text"], np.asarray(data.columns["label"])
-    assert isinstance(text, Ragged)  # noqa: S101 - the reader gives no other
+    assert isinstance(text, Ragged)
     found: dict[str, list[tuple[Array, Array]]] = {"valid": [], "test": []}
     for client in range(len(data)):
         train = np.asarray(data.rows(client, "train"))

@@ -54,7 +54,7 @@ def with_own(data: FederatedData, by_time: bool) -> FederatedData:
         own[new.start : new.stop] = after
         own[train.start : train.stop] = beside
     text = data.columns["text"]
-    assert isinstance(text, Ragged)  # noqa: S101 - the reader gives no other
+    assert isinstance(text, Ragged)
     columns = {**data.columns, "text": with_pairs(text), "own": own}
     return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
 
