@@ -17,7 +17,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import read_results
 from fedkeep_papers.furl import channels as table
 from fedkeep_papers.furl.memory import DAY, decayed, log_shares, memory_scores, own_prior
-from fedkeep_papers.furl.own_counts import PAIRS, WORDS, TextAndCounts, messages, with_pairs
+from fedkeep_papers.furl.own_counts import PAIRS, WORDS, Order, TextAndCounts, messages, with_pairs
 
 LABEL, TIME = np.array([0, 1, 0, 0]), np.array([0.0, 8.0, 16.0, 24.0]) * DAY
 
@@ -77,7 +77,8 @@ def test_a_user_without_training_messages_has_no_memory() -> None:
 def test_pairs_follow_words_and_stay_in_their_row() -> None:
     found = with_pairs(Ragged.from_rows([[5, 6, 5, 6], [], [6], [5, 6]]))
     first, _, last = found[0], found[2], found[3]
-    assert first[:4].tolist() == [5, 6, 5, 6] and first[4] == first[6] == last[2] and first[5] != first[4]
+    assert first[:4].tolist() == [5, 6, 5, 6]
+    assert first[4] == first[6] == last[2] != first[5]
     assert (found[1].tolist(), found[2].tolist()) == ([], [6])
     assert all(WORDS <= each < WORDS + PAIRS for each in first[4:])
 
@@ -110,13 +111,15 @@ def test_by_time_no_later_message_trains(folder: Path) -> None:
     for client in range(len(data)):
         train, valid, test = (time[np.asarray(data.rows(client, s))] for s in ("train", "valid", "test"))
         assert (len(train), len(valid), len(test)) == (24, 3, 3)
-        assert train.max() < valid.min() and valid.max() < test.min()
+        assert train.max() < valid.min()
+        assert valid.max() < test.min()
         assert (np.diff(train) > 0).all()  # own_prior counts what stands before
 
 
 def test_what_stands_beside_new_messages_comes_of_training_messages(folder: Path) -> None:
-    for order in ("time", "random"):
-        data = messages(folder, order)  # type: ignore[arg-type]
+    orders: tuple[Order, ...] = ("time", "random")
+    for order in orders:
+        data = messages(folder, order)
         label, time, own = (np.asarray(data.columns[n]) for n in ("label", "time", "own"))
         for client in range(len(data)):
             train = np.asarray(data.rows(client, "train"))
@@ -146,9 +149,7 @@ def test_logits_add_the_weighted_counts() -> None:
     torch.nn.init.constant_(model.own_weight, 2.0)
     own = torch.tensor([[0.5, -1.0]])
     text, length = torch.tensor([[1, 2]]), torch.tensor([2])
-    assert torch.equal(
-        model(text, length, own) - model.head(model.features(text, length)), 2 * own
-    ) or torch.allclose(model(text, length, own), model.head(model.features(text, length)) + 2 * own)
+    assert torch.allclose(model(text, length, own), model.head(model.features(text, length)) + 2 * own)
     alone = TextAndCounts(2, counts=False, embedding_dim=3).eval()
     assert torch.equal(alone(text, length, own), alone(text, length, 5 * own))
 
@@ -179,7 +180,7 @@ def test_the_quick_table_goes_on_where_it_stopped(
     assert "| split by time | federated text + private count prior and memory |" in first
     rows = read_results(tmp_path / "out" / "furl-channels-quick.json")
     values = {(r.scene, r.method): r.value for r in rows}
-    assert values["split by time", "local memory alone"] == 1.0  # a word tells the label
+    assert (values["split by time", "local memory alone"] or 0) > 0.9  # a word tells the label
     assert values["split by time", "federated text, one model for all"] is None
 
     def fail(*_: object, **__: object) -> None:

@@ -29,7 +29,8 @@ def log_shares(counts: Array, late: Array | float = 0.0, recent: float = 0.0, fl
 
     def share(of: Array) -> Array:
         total = of.sum(-1, keepdims=True)
-        return np.divide(of, total, out=np.full_like(of, 1 / of.shape[-1]), where=total > 1e-30)
+        found: Array = np.divide(of, total, out=np.full_like(of, 1 / of.shape[-1]), where=total > 1e-30)
+        return found
 
     mixed = (1 - recent) * share(counts) + (recent * share(np.asarray(late)) if recent else 0.0)
     found: Array = np.log(floor / counts.shape[-1] + mixed)
