@@ -18,7 +18,7 @@ from fedkeep.experiments.config import Config
 from fedkeep.experiments.reproductions import Request, Scale, reproduce, reproductions
 from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
-from fedkeep_papers.furl import table3
+from fedkeep_papers.furl import channels, table3
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot
 from fedkeep_papers.kteps import book
@@ -29,7 +29,7 @@ from fedkeep_papers.natural.scenes import Cell, Scene
 from tests.documents import ROOT
 
 RESULTS = ROOT / "results"
-ROOMS = ("furl", "kteps", "moe", "natural")
+ROOMS = ("channels", "furl", "kteps", "moe", "natural")
 READERS = {scene.name: Cell(scene, "FURL", 0, "full").config().data.reader for scene in NATURAL}
 SCALES: tuple[Scale, ...] = ("quick", "medium")
 
@@ -127,6 +127,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slot, "find", find)
         patch.setattr(table3, "build_data", data)
+        patch.setattr(channels, "source_of", lambda _: tuple(source_of("furl", "zulip_channels").items()))
         patch.setattr(table3._Sheet, "_references", lambda *_: [])
         patch.setattr(book.Book, "source", lambda *_: source_of("kteps", "fdu_mtl"))
         for place in (sheet, cells, methods):
@@ -138,7 +139,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         yield found
 
 
-FAST = ("kteps-table2", "moe-table2", "natural-users")
+FAST = ("furl-channels", "kteps-table2", "moe-table2", "natural-users")
 
 
 @pytest.mark.parametrize(
