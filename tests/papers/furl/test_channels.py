@@ -143,16 +143,15 @@ def test_nothing_but_federated_parameters_leaves_and_counts_are_no_parameter(fol
     data = messages(folder, "time")
     model = TextAndCounts(3, embedding_dim=4)
     run = simulate(model, table.recipe(), data, rounds=1, cohort=2, workers=1, progress=False)
-    assert set(run.server) == {"embedding.weight", "mlp.1.weight", "mlp.1.bias", "own_weight"}
+    assert set(run.server) == {"embedding.weight", "mlp.1.weight", "mlp.1.bias"}
     assert dict(run.server).keys() == dict(model.named_parameters()).keys()
 
 
-def test_logits_add_the_weighted_counts() -> None:
+def test_logits_add_the_own_counts() -> None:
     model = TextAndCounts(2, embedding_dim=3).eval()
-    torch.nn.init.constant_(model.own_weight, 2.0)
     own = torch.tensor([[0.5, -1.0]])
     text, length = torch.tensor([[1, 2]]), torch.tensor([2])
-    assert torch.allclose(model(text, length, own), model.head(model.features(text, length)) + 2 * own)
+    assert torch.allclose(model(text, length, own), model.head(model.features(text, length)) + own)
     alone = TextAndCounts(2, counts=False, embedding_dim=3).eval()
     assert torch.equal(alone(text, length, own), alone(text, length, 5 * own))
 

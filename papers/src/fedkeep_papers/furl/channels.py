@@ -39,14 +39,14 @@ ROWS = {
 """Rows of the tables: the title, and the cell that it is read from."""
 HALF_LIVES = (2.0, 4.0, 8.0, 16.0, 32.0, 128.0, 1024.0)
 GRID = {
-    "text": (0.5, 0.75, 1.0, 1.25),
+    "text": (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.25),
     "bayes": (0.0, 0.1, 0.2, 0.4, 0.8),
     "votes": (0.0, 0.2, 0.5, 1.0, 2.0),
 }
 """Weights of the text's logits, of naive Bayes and of the votes, of which those best on valid are taken."""
 RECIPE: Mapping[str, Any] = {
-    "dim": 64, "dropout": 0.3, "batch_size": 16, "cohort": 10, "local_rate": 0.5, "server_rate": 0.03,
-    "epochs": 2, "blocks": BLOCKS,
+    "dim": 64, "dropout": 0.3, "word_dropout": 0.0, "batch_size": 16, "cohort": 10, "local_rate": 0.5,
+    "server_rate": 0.03, "epochs": 2, "blocks": BLOCKS,
 }  # fmt: skip
 ABOUT = """\
 The channel of a message of `zulip_channels`, of 163, from its words and its author. By time, each user's first 80 % of
@@ -107,7 +107,11 @@ class Cell:
     @property
     def slot(self) -> Slot[Found]:
         """Where the result is kept."""
-        trained = {} if self.part == "local" else {"recipe": dict(RECIPE), "seed": self.seed}
+        trained = (
+            {}
+            if self.part == "local"
+            else {"recipe": dict(RECIPE), "text": list(GRID["text"]), "seed": self.seed}
+        )
         settings = {"cell": NAME, "order": self.order, "part": self.part, "users": self.users, **trained}
         file = self.slot_folder / f"{self.name}-{digest(settings, dict(self.source))}.json"
         return Slot(kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True)
@@ -122,26 +126,19 @@ class Cell:
         if self.part == "local":
             rows = counted(data) | {"local": mixed(data, memories(data), None)}
         else:
-            model, logits = self.trained(data, alone, progress)
+            logits = self.trained(data, alone, progress)
             if self.part == "text":
                 rows = {"global": scored(data, logits, {})}
             else:
-                weight = float(model.own_weight.detach())
-                offsets = {s: weight * own_of(data, s) for s in logits}
-                rows = {"prior": scored(data, {s: logits[s] + offsets[s] for s in logits}, {"own": weight})}
-                rows["memory"] = mixed(data, memories(data), logits)
+                rows = {"prior": mixed(data, None, logits), "memory": mixed(data, memories(data), logits)}
         self.slot.write(Found(rows, commit() or ""))
 
-    def trained(
-        self, data: FederatedData, alone: bool, progress: bool | None
-    ) -> tuple[TextAndCounts, dict[str, Array]]:
-        """Train by FedAvg; return the model, and the text's logits without the counts, (n, C), by split."""
+    def trained(self, data: FederatedData, alone: bool, progress: bool | None) -> dict[str, Array]:
+        """Train by FedAvg; return the text's logits without the counts, (n, C), by split."""
         torch.manual_seed(self.seed)
+        regular = {name: RECIPE[name] for name in ("dropout", "word_dropout")}
         model = TextAndCounts(
-            int(data.meta["classes"]),
-            counts=self.part == "own",
-            embedding_dim=RECIPE["dim"],
-            dropout=RECIPE["dropout"],
+            int(data.meta["classes"]), counts=self.part == "own", embedding_dim=RECIPE["dim"], **regular
         )
         run = simulate(
             model, recipe(), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
@@ -149,7 +146,7 @@ class Cell:
             resume=(self.runs / self.name / "run.json").exists(), progress=progress,
         )  # fmt: skip
         model.load_state_dict(dict(run.server), strict=False)
-        return model, {split: text_logits(model, data, split) for split in ("valid", "test")}
+        return {split: text_logits(model, data, split) for split in ("valid", "test")}
 
 
 def recipe() -> methods.Method:
@@ -209,24 +206,31 @@ def memories(data: FederatedData) -> dict[str, tuple[Array, Array]]:
 
 
 def mixed(
-    data: FederatedData, memory: Mapping[str, tuple[Array, Array]], text: Mapping[str, Array] | None
+    data: FederatedData, memory: Mapping[str, tuple[Array, Array]] | None, text: Mapping[str, Array] | None
 ) -> Scored:
-    """Return own counts + a · naive Bayes + b · log(0.05 + votes) (+ w · text), with the weights best on valid.
+    """Return own counts + w · text + a · naive Bayes + b · log(0.05 + votes), with the weights best on valid.
 
     Devices would send how many of their validation examples are right under each triple, and nothing else.
+
+    Args:
+        data: with the column ``own``.
+        memory: by split, what ``memories`` returns; None: without a and b.
+        text: by split, (n, C); None: without w.
     """
-    weights = [dict(zip(GRID, each, strict=True)) for each in product(*GRID.values())]
-    weights = weights if text is not None else [w for w in weights if w["text"] == 1]
-    logs = {s: np.log(0.05 + votes) for s, (_, votes) in memory.items()}
-    own = {s: own_of(data, s) for s in memory}
+    given = {"text": text is not None, "bayes": memory is not None, "votes": memory is not None}
+    names = [name for name, there in given.items() if there]
+    weights = [dict(zip(names, each, strict=True)) for each in product(*(GRID[name] for name in names))]
+    own = {s: own_of(data, s) for s in ("valid", "test")}
 
     def scores(split: str, w: Mapping[str, float]) -> Array:
-        found = own[split] + w["bayes"] * memory[split][0] + w["votes"] * logs[split]
+        found = own[split]
+        if memory is not None:
+            bayes, votes = memory[split]
+            found = found + w["bayes"] * bayes + w["votes"] * np.log(0.05 + votes)
         return found if text is None else found + w["text"] * text[split]
 
     best = max(weights, key=lambda w: accuracy(data, scores("valid", w), "valid"))
-    shown = best if text is not None else {n: v for n, v in best.items() if n != "text"}
-    return scored(data, {s: scores(s, best) for s in memory}, shown)
+    return scored(data, {s: scores(s, best) for s in own}, best)
 
 
 def accuracy(data: FederatedData, scores: Array, split: str) -> float:
@@ -330,7 +334,7 @@ def written(request: Request, cells: Sequence[Cell]) -> Path:
         f"- {cell.name}, {ROWS[key][0]}: {', '.join(f'{n} {v:.4g}' for n, v in row.chosen.items())}"
         for cell, f in finished.items() for key, row in f.result.rows.items() if row.chosen
     )  # fmt: skip
-    said = f"Chosen on valid (but for `own`, which is trained):\n\n{chosen}" if chosen else ""
+    said = f"Chosen on valid:\n\n{chosen}" if chosen else ""
     recipe_said = "Recipe: " + ", ".join(f"`{n} = {v}`" for n, v in RECIPE.items()) + "."
     unfinished = [cell.name for cell in cells if cell not in finished]
     missing = f"**Not finished**: {', '.join(unfinished)}." if unfinished else ""

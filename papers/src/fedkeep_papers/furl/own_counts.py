@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import DataError, check_choice
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged, offsets_of
 from fedkeep.models import BagOfWords
+from fedkeep.models.text import thinned
 from fedkeep_papers.furl.memory import own_prior
 from fedkeep_papers.furl.zulip import zulip_channels
 
@@ -74,26 +74,32 @@ def with_pairs(text: Ragged) -> Ragged:
 
 
 class TextAndCounts(BagOfWords):
-    """Bag of words and pairs → dropout → linear, + weight · own counts → logits. Nothing of it is private but ``own``.
+    """Bag of words and pairs → dropout → linear, + own counts → logits. What is private stands in the column ``own``.
 
     Args:
         classes: labels.
         counts: add the own counts; without them the text alone decides.
         embedding_dim: length of an id's vector, and of the text's.
-        dropout: share of the text vector's entries that are dropped in training.
+        dropout, word_dropout: share of the text vector's entries, and of ids, that are dropped in training.
     """
 
     def __init__(
-        self, classes: int, *, counts: bool = True, embedding_dim: int = 64, dropout: float = 0.3
+        self,
+        classes: int,
+        *,
+        counts: bool = True,
+        embedding_dim: int = 64,
+        dropout: float = 0.3,
+        word_dropout: float = 0.0,
     ) -> None:
         super().__init__(WORDS + PAIRS, classes, 0, embedding_dim=embedding_dim, mlp=1)
         self.mlp = nn.Sequential(nn.Dropout(dropout), nn.Linear(embedding_dim, classes))
         nn.init.zeros_(self.embedding.weight)
-        if counts:
-            self.own_weight = nn.Parameter(torch.ones(1))
+        self.counts, self.word_dropout = counts, word_dropout
 
     def forward(self, text: Tensor, text_length: Tensor, own: Tensor) -> Tensor:  # type: ignore[override]
         """Return logits, (B, classes), for ids (B, L), lengths (B,) and log shares (B, classes)."""
+        if self.training and self.word_dropout:
+            text, text_length = thinned(text, text_length, self.word_dropout)
         logits = self.head(self.features(text, text_length))
-        weight: Tensor | None = getattr(self, "own_weight", None)
-        return logits if weight is None else logits + weight * own
+        return logits + own if self.counts else logits
