@@ -54,9 +54,6 @@ def test_by_time_a_count_prior_knows_earlier_messages_only() -> None:
     changed = own_prior(np.array([0, 1, 1, 1]), TIME, 2, by_time=True)[1]
     assert np.array_equal(changed[:3], beside[:3])  # a message's own label, and later ones, change nothing
 
-    two = own_prior(LABEL, TIME, 2, by_time=True, blocks=2)[1]  # a message's own block, of two, doesn't count
-    assert np.exp(two) == pytest.approx(np.stack([[0.5 + floor] * 2, [0.5 + floor] * 2, third, third]))
-
 
 def test_naive_bayes_is_shrunk_and_votes_are_cosines() -> None:
     train = Ragged.from_rows([[1, 2, 2], [1, 3]])  # a word counts once a message

@@ -15,7 +15,6 @@ from fedkeep.data.columns import Ragged
 
 Array = NDArray[Any]
 DAY = 86_400.0
-BLOCKS = 8
 
 
 def log_shares(counts: Array, late: Array | float = 0.0, recent: float = 0.0, floor: float = 1e-3) -> Array:
@@ -53,13 +52,11 @@ def own_prior(
     by_time: bool,
     half_life: float = 8.0,
     recent: float = 0.6,
-    blocks: int = BLOCKS,
 ) -> tuple[Array, Array]:
     """Return a user's log shares for new messages, (C,), and those beside each training message, (n, C).
 
-    A training message's own label is left out of what stands beside it. By time, it is the earlier blocks of messages
-    that count, later ones of them more: in its own block a message would find its neighbours, which new messages lack.
-    Otherwise all others count alike.
+    A training message's own label is left out of what stands beside it. By time, only earlier messages count, later
+    ones of them more. Otherwise all others count alike, as the nearest in time would tell of the message itself.
 
     Args:
         label, time: of the n training messages, by rising time if ``by_time``.
@@ -67,17 +64,14 @@ def own_prior(
         by_time: whether the split is by time.
         half_life: in days.
         recent: weight of the decayed shares beside the plain ones.
-        blocks: into which the training messages are cut; of 8, each is as long as what validates.
     """
     one = decayed(label, np.zeros(len(label)), classes, 1.0)
     if not by_time:
         total = one.sum(0)
         return log_shares(total), log_shares(total - one)
-    length = -(-len(label) // blocks) or 1
-    before = np.arange(len(label)) // length * length  # where a message's block begins
     late = decayed(label, time, classes, half_life)
     plain, late = (np.cumsum(np.vstack([np.zeros(classes), each]), 0) for each in (one, late))
-    return log_shares(plain[-1], late[-1], recent), log_shares(plain[before], late[before], recent)
+    return log_shares(plain[-1], late[-1], recent), log_shares(plain[:-1], late[:-1], recent)
 
 
 def memory_scores(
