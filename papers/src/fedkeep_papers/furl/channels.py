@@ -45,7 +45,7 @@ GRID = {
 }
 """Weights of the text's logits, of naive Bayes and of the votes, of which those best on valid are taken."""
 RECIPE: Mapping[str, Any] = {
-    "dim": 64, "dropout": 0.3, "word_dropout": 0.0, "batch_size": 16, "cohort": 10, "local_rate": 0.5,
+    "dim": 64, "dropout": 0.3, "word_dropout": 0.3, "batch_size": 16, "cohort": 10, "local_rate": 0.5,
     "server_rate": 0.03, "epochs": 2,
 }  # fmt: skip
 ABOUT = """\
