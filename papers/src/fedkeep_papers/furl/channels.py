@@ -23,11 +23,11 @@ from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.furl.memory import Array, decayed, memory_scores
-from fedkeep_papers.furl.own_counts import TextAndCounts, messages
+from fedkeep_papers.furl.own_counts import Order, TextAndCounts, messages
 from fedkeep_papers.kit.cells import Slot, digest, note_on_stale, runs_of
 
 NAME = "furl-channels"
-ORDERS = {"time": "split by time", "random": "random split"}
+ORDERS: Mapping[Order, str] = {"time": "split by time", "random": "random split"}
 ROWS = {
     "counting": ("counting", "local"),
     "decayed": ("counting, decayed", "local"),
@@ -85,7 +85,7 @@ class Found:
 class Cell:
     """What is computed at once: the rows that need no training (``local``), or those of one federated model."""
 
-    order: Any
+    order: Order
     part: str
     seed: int
     scale: str
@@ -118,11 +118,9 @@ class Cell:
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
-        if self.data is None:
-            raise DataError(
-                f"{NAME} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
-            )
-        data = messages(self.data / "zulip_channels", self.order, self.users)
+        data = messages(
+            (self.data or Path()) / "zulip_channels", self.order, self.users
+        )  # source_of has read it
         if self.part == "local":
             rows = counted(data) | {"local": mixed(data, memories(data), None)}
         else:
