@@ -123,6 +123,17 @@ def test_furl() -> None:
             check(f"{scene}, {name}", re.sub(r"\([^)]*\)", "", cell), percent(row))
 
 
+def test_channels() -> None:
+    rows = by_scene("furl-channels")
+    body = table(MEASURED, lambda t: t[0][0] == "channel of a message")
+    scenes = [scene + part for scene in ("split by time", "random split") for part in (", valid", "")]
+    assert {name for name, *_ in body} == {method for _, method in rows}
+    for name, *cells in body:
+        for scene, cell in zip(scenes, cells, strict=True):
+            row = rows[scene, name]
+            check(f"{scene}, {name}", cell, [] if row["value"] is None else percent(row))
+
+
 def mean(file: str, scene: str, method: str, metric: str = "") -> float:
     """Return the mean of one method on a scene of a results file."""
     (row,) = [
