@@ -80,6 +80,7 @@ def test_a_private_bias_goes_into_no_layer() -> None:
     assert place_of(net, net.initial(), {"x": torch.randn(2, 4)}, "user") is None
 
 
+@pytest.mark.slow
 def test_predictions_give_the_vector() -> None:
     net, batch = Net(model().double()), texts(60)
     known = net.initial()

@@ -20,6 +20,7 @@ from fedkeep.core.errors import DataError
 FEW = 300  # of 10 000
 
 
+@pytest.mark.slow
 def test_a_part_of_the_campaign_finds_nothing() -> None:
     found = list(fault_inputs.classes(FEW, seed=1))
     assert [one["name"] for one in found] == list(fault_inputs.makers())
@@ -76,6 +77,7 @@ def test_inputs_are_drawn_from_their_key(tmp_path: Path) -> None:
     assert all(first == second for first, second in made.values())
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_a_crash() -> None:
     worker = Worker()
     try:

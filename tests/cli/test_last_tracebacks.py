@@ -241,6 +241,7 @@ def test_ctrl_c_while_the_libraries_are_loaded(tmp_path: Path) -> None:
     assert (process.returncode, complaint) == (130, "Stopped.\n")
 
 
+@pytest.mark.slow
 def test_the_script_runs_the_command() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", "from fedkeep_command import main; main()", "--version"]

@@ -90,6 +90,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_library_leaves_the_process_alone_and_its_processes_follow_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SIMULATED, encoding="utf-8")
     done = subprocess.run(

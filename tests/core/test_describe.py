@@ -121,6 +121,7 @@ fedkeep.simulate(
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_another_function_of_the_script(tmp_path: Path) -> None:
     def go(factor: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"

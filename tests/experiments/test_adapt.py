@@ -109,6 +109,7 @@ def test_clients_start_from_what_they_kept() -> None:
     )
 
 
+@pytest.mark.slow
 def test_processes_give_the_same() -> None:
     run = rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2))
     one, two = adapt_clients(run), adapt_clients(run, workers=2)
@@ -120,6 +121,7 @@ def by_name(server: Global, client: str) -> Sent:
     return Sent(params={n: v + len(client) * int(client[-1]) for n, v in server.params.items()})
 
 
+@pytest.mark.slow
 def test_processes_are_given_what_each_client_is_sent() -> None:
     method = methods.fine_tuned(tune_epochs=2).on_server(send=by_name)
     run = rooted(FEDAVG, Logits().double(), method)

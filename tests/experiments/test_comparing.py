@@ -56,6 +56,20 @@ def edit(folder: Path, **changes: Any) -> None:
     (folder / "run.json").write_bytes(sealed_bytes(read_info(folder) | changes))
 
 
+def test_methods_that_do_not_fit_are_all_named_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        planned(tmp_path / "c", ("furl", "knn_per", "feddbe"))
+    head, *lines = str(error.value).split("\n")
+    assert head == "2 of 5 methods do not fit:"
+    assert lines[0].startswith(
+        "- knn_per: Linear has no method 'features'"
+    )  # asked for where clients are judged
+    assert lines[1].startswith("- feddbe: Linear has no part 'classifier'")
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(ConfigError, match="^knn_per: Linear has no method 'features'"):
+        planned(tmp_path / "c", ("furl", "knn_per"))
+
+
 def test_all_seeds_have_the_data_of_the_configurations_seed(tmp_path: Path) -> None:
     made = planned(tmp_path / "c")
     assert [v.config.name for v in made.variants] == ["fedavg", "furl", "local", "fine_tuned"]

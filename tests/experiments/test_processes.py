@@ -25,6 +25,7 @@ def report(_: int) -> tuple[int, list[str], int]:
     return torch.get_num_threads(), list(_KNOWN), os.getpid()
 
 
+@pytest.mark.slow
 def test_each_begins_with_its_threads_and_what_it_was_given() -> None:
     with processes(1, 1, begin=remember, given=("a", "b")) as pool:
         (first, second) = pool.map(report, range(2))

@@ -54,6 +54,7 @@ def test_one_after_another_in_this_process(tmp_path: Path, capsys: pytest.Captur
     run_tasks([], 2)
 
 
+@pytest.mark.slow
 def test_side_by_side_each_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

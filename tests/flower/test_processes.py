@@ -27,7 +27,9 @@ DEAF = [
 ]
 
 
-@pytest.mark.parametrize("command", [SLEEP, DETACHED, DEAF])
+@pytest.mark.parametrize(
+    "command", [SLEEP, *(pytest.param(one, marks=pytest.mark.slow) for one in (DETACHED, DEAF))]
+)
 def test_nothing_is_left_when_the_block_is_left(command, tmp_path):
     with Processes(tmp_path) as processes:
         processes.start("one", command)

@@ -162,7 +162,7 @@ class TestHistory:
             store.begin("a", Wanted(1, 10))
         assert str(error.value) == (
             "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
-            "accepted), 3 (round 3, staged). Restore its state from a copy, or let the client begin anew."
+            "accepted), 3 (round 3, staged). Restore its state from a copy, or let the client start from default values."
         )
 
 

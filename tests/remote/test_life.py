@@ -140,7 +140,7 @@ class TestAnotherRun:
         said = header_of(continued(new, old, tmp_path), Refused).reason
         assert said == (
             "The private states of the run 'old' do not fit the new one: 'more' is new. Continue with what they were made "
-            "with, or let what changed begin anew: on_change = 'anew'."
+            "with, or let what changed start from default values: on_change = 'anew'."
         )
         assert not file_of(tmp_path, NEW).exists()
 

@@ -213,7 +213,7 @@ def test_a_new_layer_begins_anew_and_the_others_migrate_by_name(tmp_path: Path) 
     assert said(tmp_path / "new") == [
         f"2 federated parameters begin with round 3 of the run {run}.",
         "The federated parameter 'last' is new: it begins with the model's own values.",
-        "The server optimiser's state begins anew: step.",
+        "The server optimiser's state is not taken over, it starts from its initial values: step.",
     ]
 
 
@@ -248,7 +248,9 @@ def test_that_the_methods_state_begins_anew_is_told(tmp_path: Path) -> None:
     devices = Devices("scaffold", tmp_path)
     second(tmp_path, devices, "scaffold")
     devices.close()
-    assert any(t.startswith("The method's state on the server begins anew: ") for t in said(tmp_path / "new"))
+    assert any(
+        t.startswith("The method's state on the server is not taken over, ") for t in said(tmp_path / "new")
+    )
 
 
 @pytest.mark.parametrize("rounds", [0, 1])

@@ -262,6 +262,7 @@ os._exit(0)  # the log stays, as after a kill
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 def test_a_forked_process_does_not_use_the_connection_and_harms_nothing(tmp_path: Path) -> None:
     """Closed in a copy of the process, SQLite would remove the log that this one writes."""

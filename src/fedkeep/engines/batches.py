@@ -88,7 +88,7 @@ def batches(
     whose = None if owners is None else owners(rows)
     left = phase.steps
     for _ in itertools.count() if left is not None else range(phase.epochs):
-        for chosen in _one_pass(rows, whose, phase.batch_size, rng):
+        for chosen in _one_pass(rows, whose, phase, rng):
             if left is not None:
                 left -= 1
                 if left < 0:
@@ -97,20 +97,26 @@ def batches(
 
 
 def _one_pass(
-    rows: np.ndarray, owners: np.ndarray | None, size: int, rng: np.random.Generator
+    rows: np.ndarray, owners: np.ndarray | None, phase: Phase, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Return the mini-batches of one pass; with ``owners``, one client's each, in mixed order."""
     if owners is None:
-        order = rng.permutation(rows)
-        return [order[start : start + size] for start in range(0, len(order), size)]
+        return _cut(rng.permutation(rows), phase)
     each = [rng.permutation(rows[owners == owner]) for owner in np.unique(owners)]
-    chunks = [mine[start : start + size] for mine in each for start in range(0, len(mine), size)]
+    chunks = [chunk for mine in each for chunk in _cut(mine, phase)]
     return [chunks[place] for place in rng.permutation(len(chunks))]
+
+
+def _cut(order: np.ndarray, phase: Phase) -> list[np.ndarray]:
+    size, number = phase.batch_size, steps_per_pass(len(order), phase)
+    return [order[k * size : (k + 1) * size if k + 1 < number else None] for k in range(number)]
 
 
 def steps_per_pass(examples: int, phase: Phase) -> int:
     """Return how many mini-batches one pass over this many examples makes."""
-    return -(-examples // phase.batch_size)
+    full, left = divmod(examples, phase.batch_size)
+    merged = phase.merge_single and full and left == 1
+    return full + (left > 0 and not merged)
 
 
 def gathered(

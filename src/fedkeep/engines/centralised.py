@@ -17,7 +17,7 @@ from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows
-from fedkeep.engines.batches import Stream
+from fedkeep.engines.batches import Stream, steps_per_pass
 from fedkeep.engines.single import local_run
 from fedkeep.engines.tables.lazy import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
@@ -70,9 +70,9 @@ class Centralised:
     @staticmethod
     def _steps(job: Job, net: PooledNet, clients: Sequence[int]) -> int:
         counts = np.array([len(train_rows(job.data, c)) for c in clients])
-        examples = counts if net.by_client else counts.sum()
+        passes = counts.tolist() if net.by_client else [int(counts.sum())]
         return sum(
-            p.steps if p.steps is not None else p.epochs * int((-(-examples // p.batch_size)).sum())
+            p.steps if p.steps is not None else p.epochs * sum(steps_per_pass(n, p) for n in passes)
             for p in job.method.client.phases
         )
 

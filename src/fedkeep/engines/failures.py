@@ -26,7 +26,10 @@ def model_error(who: str, examples: int, error: Exception, more: str = "") -> Me
     elif isinstance(error, IndexError):
         advice += ": an id or a label may be beyond what it was made for"
     elif examples == 1:
-        advice += "; batch normalisation needs more than one example"
+        advice += (
+            "; batch normalisation needs more than one example: merge_single = True lets a last one join the "
+            "mini-batch before it"
+        )
     batch = f"a batch of {examples} example{'s' * (examples != 1)}"
     return MethodError(
         f"{who}: the model failed on {batch}: {str(error).strip().rstrip('.')}. {advice}.{more}"

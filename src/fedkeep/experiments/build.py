@@ -46,7 +46,8 @@ __all__ = [
 ]  # fmt: skip
 
 LOCAL: dict[str, Any] = {
-    "epochs": int, "batch_size": int, "clip_norm": float | None, "clip_over": Literal["all", "halves"],
+    "epochs": int, "batch_size": int, "merge_single": bool, "clip_norm": float | None,
+    "clip_over": Literal["all", "halves"],
 }  # fmt: skip
 """Keys of a method's table that its local phase is made of, beside ``loss`` and ``optimizer``."""
 SERVER: dict[str, Any] = {"weighting": Literal["examples", "uniform"]}

@@ -166,7 +166,7 @@ def plan(
 
     Raises:
         ConfigError: data differ, a name is not known, the folder is another comparison's, the metric has no value for a
-            single example, or a method fits neither model nor data.
+            single example, or methods do not fit model and data; each is named.
     """
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
@@ -184,11 +184,21 @@ def plan(
     chosen = [c.model_copy(update={"data": settled}) for c in _chosen(configs, methods, references)]
     for config in chosen:
         _check_judged(config, seeds)
-    variants = tuple(fitted(config, data, folder) for config in chosen)
+    variants, misfits = list[Variant](), list[ConfigError]()
+    for config in chosen:
+        try:
+            variants.append(fitted(config, data, folder))
+        except ConfigError as error:
+            misfits.append(error)
+    if misfits[1:]:
+        listed = "".join(f"\n- {error}" for error in misfits)
+        raise ConfigError(f"{len(misfits)} of {len(chosen)} methods do not fit:{listed}")
+    if misfits:
+        raise misfits[0]
     title = wording.printable(first.name or data.meta.get("name") or "Comparison")
     made = Plan(
-        out=out, variants=variants, seeds=tuple(seeds), data=data, folder=folder, references=references, metric=metric,
-        title=title,
+        out=out, variants=tuple(variants), seeds=tuple(seeds), data=data, folder=folder, references=references,
+        metric=metric, title=title,
     )  # fmt: skip
     _check_folder(made)
     return made

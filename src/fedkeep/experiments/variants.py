@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
-from fedkeep.core.errors import ConfigError, FedkeepError, first_line
-from fedkeep.data import FederatedData
+from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, first_line
+from fedkeep.data import SPLITS, FederatedData
+from fedkeep.data.federated import take
 from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, offered_methods
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.options import accepted
+from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.sources import named
+from fedkeep.methods import Method
 
 HEAD, ENCODER = "head.*", "encoder.*"
 """What methods call a model's last layer, and all below it."""
+TRIED = 4
+"""Examples of each client and split in the round that shows whether a method fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +69,8 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     """Return an experiment as a comparison runs it: its method fits the model, and references are judged beside it.
 
     A method that keeps a head or an encoder private by default has the model's last layer, or all below it, in its
-    place where the model names none so. Where the shared part alone can predict it is judged too; where clients have
-    models of their own only after adapting, these are.
+    place where the model names none so. A round of a cohort with a few examples each is tried. Where the shared part
+    alone can predict it is judged too; where clients have models of their own only after adapting, these are.
 
     Args:
         config: the experiment.
@@ -79,6 +86,7 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
         config, note = _with_layers(config, model)
         method = build_method(config.method)
         module = method.made_for(model)
+        _try(config, model, method, data)
     except FedkeepError as error:
         raise ConfigError(f"{name}: {error}") from error
     except (
@@ -97,6 +105,28 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     shared = federated and not later and own and method.predict_shared is not None
     run = config.run.model_copy(update={"evaluate_shared": shared, "evaluate_adapted": later})
     return Variant(config=config.model_copy(update={"run": run}), note=note)
+
+
+def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) -> None:
+    """Run a round over a cohort with a few examples of each split, and judge it; a loss may become NaN."""
+    trains = np.flatnonzero(data.counts("train"))[: config.run.cohort]
+    parts = [(int(c), split, data.rows(int(c), split)[:TRIED]) for c in trains for split in SPLITS]
+    few = FederatedData.from_columns(
+        [data.ids[client] for client, _, rows in parts for _ in rows],
+        take(data.columns, np.array([row for _, _, rows in parts for row in rows])),
+        [split for _, split, rows in parts for _ in rows],
+        {name: value for name, value in data.meta.items() if name not in ("traits", "best")},
+    )
+    engine = "pooled" if config.run.engine == "pooled" else "sequential"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself says them
+        try:
+            simulate(
+                model, method, few, rounds=1, cohort=max(1, len(trains)), engine=engine, progress=False,
+                accelerate=False,
+            )  # fmt: skip
+        except NonFiniteError:
+            return
 
 
 def _with_layers(config: Config, model: nn.Module) -> tuple[Config, str]:

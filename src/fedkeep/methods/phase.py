@@ -60,6 +60,8 @@ class Phase:
         epochs: passes over the client's examples.
         steps: if given, this many mini-batches instead of ``epochs`` passes.
         batch_size: examples a mini-batch; the last one of a pass may be smaller.
+        merge_single: a last mini-batch of one example joins the one before it, as batch normalisation cannot train on
+            one example. A client that has only one is an error still.
         clip_norm: if given, gradients are scaled down to this L2 norm.
         clip_over: the norm is over ``"all"`` that the phase trains, or over its ``"halves"``, federated and private
             each by itself. Over all, a large private gradient makes the federated one smaller, so its size leaves the
@@ -78,6 +80,7 @@ class Phase:
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
+    merge_single: bool = False
     clip_norm: float | None = None
     clip_over: Literal["all", "halves"] = "all"
     examples: Use = "opted_in"
@@ -100,7 +103,13 @@ class Phase:
     @property
     def schedule(self) -> tuple[object, ...]:
         """What phases must agree in to take turns on the same mini-batches."""
-        return (self.epochs if self.steps is None else 0, self.steps, self.batch_size, self.examples)
+        return (
+            self.epochs if self.steps is None else 0,
+            self.steps,
+            self.batch_size,
+            self.merge_single,
+            self.examples,
+        )
 
     def trained_names(self, split: Split, names: list[str]) -> list[str]:
         """Return which of ``names`` (the model's trainable parameters) this phase trains; what is frozen, it does not.

@@ -182,7 +182,9 @@ def begun(net: Net, method: Method, older: Older, on_change: OnChange, events: E
         events.note("began", f"The federated parameter {_change(name, there, here)}: {_instead(name, here)}.")
     for part, what in ANEW.items():
         if names := under(f"{part}/", older.values):
-            events.note("began", f"{what} begins anew: {_some(names)}.")
+            events.note(
+                "began", f"{what} is not taken over, it starts from its initial values: {_some(names)}."
+            )
     module = copy.deepcopy(net.module)
     module.load_state_dict({name: params[name] for name in same}, strict=False)
     return Net(module)

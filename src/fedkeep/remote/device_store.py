@@ -139,7 +139,7 @@ class DeviceStore:
         same = " of another attempt" if any(row.version == wanted.version for row in rows) else ""
         return (
             f"The order wants version {wanted.version}{same} of what client {client!r} keeps in the run {self.run!r}; "
-            f"this device has {there}. Restore its state from a copy, or let the client begin anew."
+            f"this device has {there}. Restore its state from a copy, or let the client start from default values."
         )
 
     def stage(

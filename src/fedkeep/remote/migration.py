@@ -52,7 +52,7 @@ def migrated(
     if changes and on_change == "refuse":
         raise StoreError(
             f"The private states of the run {old.run!r} do not fit the new one: {'; '.join(changes)}. Continue with "
-            f"what they were made with, or let what changed begin anew: on_change = 'anew'."
+            f"what they were made with, or let what changed start from default values: on_change = 'anew'."
         )
     for client, wanted in versions.items():
         try:
@@ -77,7 +77,7 @@ def _accepted(old: DeviceFile, client: str, wanted: Wanted) -> Params:
     if row is None:
         raise MissingError(
             f"This device does not have version {wanted.version} of what client {client!r} keeps in the run "
-            f"{old.run!r}. Restore it from a copy, or let the client begin anew: on_missing = 'anew'."
+            f"{old.run!r}. Restore it from a copy, or let the client start from default values: on_missing = 'anew'."
         )
     after = old.values(row)
     name = str(old.about.agreed.get("accept"))
@@ -87,6 +87,6 @@ def _accepted(old: DeviceFile, client: str, wanted: Wanted) -> Params:
     if parent is None or name not in RULES:
         raise MissingError(
             f"Version {wanted.version} of what client {client!r} keeps in the run {old.run!r} was never accepted on "
-            f"this device. Finish that run, or let the client begin anew: on_missing = 'anew'."
+            f"this device. Finish that run, or let the client start from default values: on_missing = 'anew'."
         )
     return RULES[name](Kept.of(old.values(parent)), Kept.of(after), wanted.share).flat

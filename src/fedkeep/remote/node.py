@@ -280,7 +280,9 @@ class Node:
             if client in self.clients
         }
         if old and wanted and self.terms.on_missing == "anew" and not file_of(self.folder, old).exists():
-            self.tell(f"The run {old!r} has no private state on this device. Its clients begin anew.")
+            self.tell(
+                f"The run {old!r} has no private state on this device. Its clients start from default values."
+            )
             wanted = {}
         if not old or not wanted:
             create(path, about)

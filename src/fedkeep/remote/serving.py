@@ -134,7 +134,7 @@ def _begin(one: ClientOrder, job: Job, held: Held, store: States, anew: bool, te
     except MissingError as error:
         if not anew:
             raise
-        tell(f"{error} It begins anew.")
+        tell(f"{error} It starts from default values.")
         kept = store.begin_anew(client, wanted)
     held.write([place], {name: value.unsqueeze(0) for name, value in kept.items()})
 

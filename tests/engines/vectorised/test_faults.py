@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedkeep import Phase, methods, sgd
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Sequential, Vectorised
+from fedkeep.engines.batches import Stream, batches, steps_per_pass
 from fedkeep.methods.terms import squared_error
 from tests.engines.test_round import BROKEN, Fragile
 from tests.engines.vectorised.cohorts import close, cohort, furl
@@ -47,5 +49,28 @@ def test_clients_whose_model_fails_are_named() -> None:
     assert str(error.value) == (
         "Clients 'user-0', round 3: the model failed on a batch of 1 example: Expected more than 1 value per channel "
         "when training, got input size torch.Size([1, 3]). Check its forward and the data's columns; batch normalisation "
-        "needs more than one example. engine='sequential' says which client it is."
+        "needs more than one example: merge_single = True lets a last one join the mini-batch before it. engine='sequential' says which client it is."
     )
+
+
+def test_a_last_example_joins_the_mini_batch_before_it() -> None:
+    """What broke down above trains: user-0 has mini-batches of 5 in place of 4 and 1, the others of 4 and 4."""
+    local = Phase(batch_size=4, merge_single=True)
+    work = job(Noisy().double(), methods.furl("user", local=local), classes(counts=(5, 8, 8)))
+    found = cohort(work, Sequential())
+    close(cohort(work, Vectorised()), found)
+    whole = job(Noisy().double(), methods.furl("user", local=local.but(batch_size=5)), classes(counts=(5,)))
+    close(found[:1], cohort(whole, Sequential()))
+
+
+def test_what_a_pass_is_cut_into() -> None:
+    def sizes(examples: int, size: int, merge: bool) -> list[int]:
+        phase = Phase(batch_size=size, merge_single=merge)
+        data = classes(counts=(examples,))
+        found = [len(b) for b in batches(data, np.arange(examples), phase, Stream(0, "user-0"), 0)]
+        assert len(found) == steps_per_pass(examples, phase)
+        return found
+
+    assert [sizes(n, 3, False) for n in (1, 3, 4, 5, 7)] == [[1], [3], [3, 1], [3, 2], [3, 3, 1]]
+    assert [sizes(n, 3, True) for n in (1, 3, 4, 5, 7)] == [[1], [3], [4], [3, 2], [3, 4]]
+    assert sizes(3, 1, True) == [1, 1, 1]  # all are single, as asked for

@@ -87,6 +87,7 @@ def test_clients_count_by_their_reviews_or_alike(
     assert not torch.equal(rounds.server.params["classifier.2.bias"], start["classifier.2.bias"])
 
 
+@pytest.mark.slow
 def test_table_3_of_iyy(reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = (
         ("run.rounds", "2"),

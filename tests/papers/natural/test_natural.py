@@ -37,6 +37,7 @@ def ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return given
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The table .* is trained and sent whole"
 )  # Ditto's pull reads all of its copy
