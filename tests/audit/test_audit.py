@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeep import Phase, methods
+from fedkeep import Phase, methods, sgd
 from fedkeep.audit import audit
 from fedkeep.audit.bench import Bench, States, changed, items, same, still
 from fedkeep.audit.canaries import kept_rows, opted_out, planted, replaced, small, sources, with_opt_out
@@ -17,9 +17,11 @@ from fedkeep.audit.findings import Allowed
 from fedkeep.audit.images import describe_image
 from fedkeep.audit.wire import patterns
 from fedkeep.core.errors import ConfigError
-from fedkeep.methods.copies import OnCopy
+from fedkeep.data import toy
+from fedkeep.methods.copies import OnCopy, PulledCopy
 from fedkeep.methods.reveals import revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
+from fedkeep.models import Linear
 from fedkeep.remote.node import told_counts
 from fedkeep.remote.packet import Packet
 from tests.audit import leaks
@@ -208,6 +210,24 @@ VALUES = torch.tensor([0.123456, -1.75, 3.0625e-2, 2.5])
 def test_values_are_found_in_bytes(content: bytes) -> None:
     assert any(p in b"begin" + content + b"end" for p in patterns(VALUES))
     assert not any(p in content for p in patterns(VALUES.flip(0) + 1))
+
+
+def test_what_is_searched_for_stands_in_no_message_by_chance() -> None:
+    """Four bytes would, in one of some megabytes."""
+    assert min(map(len, patterns(torch.randn(100)))) >= 8
+
+
+@pytest.mark.parametrize("make", [methods.mr_mtl, methods.fedamp])
+def test_a_loss_that_tells_how_far_a_private_copy_is_says_so(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = make(lam=1e3, local=Phase(batch_size=4, optimizer=sgd(1e-6)))
+    data = toy(users=3, examples=16, features=3)
+    assert audit(Linear(3, 3), method, data, rounds=1).ok
+    monkeypatch.setattr(PulledCopy, "reveals", ())
+    [leak] = audit(Linear(3, 3), method, data, rounds=1).leaks
+    assert leak.leaves == "loss"
+    assert leak.how == "the squared norm of the values"
 
 
 def test_values_that_ride_beside_a_message_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from fedkeep.remote.packet import Packet
 Wire = Callable[[Packet], bytes]
 """Turns a message into the bytes that travel."""
 PLACES = 8
-"""Neighbouring pairs of values that are searched for, spread over a tensor."""
+"""Runs of neighbouring values that are searched for, spread over a tensor."""
+LENGTH = 8
+"""Bytes of a run; of four, one would stand in a message of some megabytes by chance."""
 DIGITS = 8
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -23,7 +25,7 @@ TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def look_at_bytes(audit: Looking) -> None:
     """Plant canaries in all that a client keeps and trains on, and search for them in the bytes that leave.
 
-    Each is sought as pairs of neighbouring values, in every precision and either byte order, and as decimal digits.
+    Each is sought as runs of neighbouring values, in every precision and either byte order, and as decimal digits.
     """
     rows = np.asarray(audit.data.rows(0, "train"), np.int64)
     other = replaced(audit.data, rows, 1)
@@ -47,12 +49,12 @@ def patterns(values: Tensor) -> Iterator[bytes]:
     flat = values.detach().reshape(-1)
     if not flat.is_floating_point() or not len(flat):
         return
-    for place in np.unique(np.linspace(0, max(len(flat) - 2, 0), PLACES).round().astype(int)):
-        pair = flat[place : place + 2]
+    most = max(2, len(flat) // 2)  # of a tensor of few values a few are enough
+    for place in np.unique(np.linspace(0, max(len(flat) - min(4, most), 0), PLACES).round().astype(int)):
         for dtype in TYPES:
-            moved = pair.to(dtype)
-            if len(pair) * dtype.itemsize >= 4 and bool(moved.any()):
+            moved = flat[place : place + min(most, max(2, LENGTH // dtype.itemsize))].to(dtype)
+            if len(moved) * dtype.itemsize >= 4 and bool(moved.any()):
                 content = moved.view(torch.uint8).numpy()
                 yield content.tobytes()
                 yield content.reshape(-1, dtype.itemsize)[:, ::-1].tobytes()
-        yield repr(float(pair[0])).encode()[:DIGITS]
+        yield repr(float(flat[place])).encode()[:DIGITS]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, under
 from fedkeep.methods.features import extended
+from fedkeep.methods.reveals import reveals
 from fedkeep.methods.terms import Term
 from fedkeep.split import Split
 
@@ -55,6 +56,12 @@ class OnCopy(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         return self.term(net, copy_of(params), batch, received)
+
+
+@reveals("loss")
+@dataclass(frozen=True)
+class PulledCopy(OnCopy):
+    """A term that holds the private copy near what was received: the training loss tells how far it is."""
 
 
 def predict_copy(net: Net, params: Params, batch: Batch) -> Any:

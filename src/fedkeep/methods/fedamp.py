@@ -25,7 +25,7 @@ from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Sent
-from fedkeep.methods.copies import COPY, PREFIX, OnCopy, copy_of, predict_copy, with_copy
+from fedkeep.methods.copies import COPY, PREFIX, PulledCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
@@ -156,7 +156,7 @@ def fedamp(alpha: float = 1.0, sigma: float = 1.0, *, lam: float = 1.0, local: P
     check_positive(alpha=alpha, sigma=sigma)
     check_least(0, lam=lam)
     mixture = Mixture(alpha=float(alpha), sigma=float(sigma))
-    own = local.but(loss=OnCopy(term=local.loss + Proximal(mu=float(lam / alpha))), trains="private")
+    own = local.but(loss=PulledCopy(term=local.loss + Proximal(mu=float(lam / alpha))), trains="private")
     return Method(
         name="fedamp", split=COPY, client=Client(phases=(own,), finish=publish_parameters),
         server=Server(

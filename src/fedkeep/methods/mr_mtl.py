@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, OnCopy, predict_copy, with_copy
+from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, with_copy
 from fedkeep.methods.fedfusion import publish_own
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
@@ -33,7 +33,7 @@ def mr_mtl(lam: float = 0.1, *, local: Phase = Phase(), server: Server = Server(
     Raises:
         MethodError: λ is negative.
     """
-    own = local.but(loss=OnCopy(term=local.loss + Proximal(mu=float(lam))), trains="private")
+    own = local.but(loss=PulledCopy(term=local.loss + Proximal(mu=float(lam))), trains="private")
     return Method(
         name="mr_mtl", split=COPY, client=Client(phases=(own,), finish=publish_own), server=server,
         adapt=Adapt(phases=(own.but(epochs=10, examples="all"),)), predict=predict_copy, extend=with_copy,
