@@ -2,9 +2,9 @@
 
     python -m benchmarks.frontier --data DIR [--only zulip] [--seeds 0]
 
-FedAvg, FURL, FedRep and KTEPS, with ε of a whole run 1, 4, 8 and without noise, on zulip_channels and on Fashion-MNIST;
-beside them training alone, and counting: each client's most frequent training label. Small runs, of the rounds below.
-The last round is judged, on all clients' test examples together, so no round is chosen on data that ε leaves out.
+FedAvg, FURL, FedRep and, on texts, KTEPS, with ε of a whole run 1, 4, 8 and without noise, on zulip_channels and on
+Fashion-MNIST; beside them training alone, and counting: each client's most frequent training label. Small runs, of the
+rounds below. The last round is judged, on all clients' test examples together, so no round is chosen on data that ε leaves out.
 Writes ``results/frontier.json``, ``.md`` and ``.svg``; a finished cell is not computed again.
 """
 
@@ -203,7 +203,7 @@ def counted(data: FederatedData) -> float:
 
 def written(found: dict[str, Any]) -> None:
     """Write all that is known: numbers, tables and the figure."""
-    known = {name: SCENES[name] for name in found["counts"]}
+    known = {name: scene for name, scene in SCENES.items() if _values(found["counts"], f"{name}/")}
     figure = Figure(figsize=(4.5 * len(known), 3.8), layout="constrained")
     lines = [HEAD]
     places = figure.subplots(1, len(known), squeeze=False)[0]
@@ -219,9 +219,9 @@ def written(found: dict[str, Any]) -> None:
                 axes.axhline(heights.pop(0), color="0.5", linestyle="--", label="local alone")
             else:
                 axes.plot(list(heights), list(heights.values()), marker="o", label=method)
-        count = 100 * found["counts"][name]
-        rows.append(("Counts alone", f"{count:.1f}", *[""] * (len(EPSILONS) - 1)))
-        axes.axhline(count, color="0.5", linestyle=":", label="counts alone")
+        counts = _values(found["counts"], f"{name}/")
+        rows.append(("Counts alone", _text(counts), *[""] * (len(EPSILONS) - 1)))
+        axes.axhline(100 * float(np.mean(counts)), color="0.5", linestyle=":", label="counts alone")
         heads = tuple("no noise" if math.isinf(e) else f"ε = {e:g}" for e in EPSILONS)
         note = f"{scene.rounds} rounds, {scene.cohort} clients in each on average, Poisson; clipping adapts."
         lines.append(to_markdown(Table(("method", *heads), tuple(rows), scene.title, note), 2))
@@ -243,7 +243,8 @@ def written(found: dict[str, Any]) -> None:
 
 
 def _values(known: dict[str, Any], start: str) -> list[float]:
-    return [cell["accuracy"] for key, cell in known.items() if key.startswith(start)]
+    found = [value for key, value in known.items() if key.startswith(start)]
+    return [value["accuracy"] if isinstance(value, dict) else value for value in found]
 
 
 def _text(values: list[float]) -> str:
@@ -271,10 +272,11 @@ def main() -> None:
         done = found["cells"].get(cell.key)
         if not cell.key.startswith(given.only) or (done is not None and done["config"] == wanted):
             continue
-        if cell.scene not in data:
-            data[cell.scene] = build_data(cell.config(), given.data)
-            found["counts"][cell.scene] = counted(data[cell.scene])
-        result = found["cells"][cell.key] = measured(cell, data[cell.scene], given.data)
+        drawn = f"{cell.scene}/{cell.seed}"  # a seed's data are its own: it draws who has what, or what is held out
+        if drawn not in data:
+            data[drawn] = build_data(cell.config(), given.data)
+            found["counts"][drawn] = counted(data[drawn])
+        result = found["cells"][cell.key] = measured(cell, data[drawn], given.data)
         print(cell.key, f"{result['accuracy']:.4f}", f"{result['cpu_seconds']} s", flush=True)
         written(found)
     written(found)

@@ -6,7 +6,7 @@ run.evaluate("test")
 
 from fedkeep import data, methods, models, nn
 from fedkeep.core import errors
-from fedkeep.core.optim import adam, sgd
+from fedkeep.core.optim import adagrad, adam, sgd
 from fedkeep.data import FederatedData
 from fedkeep.experiments import trackers
 from fedkeep.experiments.run import Run
@@ -32,6 +32,7 @@ __all__ = [
     "WeightedMean",
     "__version__",
     "accelerate",
+    "adagrad",
     "adam",
     "adapters",
     "averaging",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.optim import Optimizer, OptimizerState, adam, sgd
+from fedkeep.core.optim import Optimizer, OptimizerState, adagrad, adam, sgd
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "user": (), "b": (2, 2, 2)}
 STEPS = 20
@@ -73,6 +73,15 @@ def test_adam_is_torch_adam(
     ours = adam(0.01, decoupled=decoupled, rates=rates, **constants)
     assert ours.kind == ("adamw" if decoupled else "adam")
     follow(ours, lambda groups: reference(groups, **constants))
+
+
+@pytest.mark.parametrize("rates", [None, RATES], ids=["one rate", "rates"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adagrad_is_torch_adagrad(decay: float, rates: dict[str, float] | None) -> None:
+    constants: dict[str, Any] = {"eps": 1e-3, "weight_decay": decay}
+    make = partial(torch.optim.Adagrad, **constants)
+    follow(adagrad(0.05, rates=rates, **constants), make)
+    follow(adagrad(0.05, rates=rates, **constants), make, held=backwards)
 
 
 def backwards(grad: Tensor, step: int) -> Tensor:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,25 +17,26 @@ from torch import Tensor
 from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.core.params import Params
 
+Kind = Literal["sgd", "adam", "adamw", "adagrad"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """SGD, Adam or AdamW with a learning rate per name pattern.
+    """SGD, Adam, AdamW or Adagrad with a learning rate per name pattern.
 
     Attributes:
-        kind: ``sgd``, ``adam`` or ``adamw``.
+        kind: ``sgd``, ``adam``, ``adamw`` or ``adagrad``.
         learning_rate: the rate of every parameter that no pattern names.
         rates: (pattern, rate) pairs; the first pattern that matches a parameter's name gives its rate.
         momentum: SGD's momentum (no dampening, not Nesterov).
-        weight_decay: L2 penalty (SGD, Adam) or decoupled decay (AdamW).
-        betas, eps: Adam's constants.
+        weight_decay: L2 penalty (SGD, Adam, Adagrad) or decoupled decay (AdamW).
+        betas, eps: Adam's constants; Adagrad has the second.
         schedule: the rates' course over the run's rounds: ``constant``, ``linear`` or ``cosine`` to zero.
         bounds: (pattern, (low, high)) pairs: values are brought back into [low, high] after every step.
     """
 
-    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    kind: Kind = "sgd"
     learning_rate: float = 0.1
     rates: tuple[tuple[str, float], ...] = ()
     momentum: float = 0.0
@@ -46,7 +47,7 @@ class Optimizer:
     bounds: tuple[tuple[str, tuple[float, float]], ...] = ()
 
     def __post_init__(self) -> None:
-        check_choice("The kind of an optimiser must be", self.kind, ("sgd", "adam", "adamw"))
+        check_choice("The kind of an optimiser must be", self.kind, get_args(Kind))
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must be in [0, 1); got {self.betas!r}.")
         for name in ("learning_rate", "momentum", "weight_decay", "eps"):
@@ -90,8 +91,8 @@ class Optimizer:
 
     @property
     def moments(self) -> int:
-        """How many numbers it keeps for each parameter: momentum's is one, Adam's are two."""
-        return int(self.momentum > 0) if self.kind == "sgd" else 2
+        """How many numbers it keeps for each parameter: momentum's is one, Adagrad's too, Adam's are two."""
+        return {"sgd": int(self.momentum > 0), "adagrad": 1}.get(self.kind, 2)
 
     def init(self) -> OptimizerState:
         """Return the state before the first step."""
@@ -122,6 +123,8 @@ class Optimizer:
             slopes = [grads[n].contiguous() for n in names]  # for the fused steps, which save more
             if self.kind == "sgd":
                 self._sgd(names, values, slopes, state, rate * scale)
+            elif self.kind == "adagrad":
+                self._adagrad(names, values, slopes, state, rate * scale)
             else:
                 self._adam(names, values, slopes, state, rate * scale)
         for pattern, (low, high) in self.bounds:
@@ -155,6 +158,20 @@ class Optimizer:
                     state.first[name] = slope.clone()
             slopes = [state.first[n] for n in names]
         torch._foreach_add_(values, slopes, alpha=-rate)
+
+    def _adagrad(
+        self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
+    ) -> None:
+        if self.weight_decay:
+            slopes = list(torch._foreach_add(slopes, values, alpha=self.weight_decay))
+        for name, value in zip(names, values, strict=True):
+            if name not in state.first:
+                state.first[name] = torch.zeros_like(value)
+        squares = [state.first[n] for n in names]
+        torch._foreach_addcmul_(squares, slopes, slopes)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, self.eps)
+        torch._foreach_addcdiv_(values, slopes, roots, -rate)
 
     def _adam(
         self, names: list[str], values: list[Tensor], slopes: list[Tensor], state: OptimizerState, rate: float
@@ -277,5 +294,25 @@ def adam(
     kind: Literal["adamw", "adam"] = "adamw" if decoupled else "adam"
     return Optimizer(
         kind, learning_rate, _pairs(rates), weight_decay=weight_decay, betas=betas, eps=eps, schedule=schedule,
+        bounds=_limits(bounds),
+    )  # fmt: skip
+
+
+def adagrad(
+    learning_rate: float = 1e-2,
+    *,
+    eps: float = 1e-10,
+    weight_decay: float = 0.0,
+    rates: Mapping[str, float] | None = None,
+    schedule: Schedule = "constant",
+    bounds: Bounds | None = None,
+) -> Optimizer:
+    """Return Adagrad: s ← s + g², w ← w − η g / (√s + ε), with g + λw for g; ``rates`` and ``bounds`` as for ``sgd``.
+
+    At the server this is FedAdagrad, good where most of the cohort changes few rows of a table (Reddi et al., Adaptive
+    Federated Optimization, arXiv 2003.00295, algorithm 2, with β₁ = 0 and s₀ = 0); ε is its τ.
+    """
+    return Optimizer(
+        "adagrad", learning_rate, _pairs(rates), weight_decay=weight_decay, eps=eps, schedule=schedule,
         bounds=_limits(bounds),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedkeep.core.errors import ConfigError, did_you_mean, shown
-from fedkeep.core.optim import Optimizer
+from fedkeep.core.optim import Kind, Optimizer
 from fedkeep.experiments.protections import AuditConfig, PrivacyConfig, ReduceConfig, SecureConfig
 from fedkeep.experiments.strict import Open, Strict
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
@@ -25,7 +25,7 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class OptimizerConfig(Strict):
     """An optimiser: ``kind``, ``learning_rate``, ``rates`` by name pattern, and its constants."""
 
-    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    kind: Kind = "sgd"
     learning_rate: Rate = 0.1
     rates: dict[str, Rate] = {}  # noqa: RUF012 (pydantic copies it)
     momentum: Rate = 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep import FederatedData, Method, Phase, adam, methods, sgd
+from fedkeep import FederatedData, Method, Phase, adagrad, adam, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.data import Ragged
 from fedkeep.engines import Sequential, Vectorised
@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Method, FederatedData]] = {
         methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=adam(0.05, weight_decay=0.1, decoupled=True, rates={"*bias": 0.2}))),
         RAGGED,
     ),
+    "adagrad": (Logits, furl(adagrad(0.05, weight_decay=0.1)), RAGGED),
     "decay, bounds": (
         Wide,
         methods.fedavg(local=Phase(batch_size=4, epochs=2, optimizer=sgd(0.5, weight_decay=0.1, bounds={"linear.*": (-0.3, 0.3)}))),
