@@ -4,8 +4,8 @@
 
 FedAvg, FURL, FedRep and, on texts, KTEPS, with ε of a whole run 1, 4, 8 and without noise, on zulip_channels and on
 Fashion-MNIST; beside them training alone, and counting: each client's most frequent training label. Small runs, of the
-rounds below. The last round is judged, on all clients' test examples together, so no round is chosen on data that ε leaves out.
-Writes ``results/frontier.json``, ``.md`` and ``.svg``; a finished cell is not computed again.
+rounds below. The last round is judged, on all clients' test examples together, so no round is chosen on data that ε
+leaves out. Writes ``results/frontier.json``, ``.md`` and ``.svg``; a finished cell is not computed again.
 """
 
 from __future__ import annotations
