@@ -10,7 +10,7 @@ from __future__ import annotations
 from fedkeep.core.optim import Optimizer
 from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client
-from fedkeep.methods.copies import COPY, OnCopy, predict_copy, with_copy
+from fedkeep.methods.copies import COPY, PulledCopy, predict_copy, with_copy
 from fedkeep.methods.fedprox import Proximal
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
@@ -35,7 +35,7 @@ def ditto(
     """
     shared = local.but(trains="federated")
     own = local.but(
-        loss=OnCopy(term=local.loss + Proximal(mu=float(lam))), trains="private",
+        loss=PulledCopy(term=local.loss + Proximal(mu=float(lam))), trains="private",
         optimizer=own_optimizer or local.optimizer, epochs=local.epochs if own_epochs is None else own_epochs,
         examples="all",
     )  # fmt: skip

@@ -85,7 +85,7 @@ class OnMixture(Term):
         return self.term(net, {**params, **mixed(params)}, batch, received)
 
 
-@reveals("upload/*")
+@reveals("upload/*", "loss")  # training starts from a mix with what was kept
 @dataclass(frozen=True)
 class LearnWeights:
     """Learns W by passes of ``phase``, at ``most`` so many in a client's second round, and starts from Θ̂."""
