@@ -21,7 +21,7 @@ from fedkeep_papers.furl.memory import own_prior
 from fedkeep_papers.furl.zulip import zulip_channels
 
 Order = Literal["time", "random"]
-WORDS, PAIRS = 16_384, 49_152
+WORDS, PAIRS = 32_768, 98_304
 """Ids that words, and pairs of neighbouring words, are hashed into."""
 
 
