@@ -68,7 +68,7 @@ def test_a_file_that_is_no_text(refused: Refused) -> None:
             'kind = "furl"\nbatch_sizes = 3',
             (
                 "method.batch_sizes: unknown key. Did you mean 'batch_size'? Known here: private, private_scale, "
-                "private_init, epochs, batch_size, clip_norm, clip_over, weighting."
+                "private_init, epochs, batch_size, merge_single, clip_norm, clip_over, weighting."
             ),
         ),
         ("users = 6", "user = 6", "data.user: unknown key. Did you mean 'users'? Known here: "),

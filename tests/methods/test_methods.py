@@ -30,7 +30,7 @@ from fedkeep.methods import METHODS, by_share, fedavg, furl, local, newest, term
 from fedkeep.methods.apfl import OnMixture
 from fedkeep.methods.asp_mtl import AdversarialLoss
 from fedkeep.methods.base import forward
-from fedkeep.methods.copies import OnCopy
+from fedkeep.methods.copies import PulledCopy
 from fedkeep.methods.fedcp import SeparatedLoss
 from fedkeep.methods.feddbe import NearMean
 from fedkeep.methods.feddyn import Linear
@@ -103,8 +103,8 @@ LOSSES = {
     "mixture": OnOutput("global_logits", terms.squared_error()),
     "scaffold": terms.squared_error() + Correction(),
     "feddyn": terms.squared_error() + Proximal(0.1) + Linear(),
-    "mr_mtl": OnCopy(terms.squared_error() + Proximal(0.1)),
-    "fedamp": OnCopy(terms.squared_error() + Proximal(1.0)),
+    "mr_mtl": PulledCopy(terms.squared_error() + Proximal(0.1)),
+    "fedamp": PulledCopy(terms.squared_error() + Proximal(1.0)),
     "gpfl": GenericAndPersonal(loss=terms.squared_error()),
     "fedcp": SeparatedLoss(loss=terms.squared_error()),
     "fedpac": WithHeadStill(loss=NearPrototypes(loss=terms.squared_error())),
