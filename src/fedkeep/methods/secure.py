@@ -83,12 +83,62 @@ class SecureMean(Reduction):
         return Masked(self.sums, start, cohort, str(server.round))
 
 
-class Masked:
-    """A round's secure sum, with both sides in one process.
+class Vectors:
+    """How a round's uploads become vectors of a ring, and the sum of these a mean.
 
     Args:
         rule: clipping, range and threshold.
         start: what uploads are changes of, by name.
+        cohort: how many clients were asked.
+
+    Attributes:
+        size: of a vector.
+        threshold: how many clients must be there at every step.
+    """
+
+    def __init__(self, rule: SecureSums, start: Params, cohort: int) -> None:
+        self.rule, self.start, self.names = rule, start, sorted(floating(start))
+        self.clipping = Clipping((("*", rule.clip),))
+        bound = rule.clip * (1 + ROUNDING)
+        self.ring = FixedPoint(bound=bound, clients=max(cohort, 1), bits=rule.bits)
+        self.size = sum(start[n].numel() for n in self.names) + 1
+        self.threshold = threshold_for(cohort, rule.threshold)
+
+    def vector(self, upload: Upload) -> np.ndarray:
+        """Return what a client sends, before it is masked: its weight times the clipped change, and the weight."""
+        weight = min(upload.weight / (self.rule.heaviest or 1.0), 1.0)
+        clipped, _ = self.clipping.clipped(upload.deltas)
+        parts = []
+        for name in self.names:
+            change, start = clipped[name].to(self.start[name].device), self.start[name]
+            whole = spread(change, upload.rows[name], start) if name in upload.rows else change
+            parts.append(weight * whole.double().cpu().numpy().reshape(-1))
+        return self.ring.encode(np.concatenate([*parts, [weight * self.rule.clip]]))
+
+    def reduced(self, summed: np.ndarray, count: int) -> Reduced:
+        """Return the mean of so many clients' vectors, given their sum; UploadError: no weight is positive."""
+        total = self.ring.decode(summed)
+        weight = float(total[-1]) / self.rule.clip
+        if not weight > 0:
+            raise UploadError(
+                f"An average needs at least one upload of positive weight; got a total of {weight}."
+            )
+        found, place = dict(self.start), 0
+        for name in self.names:
+            start = self.start[name]
+            values = torch.from_numpy(total[place : place + start.numel()] / weight).reshape(start.shape)
+            found[name], place = values.to(start), place + start.numel()
+        return Reduced(
+            changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=under(SERVER, found),
+            weight=weight * (self.rule.heaviest or 1.0), count=count,
+        )  # fmt: skip
+
+
+class Masked(Vectors):
+    """A round's secure sum, with both sides in one process.
+
+    Args:
+        rule, start: as for ``Vectors``.
         cohort: the ids of the clients.
         round: what masks are bound to.
 
@@ -99,14 +149,9 @@ class Masked:
     held_bytes = 0
 
     def __init__(self, rule: SecureSums, start: Params, cohort: Sequence[str], round: str) -> None:
-        self.rule, self.start, self.names = rule, start, sorted(floating(start))
-        self.clipping = Clipping((("*", rule.clip),))
-        bound = rule.clip * (1 + ROUNDING)
-        self.ring = FixedPoint(bound=bound, clients=max(len(cohort), 1), bits=rule.bits)
-        self.size = sum(start[n].numel() for n in self.names) + 1
-        threshold = threshold_for(len(cohort), rule.threshold)
-        self.server = SecureServer(round, threshold, self.size, self.ring.dtype)
-        self.clients = {name: SecureClient(name, round, threshold) for name in cohort}
+        super().__init__(rule, start, len(cohort))
+        self.server = SecureServer(round, self.threshold, self.size, self.ring.dtype)
+        self.clients = {name: SecureClient(name, round, self.threshold) for name in cohort}
         self.count = 0
         self._agreed = False
 
@@ -124,8 +169,7 @@ class Masked:
     def add(self, client: str, upload: Upload) -> None:
         """Let a client mask its upload, and the server add that."""
         self._agree()
-        vector = self.ring.encode(self.vector(upload))
-        masked = self.clients[client].masked(self.server.shares_for(client), vector)
+        masked = self.clients[client].masked(self.server.shares_for(client), self.vector(upload))
         self.server.add_masked(client, masked)
         self.count += 1
 
@@ -135,17 +179,6 @@ class Masked:
     def merge(self, other: Masked) -> None:
         """Refuse: the masks of a cohort are taken off in one place."""
         raise SecureSumError("A secure sum is made by one server; partial sums of it can't be merged.")
-
-    def vector(self, upload: Upload) -> np.ndarray:
-        """Return what a client sends, before it is masked: its weight times the clipped change, and the weight."""
-        weight = min(upload.weight / (self.rule.heaviest or 1.0), 1.0)
-        clipped, _ = self.clipping.clipped(upload.deltas)
-        parts = []
-        for name in self.names:
-            change, start = clipped[name].to(self.start[name].device), self.start[name]
-            whole = spread(change, upload.rows[name], start) if name in upload.rows else change
-            parts.append(weight * whole.double().cpu().numpy().reshape(-1))
-        return np.concatenate([*parts, [weight * self.rule.clip]])
 
     def value(self) -> Reduced:
         """Return the mean.
@@ -158,21 +191,7 @@ class Masked:
         survivors = self.server.survivors()
         for name in survivors:
             self.server.add_revealed(name, self.clients[name].revealed(survivors))
-        total = self.ring.decode(self.server.total())
-        weight = float(total[-1]) / self.rule.clip
-        if not weight > 0:
-            raise UploadError(
-                f"An average needs at least one upload of positive weight; got a total of {weight}."
-            )
-        found, place = dict(self.start), 0
-        for name in self.names:
-            start = self.start[name]
-            values = torch.from_numpy(total[place : place + start.numel()] / weight).reshape(start.shape)
-            found[name], place = values.to(start), place + start.numel()
-        return Reduced(
-            changes={n: v for n, v in found.items() if not n.startswith(SERVER)}, state=under(SERVER, found),
-            weight=weight * (self.rule.heaviest or 1.0), count=self.count,
-        )  # fmt: skip
+        return self.reduced(self.server.total(), self.count)
 
 
 def securely(method: Method, sums: SecureSums) -> Method:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -250,3 +251,31 @@ def test_thresholds_of_a_share() -> None:
     assert [threshold_for(n, 2 / 3) for n in (1, 2, 3, 10, 100)] == [2, 2, 2, 7, 67]
     assert threshold_for(10, 0.51) == 6
     assert threshold_for(11, 0.5) == 6
+
+
+def test_a_client_goes_on_from_what_it_wrote_at_every_step() -> None:
+    """A device's process may end between any two steps; secrets, and the step that was taken, go on in the next."""
+
+    def again(made: Round) -> None:
+        plain = {n: json.loads(json.dumps(one.to_plain())) for n, one in made.clients.items()}
+        made.clients = {n: SecureClient.from_plain(one) for n, one in plain.items()}
+
+    made = Round(silent=1, lost=2)
+    first = made.clients["c5"].keys()
+    again(made)
+    assert made.clients["c5"].keys() == first
+    made.shared()
+    again(made)
+    for name in made.left:
+        shares = made.server.shares_for(name)
+        made.server.add_masked(name, made.clients[name].masked(shares, made.vectors[name]))
+    again(made)
+    with pytest.raises(SecureSumError, match="A mask key used twice would show what it hides"):
+        made.clients["c5"].masked(made.server.shares_for("c5"), made.vectors["c5"])
+    survivors = made.server.survivors()
+    for name in survivors:
+        made.server.add_revealed(name, made.clients[name].revealed(survivors))
+    again(made)
+    with pytest.raises(SecureSumError, match="was asked for 'revealed' after 'revealed'"):
+        made.clients["c5"].revealed(survivors)
+    assert np.array_equal(made.server.total(), made.wanted)

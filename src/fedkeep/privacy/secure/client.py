@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -116,6 +117,32 @@ class SecureClient:
             seeds={name: self._held[name][shamir.SHARE :] for name in survivors},
             keys={n: pair[: shamir.SHARE] for n, pair in self._held.items() if n not in survivors},
         )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all its secrets as plain values, for a device whose process ends between two steps."""
+        return {
+            "name": self.name, "round": self.round, "threshold": self.threshold, "step": self._step,
+            "sealing": self._sealing.private_bytes_raw().hex(), "masking": self._masking.private_bytes_raw().hex(),
+            "seed": self._seed.hex(), "own": self._own.hex(),
+            "held": {name: pair.hex() for name, pair in self._held.items()},
+            "keys": {name: keys.to_bytes().hex() for name, keys in self._keys.items()},
+        }  # fmt: skip
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> SecureClient:
+        """Return the client that ``to_plain`` wrote, at the step where it was."""
+        one = cls(plain["name"], plain["round"], plain["threshold"])
+        one._sealing, one._masking = (
+            crypto.key_from(bytes.fromhex(plain[key])) for key in ("sealing", "masking")
+        )
+        one._seed, one._own, one._step = (
+            bytes.fromhex(plain["seed"]),
+            bytes.fromhex(plain["own"]),
+            plain["step"],
+        )
+        one._held = {name: bytes.fromhex(pair) for name, pair in plain["held"].items()}
+        one._keys = {name: Keys.from_bytes(bytes.fromhex(keys)) for name, keys in plain["keys"].items()}
+        return one
 
     def _move(self, wanted: str, to: str) -> None:
         if self._step != wanted:

@@ -42,6 +42,15 @@ class Keys:
             if not (isinstance(value, bytes) and len(value) == 32):
                 raise SecureSumError(f"The key {name!r} must be 32 bytes; got {value!r:.80}.")
 
+    def to_bytes(self) -> bytes:
+        """Return the three keys as 96 bytes."""
+        return self.sealing + self.masking + self.commitment
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Keys:
+        """Return what ``to_bytes`` wrote; SecureSumError: it is of another length."""
+        return cls(sealing=content[:32], masking=content[32:64], commitment=content[64:])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Revealed:
