@@ -46,11 +46,11 @@ from fedkeep.remote import Packet, RoundPolicy, fingerprint
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 from fedkeep.remote.ledger import COLUMNS, Ledger
 from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.nodes import Nodes
-from fedkeep.remote.wire import PROTOCOL, Encode, Hello
 from fedkeep.store import Default, MemoryStore, SqliteStore
 
 CLIENTS, TURNS, SEED = 10, 21, 0

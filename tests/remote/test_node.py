@@ -23,18 +23,10 @@ from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import Wanted
+from fedkeep.remote.headers import PROTOCOL, Fits, Here, Refused, header_of, told
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.serving import _without_links
-from fedkeep.remote.wire import (
-    PROTOCOL,
-    ClientOrder,
-    Fits,
-    Here,
-    Refused,
-    header_of,
-    told,
-    work_packet,
-)
+from fedkeep.remote.wire import ClientOrder, work_packet
 from tests.engines.test_round import BROKEN, Fragile
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, bits, classes, files, same_bits

@@ -6,9 +6,9 @@ from typing import Any
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
+from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
 from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.nodes import Nodes
-from fedkeep.remote.wire import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
 
 HELLO = Hello(protocol=PROTOCOL, run="r", code="c", experiment="e", seed=0)
 ENCODE = Encode(run="r", hello=HELLO, encoding={}, fingerprint={})

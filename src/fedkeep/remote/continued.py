@@ -21,10 +21,10 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
 from fedkeep.remote.events import Events
+from fedkeep.remote.headers import Named
 from fedkeep.remote.ledger import COLUMNS, Ledger
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.roster import Roster
-from fedkeep.remote.wire import Named
 
 ANEW = {
     "state": "The method's state on the server",

@@ -13,17 +13,10 @@ from dataclasses import dataclass, field
 from fedkeep.core.errors import LateError, LostError, UploadError
 from fedkeep.engines import Answer, Judged, Leaves, Task
 from fedkeep.remote.events import Events
+from fedkeep.remote.headers import Refused, header_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.packet import Packet
-from fedkeep.remote.wire import (
-    Answers,
-    ClientOrder,
-    Refused,
-    Work,
-    header_of,
-    read_answers,
-    work_packet,
-)
+from fedkeep.remote.wire import Answers, ClientOrder, Work, read_answers, work_packet
 from fedkeep.split import Split
 
 RANK: Sequence[Leaves] = ("sums", "clients", "examples")

@@ -44,21 +44,11 @@ from fedkeep.methods import Method
 from fedkeep.remote import fingerprint
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, file_of, packed
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
+from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, header_of, told
 from fedkeep.remote.migration import OnChange, migrated
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.serving import Held, serve
-from fedkeep.remote.wire import (
-    PROTOCOL,
-    Encode,
-    Fits,
-    Hello,
-    Here,
-    Refused,
-    answers_packet,
-    header_of,
-    read_work,
-    told,
-)
+from fedkeep.remote.wire import answers_packet, read_work
 from fedkeep.store import Default
 from fedkeep.store.rows import RowFormat
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 from fedkeep.core.errors import UploadError
 from fedkeep.remote.events import Events
+from fedkeep.remote.headers import Encode, Fits, Header, Hello, Here, Refused, header_of, told
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Transport
-from fedkeep.remote.wire import Encode, Fits, Header, Hello, Here, Refused, header_of, told
 
 
 @dataclass

@@ -50,6 +50,7 @@ from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 from fedkeep.remote.kept import Kept
 from fedkeep.remote.ledger import COLUMNS, Ledger
 from fedkeep.remote.migration import OnChange
@@ -58,7 +59,6 @@ from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.protection import protected, secret_seed
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.transport import Transport
-from fedkeep.remote.wire import PROTOCOL, Encode, Hello
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,23 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from fedkeep.core.errors import LostError, NonFiniteError, UploadError, shown
 from fedkeep.core.params import Params, is_state, nonfinite, prefixed, under
 from fedkeep.engines import Answer, Judged, Leaves, Model, Order
 from fedkeep.methods import Sent
+from fedkeep.remote.headers import Count, Header, header_of, malformed
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.sums import JudgedHeader, judged_tensors, read_judged
 from fedkeep.split import Split
 
-PROTOCOL = 1  # of the messages; server and device must speak the same
-
 Partition = Literal["train", "valid", "test"]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
     "broken": NonFiniteError, "malformed": UploadError, "lost": LostError
 }  # fmt: skip
@@ -102,15 +100,6 @@ class Answers:
     attempt: int
     answers: tuple[Answer, ...]
     judged: tuple[tuple[Partition, Judged], ...] = ()
-
-
-class Header(BaseModel):
-    """Knows all its keys; ``"3"`` is no number, ``true`` is no 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-H = TypeVar("H", bound=Header)
 
 
 class _Judging(Header):
@@ -192,14 +181,14 @@ def read_work(packet: Packet) -> Work:
     _check_once((o.client for o in header.orders), "orders")
     groups = sorted({o.group for o in header.orders})
     if groups != list(range(len(groups))):
-        raise _refused("work", f"the groups should be 0 … {len(groups) - 1}; they are {groups}")
+        raise malformed("work", f"the groups should be 0 … {len(groups) - 1}; they are {groups}")
     parts = _parted(packet, "work", "group", len(groups), ("params", "state"))
     sent = [Sent(params=part["params"], state=part["state"]) for part in parts]
     for number, group in enumerate(sent):
         if wrong := [name for name in group.params if is_state(name)]:
-            raise _refused("work", f"the parameter {wrong[0]!r} of group {number} has the name of a state")
+            raise malformed("work", f"the parameter {wrong[0]!r} of group {number} has the name of a state")
         if (name := nonfinite(group.flat)) is not None:
-            raise _refused("work", f"{name!r} of group {number} holds a NaN or an infinity")
+            raise malformed("work", f"{name!r} of group {number} holds a NaN or an infinity")
     orders = tuple(
         ClientOrder(
             order=Order(round=header.round, client=o.client, sent=sent[o.group], progress=o.progress),
@@ -252,7 +241,7 @@ def read_answers(packet: Packet, split: Split) -> Answers:
     _check_once((a.client for a in header.answers), "answers")
     losses = packet.tensors.get("losses", torch.zeros(0))
     if losses.dtype != torch.float64 or tuple(losses.shape) != (len(header.answers),):
-        raise _refused("answers", f"losses should be {len(header.answers)} float64 numbers")
+        raise malformed("answers", f"losses should be {len(header.answers)} float64 numbers")
     parts = _parted(packet, "answers", "answer", len(header.answers), ("deltas", "rows"))
     answers = []
     for told, part, loss in zip(header.answers, parts, losses.tolist(), strict=True):
@@ -260,7 +249,7 @@ def read_answers(packet: Packet, split: Split) -> Answers:
             upload = split.arrived(part["deltas"], told.weight, part["rows"])
             answers.append(Answer(client=told.client, upload=upload, loss=loss))
         elif part["deltas"] or part["rows"]:
-            raise _refused(
+            raise malformed(
                 "answers", f"client {shown(told.client)} is {told.status!r}, and there is an upload"
             )
         else:
@@ -273,102 +262,6 @@ def read_answers(packet: Packet, split: Split) -> Answers:
     return Answers(
         run=header.run, round=header.round, attempt=header.attempt, answers=tuple(answers), judged=judged
     )
-
-
-class Hello(Header):
-    """The first message to a node: which run, which experiment.
-
-    Attributes:
-        protocol: ``PROTOCOL``.
-        run: the run's id.
-        code: ``fingerprint.code()`` of the server: version and digest of the installed source.
-        experiment: the configuration's text, the server's ``[data]`` reader left out.
-        seed: what devices' streams follow: the run's, or another where devices must not know it.
-        simulated_noise: noise on uploads follows the seed too (tests alone); else it comes from the system.
-        continue_from: the id of a run whose private states this one begins with; empty: none.
-        summarise: what the device is asked to tell of its data for the encoding; None: it is not asked.
-    """
-
-    kind: Literal["hello"] = "hello"
-    protocol: int
-    run: str
-    code: str
-    experiment: str
-    seed: int
-    simulated_noise: bool = False
-    continue_from: str = ""
-    summarise: dict[str, Any] | None = None
-
-
-class Here(Header):
-    """A node's answer to ``Hello``: whose data it has, and what it tells of them."""
-
-    kind: Literal["here"] = "here"
-    run: str
-    clients: list[str]
-    summary: dict[str, Any] | None = None
-
-
-class Named(Header):
-    """A version of what a client keeps, as in ``ClientOrder``."""
-
-    version: Count
-    attempt: Count
-    share: Annotated[float, Field(ge=0, le=1)]
-
-
-class Encode(Header):
-    """The second message: how data become numbers, and what the experiment must be; sent again to a node that joins.
-
-    Attributes:
-        run: the run's id.
-        hello: the first message, as a node may be another process by now.
-        encoding: as JSON.
-        fingerprint: a digest of each part, ``fingerprint.parts``.
-        versions: with ``hello.continue_from`` those of the node's clients that its server accepted last.
-    """
-
-    kind: Literal["encoding"] = "encoding"
-    run: str
-    hello: Hello
-    encoding: dict[str, Any]
-    fingerprint: dict[str, str]
-    versions: dict[str, Named] = {}
-
-
-class Fits(Header):
-    """A node's answer to ``Encode``: the clients that take part, each with its numbers of examples by partition."""
-
-    kind: Literal["fits"] = "fits"
-    run: str
-    clients: dict[str, dict[str, int]]
-
-
-class Refused(Header):
-    """A node's answer to a message that it does not serve; nothing has changed there."""
-
-    kind: Literal["refused"] = "refused"
-    run: str
-    reason: str
-
-
-def told(header: Header) -> Packet:
-    """Return a packet of a header alone."""
-    return Packet(header.model_dump(mode="json"))
-
-
-def header_of(packet: Packet, kind: type[H]) -> H:
-    """Return a packet's header, checked.
-
-    Raises:
-        UploadError: it is of another kind, or a field is missing, unknown or of another type; names the first.
-    """
-    try:
-        return kind.model_validate(dict(packet.header))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "header"
-        raise _refused(str(packet.header.get("kind"))[:20], f"{place}: {first['msg']}") from error
 
 
 def _parted(
@@ -384,7 +277,7 @@ def _parted(
         number, _, rest = rest.partition("/")
         half, _, name = rest.partition("/")
         if head != what or number not in numbers or half not in halves or not name:
-            raise _refused(message, f"the tensor {shown(full)} has no place in it")
+            raise malformed(message, f"the tensor {shown(full)} has no place in it")
         parts[numbers[number]][half][name] = value
     return parts
 
@@ -393,7 +286,3 @@ def _check_once(clients: Iterable[str], what: str) -> None:
     twice = [client for client, count in Counter(clients).items() if count > 1]
     if twice:
         raise UploadError(f"A message was refused: client {shown(twice[0])} stands in its {what} twice.")
-
-
-def _refused(message: str, fault: str) -> UploadError:
-    return UploadError(f"A message {message!r} was refused: {fault}.")
