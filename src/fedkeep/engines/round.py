@@ -294,6 +294,8 @@ def decode(
 ) -> tuple[Upload, Params]:
     """Return a client's upload as changes of federated parameters, checked, and the reports of the upload chain.
 
+    A masked one stays as it is.
+
     Args:
         method: says what was done to the upload.
         start: what it is a change of, by name.
@@ -305,6 +307,8 @@ def decode(
         UploadError: names the client and what is wrong.
     """
     reports = Params()
+    if method.server.reduce.masked:
+        return upload, reports
     if method.upload:
         check_rows(upload, start, client)
         try:

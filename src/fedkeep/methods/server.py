@@ -95,11 +95,13 @@ class Reduction:
         is_sum: whether the result follows from a sum over clients, so that the server needs to see no single upload.
         counts_empty: whether a round without any upload has a result too.
         keeps: what the server keeps of each single client, e.g. ``"the last model of each client"``; empty: nothing.
+        masked: whether uploads come as masked vectors, in which the server finds no parameter by name.
     """
 
     is_sum: ClassVar[bool] = False
     counts_empty: ClassVar[bool] = False
     keeps: ClassVar[str] = ""
+    masked: ClassVar[bool] = False
 
     def weight(self, examples: float) -> float:
         """Return an upload's weight, given the client's number of examples."""

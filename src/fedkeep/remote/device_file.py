@@ -10,6 +10,7 @@ What is deleted is overwritten with zeros (``secure_delete``).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from fedkeep.store.database import Database, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 
 FORMAT = 1
-ENDING = ".db"
+ENDING, SUM = ".db", ".sum"
 RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 PATIENCE = 30.0
 """Seconds to wait for another process that serves a message of the same run."""
@@ -227,11 +228,13 @@ class DeviceFile:
         self._file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in numbers))
 
     def forget(self, clients: Collection[str]) -> int:
-        """Remove all of these clients, from the log too; return how many versions that were.
+        """Remove all of these clients, from the log too, and their secrets of sums; return how many versions that were.
 
         Raises:
             StoreError: it can't be written to the end.
         """
+        for client in clients:
+            sum_of(self.path, client).unlink(missing_ok=True)
         gone = [version.number for version in self.versions() if version.client in clients]
         with self.writing():
             self.drop(gone)
@@ -291,6 +294,11 @@ def file_of(folder: Path, run: str) -> Path:
     return folder / f"{run}{ENDING}"
 
 
+def sum_of(path: Path, client: str) -> Path:
+    """Return where a client's secrets of secure sums lie, beside the states of a run."""
+    return path.with_name(f"{path.stem}.{hashlib.sha256(client.encode()).hexdigest()[:32]}{SUM}")
+
+
 def runs_in(folder: Path) -> list[str]:
     """Return the ids of the runs that have states in a folder."""
     return sorted(path.stem for path in folder.glob(f"*{ENDING}") if RUN_ID.fullmatch(path.stem))
@@ -329,7 +337,8 @@ def remove(path: Path, patience: float = PATIENCE) -> list[Path]:
         StoreError: another process has them, or they can't be removed.
     """
     lock = _locked(path, patience)
-    gone = [part for part in (path, *logs_of(path)) if part.exists()]
+    sums = path.parent.glob(f"{path.stem}.*{SUM}")
+    gone = [part for part in (path, *logs_of(path), *sums) if part.exists()]
     try:
         for part in gone:
             with open(part, "r+b") as file:  # the bytes go too, as far as the disk overwrites in place

@@ -16,7 +16,7 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Refused, header_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.packet import Packet
-from fedkeep.remote.wire import Answers, ClientOrder, Work, read_answers, work_packet
+from fedkeep.remote.wire import Answers, ClientOrder, Step, Work, read_answers, work_packet
 from fedkeep.split import Split
 
 RANK: Sequence[Leaves] = ("sums", "clients", "examples")
@@ -71,6 +71,7 @@ class Exchange:
         found: answers that came, by client, until they are fetched.
         judged: by partition, what came of judging.
         heard: the clients that answered in any way.
+        made: by client, what came of its steps of secure sums.
     """
 
     rules: Rules
@@ -85,6 +86,7 @@ class Exchange:
     found: dict[str, Answer] = field(default_factory=dict)
     judged: list[tuple[str, Judged]] = field(default_factory=list)
     heard: set[str] = field(default_factory=set)
+    made: dict[str, Mapping[Step, Mapping[str, str]]] = field(default_factory=dict)
     _sent: dict[str, _Sent] = field(default_factory=dict)
     _refusals: dict[str, int] = field(default_factory=dict)
     _repeats: dict[str, int] = field(default_factory=dict)
@@ -194,6 +196,7 @@ class Exchange:
             return
         for answer in answers.answers:
             if answer.client in orders:
+                self.made[answer.client] = answers.made.get(answer.client, {})
                 self._settle(answer.client, answer)
         if len(orders) == len(sent.orders):  # else some were judged before, and are in this sum again
             self.judged += answers.judged

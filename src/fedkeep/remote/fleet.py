@@ -198,7 +198,8 @@ class Fleet:
         }  # fmt: skip
 
     def _heard(self, exchange: Exchange) -> None:
-        self._settled |= {client: exchange.orders[client].version for client in exchange.heard}
+        begun = (client for client in exchange.heard if exchange.orders[client].begins)
+        self._settled |= {client: exchange.orders[client].version for client in begun}
 
     def tell_fault(self, answer: Answer) -> None:
         """Note why a client sat out, if it did."""

@@ -40,11 +40,12 @@ from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.preparation import Encoding, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.methods import Method
+from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, file_of, packed
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
 from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, header_of, told
+from fedkeep.remote.masking import Masking
 from fedkeep.remote.migration import OnChange, migrated
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.serving import Held, serve
@@ -97,6 +98,13 @@ class Running:
     held: Held
     received: Params
     store: DeviceStore | None = field(default=None)
+
+    def masking(self, folder: Path) -> Masking | None:
+        """Return what takes the steps of secure sums; None: the method has none."""
+        reduce = self.job.method.server.reduce
+        if not isinstance(reduce, SecureMean):
+            return None
+        return Masking(file_of(folder, self.hello.run), reduce.sums, self.job.method.split, self.job.declared)
 
 
 class Node:
@@ -325,7 +333,7 @@ class Node:
         work = replace(work, leaves=leaves)
         answers = serve(
             work, running.job, running.held, running.store, self.engine, running.received,
-            anew=self.terms.on_missing == "anew", tell=self.tell,
+            anew=self.terms.on_missing == "anew", tell=self.tell, masking=running.masking(self.folder),
         )  # fmt: skip
         return answers_packet(answers)
 

@@ -49,7 +49,6 @@ from fedkeep.remote.buffered import Buffered, check_buffered
 from fedkeep.remote.continued import begun, older_for
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
-from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 from fedkeep.remote.kept import Kept
 from fedkeep.remote.ledger import COLUMNS, Ledger
@@ -58,6 +57,7 @@ from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.protection import protected, secret_seed
 from fedkeep.remote.roster import Roster
+from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
 from fedkeep.remote.transport import Transport
 
 
@@ -300,6 +300,7 @@ class _Serving:
         self.terms: Terms | None = None
         if federation.privacy is not None:
             self.method, self.terms = protected(self.method, federation.privacy, self.sampler, policy)
+        check_secure(self.method, self.sampler, policy)
         self.server = server = first_global(self.method, self.first, self.roster, "cpu", self.sampler.count)
         if self.terms is not None:  # patterns of clip that don't fit are said now
             self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
@@ -334,13 +335,13 @@ class _Serving:
             run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=self.parts["encoding"],
             split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
         )  # fmt: skip
-        self.fleet = Fleet(
+        self.fleet = fleet_of(self.method, lambda number: self._cohort(number) if number < self.rounds else [])(
             self.nodes, rules, Ledger(store, self.roster), federation.policy,
             cohort=min(federation.cohort, len(self.roster.trains)), events=self.events,
         )  # fmt: skip
 
     def _drive(self, directory: RunDirectory, progress: bool | None) -> Drive:
-        federation, method = self.federation, self.method
+        federation, method = self.federation, summing(self.method, self.fleet)
         personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
         faults = Faults(
             broken=federation.on_nonfinite,

@@ -7,14 +7,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedkeep.core.errors import LostError, StoreError, UploadError
+from fedkeep.core.errors import LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params, misfit
 from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Order
 from fedkeep.engines import Work as Train
 from fedkeep.engines.base import UPLOAD, paired
 from fedkeep.methods import Sent
 from fedkeep.remote.device_store import MissingError, Wanted
-from fedkeep.remote.wire import Answers, ClientOrder, Partition, Work
+from fedkeep.remote.masking import Masking
+from fedkeep.remote.wire import Answers, ClientOrder, Partition, Step, Work
 from fedkeep.store import MemoryStore
 
 Tell = Callable[[str], None]
@@ -64,6 +65,7 @@ def serve(
     *,
     anew: bool,
     tell: Tell,
+    masking: Masking | None = None,
 ) -> Answers:
     """Do what a message asks of this device's clients.
 
@@ -76,6 +78,7 @@ def serve(
         received: names, shapes and types of the parameters that must be sent.
         anew: whether a client whose version is missing starts from default values.
         tell: called with what the device's owner should know.
+        masking: takes the steps of secure sums; None: the method has none.
 
     Returns:
         An answer for each order. Nothing of it is valid on the device that is not durable there.
@@ -84,13 +87,15 @@ def serve(
         UploadError: what was sent does not fit the model; nothing was done.
         FedkeepError: a model failed on its data; likewise.
     """
-    for sent in {id(one.order.sent): one.order.sent for one in work.orders}.values():
+    for sent in {id(one.order.sent): one.order.sent for one in work.orders if one.begins}.values():
         _check_sent(received, sent)
+    for one in work.orders:
+        _check_asks(one, masking)
     held.forget()
     store.discard()
     begun: dict[str, ClientOrder] = {}
     answers: dict[str, Answer] = {}
-    for one in work.orders:
+    for one in (one for one in work.orders if one.begins):
         client = one.order.client
         try:
             _begin(one, job, held, store, anew, tell)
@@ -99,7 +104,10 @@ def serve(
             tell(str(error))
             answers[client] = Answer(client=client, fault=LostError(str(error)))
     judged = _judged(begun.values(), LocalDevice(job, engine, leaves=work.leaves))
-    for answer, kept in _trained([one for one in begun.values() if one.train], job, engine, work.round, tell):
+    training = [one for one in begun.values() if one.train]
+    if masking is not None:
+        training = _without_answered(training, masking, work.attempt, answers, tell)
+    for answer, kept in _trained(training, job, engine, work.round, tell):
         answers[answer.client] = answer
         if kept is not None:
             one = begun[answer.client]
@@ -115,12 +123,58 @@ def serve(
         tell(str(error))
         answers |= {client: Answer(client=client, fault=LostError(str(error))) for client in begun}
         judged = ()
+    made = {} if masking is None else _steps(work, training, masking, answers, tell)
     return Answers(
-        run=work.run, round=work.round, attempt=work.attempt, judged=judged,
+        run=work.run, round=work.round, attempt=work.attempt, judged=judged, made=made,
         answers=tuple(
             answers.get(one.order.client, Answer(client=one.order.client)) for one in work.orders
         ),
     )  # fmt: skip
+
+
+def _check_asks(one: ClientOrder, masking: Masking | None) -> None:
+    if masking is not None:
+        masking.check(one)
+    elif one.asks:
+        raise UploadError("An order asks for steps of a secure sum, and the method has none.")
+
+
+def _without_answered(
+    training: Sequence[ClientOrder], masking: Masking, attempt: int, answers: dict[str, Answer], tell: Tell
+) -> list[ClientOrder]:
+    """Return the orders that are to be trained; those that were answered before get that answer."""
+    left = []
+    for one in training:
+        try:
+            answer = masking.again(one, attempt)
+        except StoreError as error:
+            tell(str(error))
+            answer = Answer(client=one.order.client, fault=LostError(str(error)))
+        if answer is None:
+            left.append(one)
+        else:
+            answers[one.order.client] = answer
+    return left
+
+
+def _steps(
+    work: Work, trained: Sequence[ClientOrder], masking: Masking, answers: dict[str, Answer], tell: Tell
+) -> dict[str, dict[Step, Mapping[str, str]]]:
+    """Mask the uploads, now that what is kept is durable, and take the other steps; return what these gave."""
+    made, uploading = {}, {one.order.client for one in trained}
+    for one in work.orders:
+        client = one.order.client
+        try:
+            if client in uploading:
+                answers[client] = masking.masked(one, work.attempt, answers[client])
+            if client not in answers or answers[client].fault is None:
+                made[client] = masking.made(one, work.attempt)
+        except (SecureSumError, StoreError) as error:
+            tell(str(error))
+            kind = LostError if isinstance(error, StoreError) else UploadError
+            reason = f"Client {client!r} took no step of the secure sum. Its own log says why."
+            answers[client] = Answer(client=client, fault=kind(reason))
+    return made
 
 
 def _begin(one: ClientOrder, job: Job, held: Held, store: States, anew: bool, tell: Tell) -> None:

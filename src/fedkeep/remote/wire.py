@@ -8,8 +8,8 @@ and ``answer/I/rows/NAME``, losses under ``losses`` (JSON has no NaN), results o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
@@ -25,6 +25,7 @@ from fedkeep.remote.sums import JudgedHeader, judged_tensors, read_judged
 from fedkeep.split import Split
 
 Partition = Literal["train", "valid", "test"]
+Step = Literal["keys", "shares", "masked", "revealed"]
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
     "broken": NonFiniteError, "malformed": UploadError, "lost": LostError
 }  # fmt: skip
@@ -39,6 +40,21 @@ class Judging:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A step of a secure sum that a client is asked for, see ``remote.masking``.
+
+    Attributes:
+        step: which.
+        sum: the number of the sum: the attempt of the message that asked for its keys.
+        given: what the step needs, by client or name.
+    """
+
+    step: Step
+    sum: int
+    given: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientOrder:
     """What the server asks of one client, and which of its private versions it builds on.
 
@@ -49,6 +65,7 @@ class ClientOrder:
         share: z = c_k / Σ c of the round that made this version (FURL eq. 6); 0 for version 0.
         train: train, stage version + 1 and upload; False: judge alone.
         judge: what is judged, before training.
+        asks: steps of secure sums.
     """
 
     order: Order
@@ -57,6 +74,12 @@ class ClientOrder:
     share: float = 0.0
     train: bool = True
     judge: tuple[Judging, ...] = ()
+    asks: tuple[Ask, ...] = ()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the client begins at the version, and so learns which was accepted; a mere step needs no state."""
+        return self.train or bool(self.judge) or not self.asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +116,7 @@ class Answers:
         answers: one for each order, in their order; of a client that was only judged without upload and fault. A
             ``LostError`` says that its private state is not the one that the order wants, or can't be read.
         judged: by partition, the results of each task; those of clients that are lost are not in them.
+        made: by client and step, what came of steps of secure sums.
     """
 
     run: str
@@ -100,6 +124,13 @@ class Answers:
     attempt: int
     answers: tuple[Answer, ...]
     judged: tuple[tuple[Partition, Judged], ...] = ()
+    made: Mapping[str, Mapping[Step, Mapping[str, str]]] = field(default_factory=dict)
+
+
+class _Ask(Header):
+    step: Step
+    sum: Count
+    given: dict[str, str]
 
 
 class _Judging(Header):
@@ -116,6 +147,7 @@ class _Order(Header):
     progress: Annotated[float, Field(ge=0, le=1)]
     train: bool
     judge: list[_Judging]
+    asks: list[_Ask] = Field(default_factory=list)
 
 
 class _Work(Header):
@@ -134,6 +166,7 @@ class _Answer(Header):
     status: Literal["trained", "idle", "broken", "malformed", "lost"]
     weight: float
     text: str
+    made: dict[Step, dict[str, str]] = Field(default_factory=dict)
 
 
 class _Answers(Header):
@@ -153,10 +186,12 @@ def work_packet(work: Work) -> Packet:
         same = tuple((name, id(value)) for name, value in one.order.sent.flat.items())
         group, _ = groups.setdefault(same, (len(groups), one.order.sent))
         judge = [{"split": j.split, "models": list(j.models)} for j in one.judge]
+        asks = [{"step": a.step, "sum": a.sum, "given": dict(a.given)} for a in one.asks]
         orders.append(
             {
                 "client": one.order.client, "group": group, "version": one.version, "attempt": one.attempt,
                 "share": one.share, "progress": one.order.progress, "train": one.train, "judge": judge,
+                **({"asks": asks} if asks else {}),
             }
         )  # fmt: skip
     tensors: Params = {}
@@ -194,6 +229,7 @@ def read_work(packet: Packet) -> Work:
             order=Order(round=header.round, client=o.client, sent=sent[o.group], progress=o.progress),
             version=o.version, attempt=o.attempt, share=o.share, train=o.train,
             judge=tuple(Judging(split=j.split, models=tuple(j.models)) for j in o.judge),
+            asks=tuple(Ask(step=a.step, sum=a.sum, given=a.given) for a in o.asks),
         )
         for o in header.orders
     )  # fmt: skip
@@ -213,7 +249,9 @@ def answers_packet(answers: Answers) -> Packet:
             tensors |= prefixed(f"answer/{number}/deltas/", one.upload.deltas)
             tensors |= prefixed(f"answer/{number}/rows/", one.upload.rows)
         text = "" if one.fault is None else str(one.fault)
-        told.append({"client": one.client, "status": status, "weight": weight, "text": text})
+        made = {step: dict(values) for step, values in answers.made.get(one.client, {}).items()}
+        about = {"client": one.client, "status": status, "weight": weight, "text": text}
+        told.append({**about, "made": made} if made else about)
     tensors["losses"] = torch.tensor([one.loss for one in answers.answers], dtype=torch.float64)
     judged = []
     for number, (split, found) in enumerate(answers.judged):
@@ -260,8 +298,9 @@ def read_answers(packet: Packet, split: Split) -> Answers:
         for number, one in enumerate(header.judged)
     )
     return Answers(
-        run=header.run, round=header.round, attempt=header.attempt, answers=tuple(answers), judged=judged
-    )
+        run=header.run, round=header.round, attempt=header.attempt, answers=tuple(answers), judged=judged,
+        made={one.client: one.made for one in header.answers if one.made},
+    )  # fmt: skip
 
 
 def _parted(

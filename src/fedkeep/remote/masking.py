@@ -1,0 +1,256 @@
+"""A device's side of secure sums across machines: what its clients answer in each step is on its disk first.
+
+    keys       how many clients begin        -> public keys
+    shares     by client, its keys           -> by other client, sealed shares of the secrets
+    masked     by sender, its sealed shares  -> the masked vector, in the place of the upload
+    revealed   who is in the sum             -> by secret, the shares that unmask
+
+What a client has answered it answers again to the same message, to the bit, and to no other message of that step: two
+vectors under one mask would show their difference, and two lists of survivors would unmask one client. So secrets and
+vectors lie on the disk until the sum is unmasked, or the client has begun two later ones. A sum is known by the attempt
+of the message that asked for its keys; numbers never go back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep.core.errors import RunError, SecureSumError, StoreError, UploadError
+from fedkeep.core.files import write_whole
+from fedkeep.core.params import SERVER, Params
+from fedkeep.engines import Answer
+from fedkeep.methods.secure import SecureSums, Vectors
+from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
+from fedkeep.remote.device_file import sum_of
+from fedkeep.remote.packet import Packet
+from fedkeep.remote.wire import Ask, ClientOrder, Step
+from fedkeep.split import Split
+
+VECTOR = SERVER + "masked"
+SEEDS, KEYS = "seed/", "key/"
+LIVE = 2
+"""Sums that a client takes part in at a time: one is unmasked while the next begins."""
+
+
+def about(run: str, number: int) -> str:
+    """Return what the masks of a sum are bound to."""
+    return f"{run}/{number}"
+
+
+@dataclass
+class _Sum:
+    """One sum, as a client knows it.
+
+    Attributes:
+        cohort: how many begin.
+        secrets: None after the last step.
+        answered: by step, a digest of the message.
+        made: what the last step gave.
+        vector, weight, loss: of the upload; there between ``masked`` and ``revealed``.
+    """
+
+    cohort: int
+    secrets: SecureClient | None
+    answered: dict[Step, str] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
+    vector: torch.Tensor | None = None
+    weight: float = 0.0
+    loss: float = float("nan")
+
+
+class Masking:
+    """The secure sums of a run on one device.
+
+    Args:
+        states: the file of the run's states; those of sums lie beside it, of their owner alone.
+        rule: clipping, range and threshold, as the device's own configuration says.
+        split: makes what leaves.
+        declared: zeros of what clients send along, under ``server/NAME``.
+    """
+
+    def __init__(self, states: Path, rule: SecureSums, split: Split, declared: Params) -> None:
+        self.states, self.rule, self.split, self.declared = states, rule, split, declared
+
+    def check(self, one: ClientOrder) -> None:
+        """Raise UploadError if an order would have an upload leave without a mask, or twice."""
+        steps = [ask.step for ask in one.asks]
+        if one.train != ("masked" in steps) or len(set(steps)) < len(steps):
+            raise UploadError(
+                f"Client {one.order.client!r} was asked to train, and for the steps {steps}: its method sums securely, "
+                f"so it trains for a masked vector alone, and takes each step once."
+            )
+
+    def again(self, one: ClientOrder, attempt: int) -> Answer | None:
+        """Return what a client answered to the same order to train, None if it has not."""
+        ask = next(ask for ask in one.asks if ask.step == "masked")
+        found = self._read(one.order.client).get(ask.sum)
+        if found is None or found.vector is None or found.answered.get("masked") != _digest(ask, attempt):
+            return None
+        return self._answer(one.order.client, found)
+
+    def masked(self, one: ClientOrder, attempt: int, answer: Answer) -> Answer:
+        """Return an answer with a masked vector in the place of its upload.
+
+        Raises:
+            SecureSumError: it is not the time for it, shares were changed, or a number is out of range.
+            StoreError: the disk is full or can't be written.
+        """
+        upload, ask = answer.upload, next(ask for ask in one.asks if ask.step == "masked")
+        if upload is None:
+            return answer
+
+        def mask(found: _Sum, secrets: SecureClient) -> None:
+            vectors = Vectors(self.rule, {**one.order.sent.params, **self.declared}, found.cohort)
+            masked = secrets.masked(_plain(ask.given), vectors.vector(upload))
+            found.vector = torch.from_numpy(masked.view(vectors.ring.signed))
+            found.weight, found.loss = upload.weight, answer.loss
+
+        return self._answer(one.order.client, self._step(one.order.client, ask, attempt, mask))
+
+    def made(self, one: ClientOrder, attempt: int) -> dict[Step, Mapping[str, str]]:
+        """Return what comes of an order's other steps.
+
+        Raises:
+            SecureSumError, StoreError: as for ``masked``.
+        """
+        client, acts = one.order.client, {"shares": _shares, "revealed": _revealed}
+        return {
+            ask.step: self._keys(client, ask, attempt)
+            if ask.step == "keys"
+            else self._step(client, ask, attempt, acts[ask.step](ask)).made
+            for ask in one.asks
+            if ask.step != "masked"
+        }
+
+    def _keys(self, client: str, ask: Ask, attempt: int) -> Mapping[str, str]:
+        sums = self._read(client)
+        found = sums.get(ask.sum)
+        if found is None:
+            if any(number > ask.sum for number in sums):
+                raise SecureSumError(
+                    f"{client!r} was asked for keys of the sum {ask.sum}, and has begun a later one."
+                )
+            cohort = int(ask.given.get("clients", "0"))
+            threshold = threshold_for(cohort, self.rule.threshold)
+            secrets = SecureClient(client, about(self.states.stem, ask.sum), threshold)
+            found = _Sum(cohort, secrets, made={"keys": secrets.keys().to_bytes().hex()})
+            found.answered["keys"] = _digest(ask, attempt)
+            self._write(client, dict(sorted({**sums, ask.sum: found}.items())[-LIVE:]))
+        self._check_same(client, found, ask, attempt)
+        return found.made
+
+    def _step(self, client: str, ask: Ask, attempt: int, act: Callable[[_Sum, SecureClient], None]) -> _Sum:
+        """Take a step that follows others, or return what it gave."""
+        sums = self._read(client)
+        found = sums.get(ask.sum)
+        if found is None:
+            raise SecureSumError(f"{client!r} has made no keys of the sum {ask.sum}, or has dropped them.")
+        if ask.step not in found.answered:
+            if found.secrets is None:
+                raise SecureSumError(f"The sum {ask.sum} of {client!r} is over.")
+            found.made = {}
+            act(found, found.secrets)
+            found.answered[ask.step] = _digest(ask, attempt)
+            self._write(client, sums)
+        self._check_same(client, found, ask, attempt)
+        return found
+
+    def _check_same(self, client: str, found: _Sum, ask: Ask, attempt: int) -> None:
+        """Refuse another message of a step that was answered, and what came before the last one."""
+        if found.answered[ask.step] != _digest(ask, attempt) or ask.step != list(found.answered)[-1]:
+            raise SecureSumError(
+                f"{client!r} was asked for {ask.step!r} of the sum {ask.sum} again, and otherwise or too late. Each "
+                f"step is answered once: a mask key used twice would show what it hides."
+            )
+
+    def _answer(self, client: str, found: _Sum) -> Answer:
+        assert found.vector is not None
+        return Answer(
+            client=client,
+            loss=found.loss,
+            upload=self.split.arrived({VECTOR: found.vector}, found.weight, {}),
+        )
+
+    def _read(self, client: str) -> dict[int, _Sum]:
+        """Return a client's sums by number."""
+        path = sum_of(self.states, client)
+        if not path.exists():
+            return {}
+        try:
+            packet = Packet.from_bytes(path.read_bytes())
+            return {
+                int(k): _from_plain(one, packet.tensors.get(k)) for k, one in packet.header["sums"].items()
+            }
+        except (OSError, UploadError, ValueError, KeyError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or "it is damaged"
+            raise StoreError(
+                f"The secrets of client {client!r} for secure sums cannot be read: {reason}. It takes no part until "
+                f"they are forgotten: fedkeep device forget."
+            ) from error
+
+    def _write(self, client: str, sums: Mapping[int, _Sum]) -> None:
+        packet = Packet(
+            {"kind": "sums", "sums": {str(number): _to_plain(one) for number, one in sums.items()}},
+            {str(number): one.vector for number, one in sums.items() if one.vector is not None},
+        )
+        try:
+            write_whole(sum_of(self.states, client), packet.to_bytes(), 0o600)
+        except RunError as error:
+            reason = getattr(error.__cause__, "strerror", None) or "the disk refused"
+            raise StoreError(f"The secrets of client {client!r} cannot be written: {reason}.") from error
+
+
+def _shares(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
+    def act(found: _Sum, secrets: SecureClient) -> None:
+        keys = {name: Keys.from_bytes(content) for name, content in _plain(ask.given).items()}
+        if len(keys) > found.cohort:
+            raise SecureSumError(f"Keys of {len(keys)} clients came, and {found.cohort} were to begin.")
+        found.made = {name: box.hex() for name, box in secrets.shares(keys).items()}
+
+    return act
+
+
+def _revealed(ask: Ask) -> Callable[[_Sum, SecureClient], None]:
+    def act(found: _Sum, secrets: SecureClient) -> None:
+        shares = secrets.revealed(list(ask.given))
+        found.made = {SEEDS + name: share.hex() for name, share in shares.seeds.items()}
+        found.made |= {KEYS + name: share.hex() for name, share in shares.keys.items()}
+        found.secrets, found.vector = None, None
+
+    return act
+
+
+def _plain(given: Mapping[str, str]) -> dict[str, bytes]:
+    try:
+        return {name: bytes.fromhex(text) for name, text in given.items()}
+    except ValueError as error:
+        raise SecureSumError("What came for a step of a secure sum is no hexadecimal text.") from error
+
+
+def _digest(ask: Ask, attempt: int) -> str:
+    text = json.dumps([ask.step, ask.sum, sorted(ask.given.items()), attempt])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _to_plain(one: _Sum) -> dict[str, Any]:
+    secrets = None if one.secrets is None else one.secrets.to_plain()
+    loss = one.loss.hex()  # JSON has no NaN
+    return {
+        "cohort": one.cohort, "secrets": secrets, "answered": list(one.answered.items()), "made": one.made,
+        "weight": one.weight, "loss": loss,
+    }  # fmt: skip
+
+
+def _from_plain(plain: Mapping[str, Any], vector: torch.Tensor | None) -> _Sum:
+    secrets = None if plain["secrets"] is None else SecureClient.from_plain(plain["secrets"])
+    loss = float.fromhex(plain["loss"])
+    return _Sum(
+        plain["cohort"], secrets, dict(plain["answered"]), plain["made"], vector, plain["weight"], loss
+    )

@@ -1,0 +1,353 @@
+"""A fleet whose uploads the server sees in a sum alone: the steps of secure sums, two messages a round.
+
+    to train      the masked vector of this round; of the next cohort keys
+    to unmask     shares that unmask this round's sum; of the next cohort sealed shares
+
+The first round, and one that was tried before, asks its own cohort for keys and shares first: two messages more. What
+is asked ahead changes nothing of this round; who does not answer it sits the next one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedkeep.core.errors import ConfigError, RoundError, SecureSumError, UploadError
+from fedkeep.core.params import Params
+from fedkeep.engines import Answer, Order, Sampler
+from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
+from fedkeep.methods.secure import Vectors
+from fedkeep.privacy.secure import Keys, SecureServer, Spent
+from fedkeep.privacy.secure.messages import LEAST, Revealed
+from fedkeep.remote.exchange import Exchange
+from fedkeep.remote.fleet import Fleet
+from fedkeep.remote.masking import KEYS, SEEDS, VECTOR, about
+from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.wire import Ask, ClientOrder, Step
+from fedkeep.split import Upload
+
+NOTHING = Sent(params={}, state={})
+
+
+@dataclass
+class _Sum:
+    """The sum of one round.
+
+    Attributes:
+        round, cohort: the round's number, and the ids of who begins, sorted.
+        number: the sum's own; later ones have larger numbers.
+        server: takes the steps.
+        ready: who has sent shares.
+    """
+
+    round: int
+    cohort: Sequence[str]
+    number: int
+    server: SecureServer
+    ready: set[str] = field(default_factory=set)
+
+    @property
+    def enough(self) -> bool:
+        """Whether enough have sent shares."""
+        return len(self.ready) >= self.server.threshold
+
+    def ask(self, step: Step, given: Mapping[str, str]) -> Ask:
+        """Return what a client is asked for."""
+        return Ask(step=step, sum=self.number, given=given)
+
+
+class SecureFleet(Fleet):
+    """The clients of a federation whose method sums securely.
+
+    Args:
+        rule: what the sums take.
+        cohort_of: the ids of a round's cohort; empty after the last round.
+        args, options: as for ``Fleet``.
+
+    Attributes:
+        vectors: how this round's uploads become vectors; ``RemoteMean`` says it before the round's orders.
+    """
+
+    def __init__(
+        self, *args: Any, rule: SecureSums, cohort_of: Callable[[int], Sequence[str]], **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.rule, self.cohort_of, self._spent = rule, cohort_of, Spent()
+        self.vectors: Vectors | None = None
+        self._now: _Sum | None = None
+        self._next: _Sum | None = None
+
+    def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
+        """Let clients train as ever; each upload is a masked vector.
+
+        Raises:
+            RoundError: too few clients have sent keys or shares.
+            SecureSumError: the cohort is too small for any sum.
+        """
+        if orders:
+            self._now = self._begin(orders[0].round, [order.client for order in orders])
+            self._next = self._new(orders[0].round + 1, sorted(self.cohort_of(orders[0].round + 1)))
+        yield from map(self._fitting, super().train(orders))
+
+    def add(self, client: str, upload: Upload) -> None:
+        """Add a client's masked vector to the sum."""
+        self._sum.server.add_masked(client, self._vector(upload))
+
+    def total(self) -> np.ndarray:
+        """Ask those whose vectors are in the sum to unmask it, and return it, in the ring.
+
+        Raises:
+            RoundError: too few are left, or a share is wrong.
+        """
+        here, ahead = self._sum, self._next
+        with _ends_round():
+            survivors = here.server.survivors()
+        given = dict.fromkeys(survivors, "")
+        asks = {client: [here.ask("revealed", given)] for client in survivors}
+        self._ask_shares(ahead, asks)
+        exchange = self._exchanged(here.round, asks)
+        self._take(
+            exchange, "revealed", lambda client, made: here.server.add_revealed(client, _revealed(made))
+        )
+        self._take_shares(ahead, exchange)
+        with _ends_round():
+            return here.server.total()
+
+    def _begin(self, round: int, cohort: Sequence[str]) -> _Sum:
+        """Return this round's sum, with shares: the one that was asked for ahead, or a new one."""
+        here, self._next = self._next, None
+        if here is None or (here.round, here.cohort) != (round, cohort) or not here.enough:
+            here = self._new(round, cohort)
+            if here is None:
+                raise SecureSumError(
+                    f"The cohort of round {round} is {len(cohort)} client, and the sum of one is its own vector. Let "
+                    f"more clients take part in a round."
+                )
+            keys = here.ask("keys", {"clients": str(len(cohort))})
+            self._take_keys(here, self._exchanged(round, {client: [keys] for client in cohort}))
+            asks: dict[str, list[Ask]] = {}
+            with _ends_round():
+                here.server.keys()
+            self._ask_shares(here, asks)
+            self._take_shares(here, self._exchanged(round, asks))
+        with _ends_round():
+            here.server.shares_for(next(iter(here.ready), ""))
+        return here
+
+    def _new(self, round: int, cohort: Sequence[str]) -> _Sum | None:
+        """Return the sum of a round, of which nobody was asked; None: nobody, or one alone, is in it."""
+        assert self.vectors is not None
+        vectors = Vectors(self.rule, self.vectors.start, len(cohort))
+        if vectors.threshold > len(cohort):
+            return None
+        number = self._next_attempt()
+        name, size, kind = about(self.rules.run, number), vectors.size, vectors.ring.dtype
+        return _Sum(round, cohort, number, SecureServer(name, vectors.threshold, size, kind, self._spent))
+
+    def _with_judging(self, orders: Sequence[Order]) -> dict[str, ClientOrder]:
+        """Return a round's orders, each with the shares for its client; and those to the next cohort for keys."""
+        here, ahead = self._sum, self._next
+        wanted = super()._with_judging([order for order in orders if order.client in here.ready])
+        asks: dict[str, list[Ask]] = {}
+        for order in orders:
+            if order.client in here.ready:
+                boxes = here.server.shares_for(order.client)
+                asks[order.client] = [here.ask("masked", {name: box.hex() for name, box in boxes.items()})]
+        if ahead is not None:
+            keys = ahead.ask("keys", {"clients": str(len(ahead.cohort))})
+            for client in ahead.cohort:
+                asks.setdefault(client, []).append(keys)
+        light = _light(here.round, asks)
+        return light | {
+            client: replace(order, asks=tuple(asks.get(client, ()))) for client, order in wanted.items()
+        }
+
+    def _heard(self, exchange: Exchange) -> None:
+        super()._heard(exchange)
+        for client in [client for client, order in exchange.orders.items() if not order.begins]:
+            self.tell_fault(exchange.answer(client))
+        if self._next is not None:
+            self._take_keys(self._next, exchange)
+
+    def _exchanged(self, round: int, asks: Mapping[str, Sequence[Ask]]) -> Exchange:
+        """Ask clients for steps alone, and wait for them until the deadline."""
+        exchange = self.exchange(_light(round, asks))
+        exchange.finish()
+        for client in asks:
+            self.tell_fault(exchange.answer(client))
+        return exchange
+
+    def _ask_shares(self, one: _Sum | None, asks: dict[str, list[Ask]]) -> None:
+        """Add what those are asked who have sent keys; nobody, where they are too few."""
+        try:
+            keys = {} if one is None else one.server.keys()
+        except SecureSumError:
+            return
+        given = {client: key.to_bytes().hex() for client, key in keys.items()}
+        for client in keys:
+            assert one is not None
+            asks.setdefault(client, []).append(one.ask("shares", given))
+
+    def _take_keys(self, one: _Sum, exchange: Exchange) -> None:
+        def take(client: str, made: Mapping[str, str]) -> None:
+            one.server.add_keys(client, Keys.from_bytes(bytes.fromhex(made["keys"])))
+
+        self._take(exchange, "keys", take)
+
+    def _take_shares(self, one: _Sum | None, exchange: Exchange) -> None:
+        def take(client: str, made: Mapping[str, str]) -> None:
+            assert one is not None
+            one.server.add_shares(client, {name: bytes.fromhex(box) for name, box in made.items()})
+            one.ready.add(client)
+
+        self._take(exchange, "shares", take)
+
+    def _take(self, exchange: Exchange, step: Step, take: Callable[[str, Mapping[str, str]], None]) -> None:
+        """Take what clients have made in a step; who sent something else is noted, and missed."""
+        for client, made in exchange.made.items():
+            if step in made:
+                try:
+                    take(client, made[step])
+                except (SecureSumError, ValueError, KeyError) as error:
+                    self.events.note(
+                        "refused", f"The step {step!r} of client {client!r}: {error}", client=client
+                    )
+
+    def _fitting(self, answer: Answer) -> Answer:
+        """Return an answer, with a fault where its upload is no vector of this sum."""
+        if answer.upload is None:
+            return answer
+        assert self.vectors is not None
+        values = answer.upload.deltas.get(VECTOR)
+        wanted = (self.vectors.size,), self.vectors.ring.signed.name
+        got = None if values is None else (tuple(values.shape), str(values.dtype).removeprefix("torch."))
+        if got == wanted and len(answer.upload.deltas) == 1 and not answer.upload.rows:
+            return answer
+        reason = f"The upload of client {answer.client!r} was refused: it is no masked vector of {wanted}."
+        return Answer(client=answer.client, loss=answer.loss, fault=UploadError(reason))
+
+    def _vector(self, upload: Upload) -> np.ndarray:
+        assert self.vectors is not None
+        return upload.deltas[VECTOR].cpu().numpy().view(self.vectors.ring.dtype)
+
+    @property
+    def _sum(self) -> _Sum:
+        assert self._now is not None, "a round begins with train"
+        return self._now
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteMean(SecureMean):
+    """The mean of ``SecureMean``, whose clients are on other machines.
+
+    Attributes:
+        fleet: reaches them.
+    """
+
+    fleet: SecureFleet = field(repr=False, compare=False)
+
+    masked: ClassVar[bool] = True
+
+    def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> RemoteSum:  # type: ignore[override]
+        """Return the empty sum."""
+        self.fleet.vectors = Vectors(self.sums, start, len(cohort))
+        return RemoteSum(self.fleet, self.fleet.vectors)
+
+
+class RemoteSum:
+    """A round's secure sum, unmasked by a message to those who are in it.
+
+    Attributes:
+        held_bytes: 0; masked vectors are added as they come.
+    """
+
+    held_bytes = 0
+
+    def __init__(self, fleet: SecureFleet, vectors: Vectors) -> None:
+        self.fleet, self.vectors, self.count = fleet, vectors, 0
+
+    def add(self, client: str, upload: Upload) -> None:
+        """Add a masked vector."""
+        self.fleet.add(client, upload)
+        self.count += 1
+
+    def skip(self, client: str) -> None:
+        """Note that a client dropped out."""
+
+    def merge(self, other: Any) -> None:
+        """Refuse: the masks of a cohort are taken off in one place."""
+        raise SecureSumError("A secure sum is made by one server; partial sums of it can't be merged.")
+
+    def value(self) -> Reduced:
+        """Return the mean; RoundError: too few clients were left to unmask it."""
+        return self.vectors.reduced(self.fleet.total(), self.count)
+
+
+def fleet_of(method: Method, cohort_of: Callable[[int], Sequence[str]]) -> Callable[..., Fleet]:
+    """Return what makes the fleet of a method; ``cohort_of`` as for ``SecureFleet``."""
+    mean = method.server.reduce
+    return (
+        partial(SecureFleet, rule=mean.sums, cohort_of=cohort_of) if isinstance(mean, SecureMean) else Fleet
+    )
+
+
+def summing(method: Method, fleet: Fleet) -> Method:
+    """Return a method as a server runs it over a fleet: with ``RemoteMean`` where it sums securely."""
+    mean = method.server.reduce
+    if not (isinstance(mean, SecureMean) and isinstance(fleet, SecureFleet)):
+        return method
+    return method.on_server(reduce=RemoteMean(mean=mean.mean, sums=mean.sums, fleet=fleet))
+
+
+def check_secure(method: Method, sampler: Sampler, policy: RoundPolicy) -> None:
+    """Refuse rounds in which a method that sums securely cannot do so.
+
+    Raises:
+        ConfigError: more clients are asked than are taken, rounds overlap, or a cohort may be of one client or none.
+    """
+    if not isinstance(method.server.reduce, SecureMean):
+        return
+    if policy.over_selection > 1 or policy.mode == "buffered":
+        raise ConfigError(
+            "Secure sums take a vector of each client that has sent shares, in rounds one after another. Leave out "
+            "rounds.over_selection and rounds.mode."
+        )
+    rest = sampler.count % sampler.cohort if sampler.mode == "shuffled" else 0
+    if sampler.mode == "poisson" or (rest or sampler.cohort) < LEAST:
+        raise ConfigError(
+            f"Secure sums want at least {LEAST} clients in every cohort; of {sampler.count} clients, {sampler.cohort} "
+            f"a round, with sampling {sampler.mode!r}, one may be smaller. Take another cohort, or sampling = "
+            f"'independent'."
+        )
+
+
+@contextmanager
+def _ends_round() -> Iterator[None]:
+    """Let a sum that cannot be made end its round, which is tried again with new keys."""
+    try:
+        yield
+    except SecureSumError as error:
+        raise RoundError(f"The round's secure sum failed. {error}") from error
+
+
+def _light(round: int, asks: Mapping[str, Sequence[Ask]]) -> dict[str, ClientOrder]:
+    """Return orders for steps alone, without the model."""
+    return {
+        client: ClientOrder(
+            order=Order(round=round, client=client, sent=NOTHING), train=False, asks=tuple(each)
+        )
+        for client, each in asks.items()
+    }
+
+
+def _revealed(made: Mapping[str, str]) -> Revealed:
+    shares = {name: bytes.fromhex(share) for name, share in made.items()}
+    return Revealed(
+        seeds={name.removeprefix(SEEDS): share for name, share in shares.items() if name.startswith(SEEDS)},
+        keys={name.removeprefix(KEYS): share for name, share in shares.items() if name.startswith(KEYS)},
+    )
