@@ -86,7 +86,7 @@ class Fleet:
         exchange = self.exchange(self._with_judging(orders), enough)
         self.staged([order.client for order in orders], exchange)
         for order in orders:
-            answer = exchange.answer(order.client)
+            answer = self.taken(exchange.answer(order.client))
             self.tell_fault(answer)
             yield answer
             del answer  # its upload is large
@@ -96,6 +96,10 @@ class Fleet:
             judged, asked_models = self._announced
             self._results, self._announced = _Results(judged[0].round, asked_models, exchange.judged), None
             self._tell_unjudged(exchange, [order.client for order in judged])
+
+    def taken(self, answer: Answer) -> Answer:
+        """Return an answer to train, as it is."""
+        return answer
 
     def accept(self, shares: Mapping[str, float]) -> None:
         """Note which clients' states count; they hear of it with their next order."""

@@ -92,7 +92,7 @@ class SecureFleet(Fleet):
         if orders:
             self._now = self._begin(orders[0].round, [order.client for order in orders])
             self._next = self._new(orders[0].round + 1, sorted(self.cohort_of(orders[0].round + 1)))
-        yield from map(self._fitting, super().train(orders))
+        yield from super().train(orders)
 
     def add(self, client: str, upload: Upload) -> None:
         """Add a client's masked vector to the sum."""
@@ -218,7 +218,7 @@ class SecureFleet(Fleet):
                         "refused", f"The step {step!r} of client {client!r}: {error}", client=client
                     )
 
-    def _fitting(self, answer: Answer) -> Answer:
+    def taken(self, answer: Answer) -> Answer:
         """Return an answer, with a fault where its upload is no vector of this sum."""
         if answer.upload is None:
             return answer
@@ -241,17 +241,21 @@ class SecureFleet(Fleet):
         return self._now
 
 
-@dataclass(frozen=True, kw_only=True)
 class RemoteMean(SecureMean):
-    """The mean of ``SecureMean``, whose clients are on other machines.
+    """A ``SecureMean`` whose clients are on other machines.
 
-    Attributes:
-        fleet: reaches them.
+    Args:
+        mean: the method's own.
+        fleet: reaches them; no field, as a method is described by values alone.
     """
 
-    fleet: SecureFleet = field(repr=False, compare=False)
-
     masked: ClassVar[bool] = True
+
+    def __init__(self, mean: SecureMean, fleet: SecureFleet) -> None:
+        super().__init__(mean=mean.mean, sums=mean.sums)
+        object.__setattr__(self, "fleet", fleet)
+
+    fleet: SecureFleet
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> RemoteSum:  # type: ignore[override]
         """Return the empty sum."""
@@ -301,7 +305,7 @@ def summing(method: Method, fleet: Fleet) -> Method:
     mean = method.server.reduce
     if not (isinstance(mean, SecureMean) and isinstance(fleet, SecureFleet)):
         return method
-    return method.on_server(reduce=RemoteMean(mean=mean.mean, sums=mean.sums, fleet=fleet))
+    return method.on_server(reduce=RemoteMean(mean, fleet))
 
 
 def check_secure(method: Method, sampler: Sampler, policy: RoundPolicy) -> None:
