@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,16 @@ import pytest
 import torch
 
 from fedkeep import Method, averaging, methods, simulate
-from fedkeep.core.errors import ConfigError, LostError, UploadError
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
 from fedkeep.methods import SecureSums, securely
-from fedkeep.privacy.secure import Keys
 from fedkeep.remote import Packet
-from fedkeep.remote.device_file import DeviceFile, file_of, sum_of
 from fedkeep.remote.masking import VECTOR
 from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.node import Node
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import serve_run
-from fedkeep.remote.wire import Answers, Ask, ClientOrder
 from tests.remote.federations import Devices, federation
-from tests.remote.hand import RUN, Hand
 from tests.remote.test_conformance import ledger_of, server_of
 from tests.tiny import Logits, classes, everyone, on_server, same_bits
 
@@ -261,177 +257,6 @@ def test_a_server_that_is_killed_at_any_message_goes_on_to_the_same_end(message:
     found = served(devices, tmp_path)
     devices.close()
     assert same_bits(found, on_server(simulated("furl")))
-
-
-# A device, by hand
-
-
-class Alone:
-    """Clients a, b and c on one node, and what a server would ask them."""
-
-    def __init__(self, folder: Path, sums: SecureSums | None = SUMS) -> None:
-        self.data = classes((6, 6, 6))
-        self.hand = Hand(model, made("fedavg", sums), self.data)
-        self.names = [str(client) for client in self.data.ids]
-        self.folder = folder
-        self.start()
-        self.hand.meet(self.node)
-
-    def start(self) -> None:
-        self.node = self.hand.node(self.folder, [0, 1, 2])
-
-    def ask(self, asks: Mapping[str, Sequence[Ask]], attempt: int, train: bool = False) -> Answers:
-        orders = [
-            ClientOrder(order=self.hand.first_order(client), train=train, asks=tuple(each))
-            for client, each in asks.items()
-        ]
-        return self.hand.ask(self.node, self.hand.work(orders, 0, attempt))
-
-    def keys(self, number: int = 1, attempt: int = 1, clients: str = "3") -> dict[str, str]:
-        asks = {name: [Ask(step="keys", sum=number, given={"clients": clients})] for name in self.names}
-        made = self.ask(asks, attempt).made
-        return {name: made[name]["keys"]["keys"] for name in made}
-
-    def boxes(self, keys: Mapping[str, str], number: int = 1, attempt: int = 2) -> dict[str, dict[str, str]]:
-        asks = {name: [Ask(step="shares", sum=number, given=keys)] for name in self.names}
-        made = self.ask(asks, attempt).made
-        return {
-            to: {name: made[name]["shares"][to] for name in self.names if name != to} for to in self.names
-        }
-
-    def masked(self, boxes: Mapping[str, Mapping[str, str]], number: int = 1, attempt: int = 3) -> Answers:
-        asks = {name: [Ask(step="masked", sum=number, given=boxes[name])] for name in self.names}
-        return self.ask(asks, attempt, train=True)
-
-    def revealed(self, names: Sequence[str], number: int = 1, attempt: int = 4) -> Answers:
-        given = dict.fromkeys(names, "")
-        return self.ask({n: [Ask(step="revealed", sum=number, given=given)] for n in self.names}, attempt)
-
-
-def vectors(answers: Answers) -> list[torch.Tensor]:
-    return [one.upload.deltas[VECTOR] for one in answers.answers if one.upload is not None]
-
-
-def test_the_same_message_gets_the_same_answer_and_another_none(tmp_path: Path) -> None:
-    """Also from a process that was started between."""
-    alone = Alone(tmp_path)
-    keys = alone.keys()
-    alone.node.close()
-    alone.start()
-    assert alone.keys() == keys
-    boxes = alone.boxes(keys)
-    assert alone.boxes(keys) == boxes
-    first = alone.masked(boxes)
-    alone.node.close()
-    alone.start()
-    again = alone.masked(boxes)
-    assert len(vectors(first)) == 3
-    assert all(map(torch.equal, vectors(first), vectors(again)))
-    for answers in (
-        alone.masked(boxes, attempt=7),
-        alone.masked({n: dict(list(b.items())[:1]) for n, b in boxes.items()}),
-    ):
-        assert not vectors(answers)
-        assert {type(one.fault) for one in answers.answers} == {UploadError}
-    once = alone.revealed(alone.names).made
-    assert alone.revealed(alone.names).made == once
-    assert alone.revealed(alone.names[:2]).made == {}, "two lists of survivors would unmask one client"
-    assert not vectors(alone.masked(boxes))
-    alone.node.close()
-
-
-def test_a_training_without_a_mask_is_refused_and_a_mask_where_none_is_agreed(tmp_path: Path) -> None:
-    alone = Alone(tmp_path / "a")
-    plain = alone.hand.order(alone.hand.first_order(alone.names[0]))
-    for wrong in (
-        plain,
-        ClientOrder(order=plain.order, train=True, asks=(Ask(step="keys", sum=1, given={"clients": "3"}),)),
-    ):
-        said = alone.hand.node(tmp_path / "x", [0])
-        said.close()
-        packet = _say(alone, wrong)
-        assert packet.header["kind"] == "refused"
-        assert "it trains for a masked vector alone" in packet.header["reason"]
-    alone.node.close()
-    other = Alone(tmp_path / "b", None)
-    packet = _say(
-        other, ClientOrder(order=plain.order, train=False, asks=(Ask(step="keys", sum=1, given={}),))
-    )
-    assert "asks for steps of a secure sum, and the method has none" in packet.header["reason"]
-    other.node.close()
-
-
-def _say(alone: Alone, order: ClientOrder) -> Packet:
-    from fedkeep.remote.wire import work_packet
-
-    return alone.hand.say(alone.node, work_packet(alone.hand.work([order], 0, 5)))
-
-
-def test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused(tmp_path: Path) -> None:
-    alone = Alone(tmp_path)
-    keys = alone.keys(5)
-    assert alone.keys(4, attempt=2) == {}, "numbers of sums never go back"
-    assert alone.keys(5, attempt=9) == {}, "the same sum by another message"
-    more = {**keys, "x": _new_keys(), "y": _new_keys()}
-    assert alone.ask({alone.names[0]: [Ask(step="shares", sum=5, given=more)]}, 3).made == {}
-    assert alone.ask({alone.names[0]: [Ask(step="shares", sum=5, given={"a": "no hex"})]}, 3).made == {}
-    few = {alone.names[0]: keys[alone.names[0]]}
-    assert alone.ask({alone.names[0]: [Ask(step="shares", sum=5, given=few)]}, 3).made == {}
-    assert not vectors(alone.masked({name: {} for name in alone.names}, 5)), "before shares"
-    boxes = alone.boxes(keys, 5, attempt=4)
-    assert len(vectors(alone.masked(boxes, 5, attempt=6))) == 3
-    alone.keys(6, attempt=7), alone.keys(8, attempt=8)
-    assert alone.revealed(alone.names, 5, attempt=9).made == {}, "two later sums have begun"
-    alone.node.close()
-
-
-def _new_keys() -> str:
-    draw = np.random.default_rng(0)
-    return Keys.from_bytes(draw.bytes(96)).to_bytes().hex()
-
-
-def test_a_number_out_of_range_leaves_neither_vector_nor_its_value(tmp_path: Path) -> None:
-    """The bound is of the change; the text of the refusal, which could tell a value, stays on the device."""
-    alone = Alone(tmp_path)
-    told = list[str]()
-    alone.node.tell = told.append
-    boxes = alone.boxes(alone.keys())
-    broken = {name: {other: box[:-2] + "00" for other, box in each.items()} for name, each in boxes.items()}
-    answers = alone.masked(broken)
-    assert not vectors(answers)
-    faults = {str(one.fault) for one in answers.answers}
-    assert all("Its own log says why." in text for text in faults)
-    assert told
-    alone.node.close()
-
-
-def test_secrets_are_the_owners_alone_and_go_with_the_state(tmp_path: Path) -> None:
-    alone = Alone(tmp_path)
-    boxes = alone.boxes(alone.keys())
-    alone.masked(boxes)
-    alone.node.close()
-    path = file_of(tmp_path, RUN)
-    paths = [sum_of(path, name) for name in alone.names]
-    assert all(one.stat().st_mode & 0o077 == 0 for one in paths)
-    size = [one.stat().st_size for one in paths]
-    alone.start()
-    alone.revealed(alone.names)
-    assert all(one.stat().st_size < before for one, before in zip(paths, size, strict=True))
-    assert "sealing" not in Packet.from_bytes(paths[0].read_bytes()).header["sums"]["1"]["answered"]
-    assert Packet.from_bytes(paths[0].read_bytes()).header["sums"]["1"]["secrets"] is None
-    paths[1].write_bytes(b"damaged")
-    answers = alone.revealed(alone.names)
-    assert type(answers.answers[1].fault) is LostError
-    assert answers.answers[0].fault is None
-    alone.node.close()
-    file = DeviceFile(path, "ann")
-    file.forget(alone.names[:1])
-    file.close()
-    assert [one.exists() for one in paths] == [False, True, True]
-    from fedkeep.remote.device_file import remove
-
-    remove(path)
-    assert [one.exists() for one in paths] == [False, False, False]
 
 
 @pytest.mark.parametrize(
