@@ -122,6 +122,12 @@ def send_an_example(f: Finish) -> Finished:
     return Finished(sends={"seen": next(found for found, _ in f.outputs(inputs_of))[0].float()})
 
 
+def labels_in_a_table(f: Finish) -> Finished:
+    """Add the labels' sum to what is uploaded of a table."""
+    total = sum(float(labels) for labels, _ in f.outputs(lambda net, params, batch: batch["label"].sum()))
+    return Finished(params={"embedding.weight": f.trained["embedding.weight"] + total})
+
+
 def inputs_of(net: Net, params: Params, batch: Batch) -> Tensor:
     return batch["x"]
 

@@ -18,14 +18,17 @@ from fedkeep.audit.images import describe_image
 from fedkeep.audit.wire import patterns
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
+from fedkeep.engines.tables import local_rows
 from fedkeep.methods.copies import OnCopy, PulledCopy
 from fedkeep.methods.reveals import revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.models import Linear
+from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.node import told_counts
 from fedkeep.remote.packet import Packet
 from tests.audit import leaks
 from tests.audit.leaks import Own, furl
+from tests.engines.tables.test_tables import Words
 from tests.methods.table import DATA, ROWS
 from tests.tiny import classes, texts
 
@@ -343,3 +346,27 @@ def test_every_method(name: str) -> None:
     found = set(kept_by_uploads(name).values())
     worst = next((v for v in ("declared", "gradients") if v in found), "unchanged")
     assert worst == TABLE[name]
+
+
+NOISE = (GaussianNoise(1e-3),)
+MANY_WORDS = texts(counts=(4, 5, 3), vocabulary=300)
+
+
+@pytest.mark.parametrize("upload", [(), NOISE], ids=["plain", "with noise"])
+def test_other_words_give_other_rows_and_other_noise_and_are_no_leak(
+    upload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table's rows are declared; noise after it is drawn at another place, which tells of their number alone."""
+    monkeypatch.setattr(local_rows, "SMALL", 1)
+    method = methods.fedavg().on_client(tables="local").but(upload=upload)
+    report = audit(Words(300), method, MANY_WORDS, rounds=1)
+    assert report.ok, report.leaks
+    assert any(finding.leaves == "rows/embedding.weight" for finding in report.findings)
+
+
+@pytest.mark.parametrize("upload", [(), NOISE], ids=["plain", "with noise"])
+def test_what_moves_a_row_without_gradients_is_a_leak(upload: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_rows, "SMALL", 1)
+    method = methods.fedavg().on_client(tables="local", finish=leaks.labels_in_a_table).but(upload=upload)
+    report = audit(Words(300), method, MANY_WORDS, rounds=1)
+    assert "upload/embedding.weight" in {leak.leaves for leak in report.leaks}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.engines import Job, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Finish, Finished, Kept, Method, newest
+from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.memory import MemoryTransport, Serve
 from fedkeep.remote.node import Node, Terms
@@ -122,7 +124,10 @@ class Steady:
 
 
 def still(method: Method, names: Iterable[str]) -> Method:
-    """Return a method that moves some parameters by no gradient; all else is as it was."""
+    """Return a method that moves some parameters by no gradient, and adds no noise; all else is as it was.
+
+    Noise is drawn for one tensor after the other: it is other noise, where a table before it has other rows.
+    """
     zero = tuple((glob.escape(name), 0.0) for name in names)
     phases = tuple(
         p.but(optimizer=replace(p.optimizer, rates=zero + p.optimizer.rates)) for p in method.client.phases
@@ -130,7 +135,10 @@ def still(method: Method, names: Iterable[str]) -> Method:
     hook = method.client.finish
     if hook is not None:
         hook = Steady(hook, method.client.phases[0].optimizer, phases[0].optimizer)
-    return method.on_client(phases=phases, finish=hook)
+    upload = tuple(
+        replace(link, sigma=0.0) if isinstance(link, GaussianNoise) else link for link in method.upload
+    )
+    return method.on_client(phases=phases, finish=hook).but(upload=upload)
 
 
 @dataclass
@@ -163,6 +171,12 @@ class Recorded:
         return [Packet.from_bytes(answer) for _, answer in self.pairs]
 
 
+class _Made(NamedTuple):
+    method: Method
+    module: nn.Module
+    kept: Params
+
+
 @dataclass(frozen=True)
 class Bench:
     """A model, a method and a few clients' data; the first two clients are on one device.
@@ -180,6 +194,7 @@ class Bench:
     data: FederatedData
     seed: int
     told: list[str] = field(default_factory=list)
+    _ready: dict[int, _Made] = field(default_factory=dict)
 
     @property
     def device(self) -> FederatedData:
@@ -234,10 +249,11 @@ class Bench:
         """Ask the device again, with nothing left in its memory; yield each answer, and what clients began with."""
         data = self.device if data is None else data
         with quiet():
-            module = (method or self.method).made_for(copy.deepcopy(self.model))
+            made = self._made(method or self.method)
+            module = copy.deepcopy(made.module)
             net = Net(module)
-            own = resolved(method or self.method, net, data)
-            default = Default(first_kept(own, net), own.client.keep.value, self.seed)
+            own = resolved(made.method, net, data)
+            default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed)
             held = Held(default, data.ids)
             job = Job(own, net, data, held, self.seed)
             received = own.split.halves(module).federated(net.initial())
@@ -248,6 +264,13 @@ class Bench:
                     work, job, held, states, Sequential(), received, anew=False, tell=lambda text: None
                 )
                 yield answers_packet(found), dict(states.begun)
+
+    def _made(self, method: Method) -> _Made:
+        """Return what a device makes of a method before it has any data, made once."""
+        if id(method) not in self._ready:
+            module = method.made_for(copy.deepcopy(self.model))
+            self._ready[id(method)] = _Made(method, module, first_kept(method, Net(module)))
+        return self._ready[id(method)]
 
     def answer(self, work: Packet, fixed: Mapping[str, Params], **changes: Any) -> Packet:
         """Return the answer to one message from exactly what clients keep."""
@@ -327,6 +350,21 @@ def unjudged(work: Packet, client: str = "") -> Packet:
 def changed(one: Mapping[Item, Tensor], other: Mapping[Item, Tensor]) -> list[Item]:
     """Return what differs in any bit, or is in one of them alone."""
     return [k for k in {**one, **other} if k not in one or k not in other or not same(one[k], other[k])]
+
+
+def on_common_rows(one: Items, other: Items) -> tuple[Items, Items]:
+    """Return two answers with uploads of tables cut to the rows that both hold, where the others did not move.
+
+    Which rows there are is told apart from what is in them.
+    """
+    cut = dict(one), dict(other)
+    for item in [item for item in one if item.kind == "rows" and item in other]:
+        table, common = item._replace(kind="upload"), np.intersect1d(one[item], other[item])
+        for found in cut:
+            inside = torch.from_numpy(np.isin(found[item], common))
+            if table in found and not found[table][~inside].any():
+                found[table] = found[table][inside]
+    return cut
 
 
 def same(a: Tensor, b: Tensor) -> bool:

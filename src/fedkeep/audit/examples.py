@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedkeep.audit import server as on_server
-from fedkeep.audit.bench import FIRST, Item, Items, changed, items, unjudged
+from fedkeep.audit.bench import FIRST, Item, Items, changed, items, on_common_rows, unjudged
 from fedkeep.audit.canaries import OUT, floats_of, kept_rows, opted_out, replaced, with_opt_out
 from fedkeep.audit.findings import Finding
 from fedkeep.audit.images import DRAWS
@@ -43,7 +43,7 @@ def look_at_examples(audit: Looking) -> None:
 def _training(audit: Looking, step: Step, rows: Rows, other: FederatedData) -> None:
     found = changed(step.have, audit.bench.once(step.work, step.kept, data=other))
     again = audit.bench.once(step.work, step.kept, data=other, method=audit.still)
-    rest = set(changed(step.have_still, again))
+    rest = set(changed(*on_common_rows(step.have_still, again)))
     image = _images(audit, step, rows)
     for item in found:
         declared = ""
