@@ -134,6 +134,26 @@ def test_channels() -> None:
             check(f"{scene}, {name}", cell, [] if row["value"] is None else percent(row))
 
 
+def test_natural_users() -> None:
+    rows = {(r["scene"], r["method"], r["metric"].split("/")[-1]): r for r in results("natural-users")}
+    columns = [
+        ("MovieLens-100K, ratings", "rmse"), ("InstEval, ratings", "rmse"),
+        ("MovieLens-100K, the last film among 100", "hr10"), ("Shakespeare, the next character", "accuracy"),
+    ]  # fmt: skip
+    names = {
+        "counting": "Counting",
+        "local training": "Local",
+        "FedAvg with fine-tuning": "FedAvg + fine-tuning",
+    }
+    body = table(ROOT / "docs" / "natural.md", lambda t: t[0][-1] == "Shakespeare, accuracy")
+    assert len(body) == 9
+    for name, *cells in body[:-1]:  # the last is the mixed model's
+        for (scene, metric), cell in zip(columns, cells, strict=True):
+            row = rows[scene, names.get(name, name), metric]
+            numbers = [row["value"], *([row["std"]] if row["std"] else [])]
+            check(f"{scene}, {name}", cell, percent(row) if metric in ("hr10", "accuracy") else numbers)
+
+
 def mean(file: str, scene: str, method: str, metric: str = "") -> float:
     """Return the mean of one method on a scene of a results file."""
     (row,) = [
@@ -160,6 +180,11 @@ def test_the_readme_says_what_was_measured() -> None:
         for n in ("FedRep", "FedAvg", "Local", "Mixture", "Fine-tuned")
     }
     check_line(r"RMSE on MovieLens-100K: (\S+); FedAvg (\S+), each alone (\S+) \|", *rmse[:3])
+    shown = ("FURL", "FedAvg", "Local")
+    ranks = [100 * mean("natural-users", "MovieLens-100K, the last film among 100", n, "hr10") for n in shown]
+    check_line(r"first ten for (\S+) % with `furl`, (\S+) % with FedAvg, (\S+) % alone", *ranks)
+    letters = [100 * mean("natural-users", "Shakespeare, the next character", n, "accuracy") for n in shown]
+    check_line(r"next character in Shakespeare: (\S+) %, (\S+) %, (\S+) %\)", *letters)
     check_line(
         r"a client: (\S+) %; FedAvg (\S+) %, each alone (\S+) %",
         *(right[n] for n in ("FedRep", "FedAvg", "Local")),
