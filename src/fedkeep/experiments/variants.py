@@ -119,7 +119,7 @@ def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) 
     )
     engine = "pooled" if config.run.engine == "pooled" else "sequential"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself says them
+        warnings.simplefilter("ignore", UserWarning)  # fedkeep's own: the run itself says them again
         try:
             simulate(
                 model, method, few, rounds=1, cohort=max(1, len(trains)), engine=engine, progress=False,

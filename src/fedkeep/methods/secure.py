@@ -134,19 +134,31 @@ class Vectors:
         )  # fmt: skip
 
 
-class Masked(Vectors):
-    """A round's secure sum, with both sides in one process.
-
-    Args:
-        rule, start: as for ``Vectors``.
-        cohort: the ids of the clients.
-        round: what masks are bound to.
+class Undivided:
+    """What every secure sum of a round has in common.
 
     Attributes:
         held_bytes: 0; masked vectors are added as they come.
     """
 
     held_bytes = 0
+
+    def skip(self, client: str) -> None:
+        """Note that a client dropped out."""
+
+    def merge(self, other: object) -> None:
+        """Refuse: the masks of a cohort are taken off in one place."""
+        raise SecureSumError("A secure sum is made by one server; partial sums of it can't be merged.")
+
+
+class Masked(Undivided, Vectors):
+    """A round's secure sum, with both sides in one process.
+
+    Args:
+        rule, start: as for ``Vectors``.
+        cohort: the ids of the clients.
+        round: what masks are bound to.
+    """
 
     def __init__(self, rule: SecureSums, start: Params, cohort: Sequence[str], round: str) -> None:
         super().__init__(rule, start, len(cohort))
@@ -172,13 +184,6 @@ class Masked(Vectors):
         masked = self.clients[client].masked(self.server.shares_for(client), self.vector(upload))
         self.server.add_masked(client, masked)
         self.count += 1
-
-    def skip(self, client: str) -> None:
-        """Note that a client dropped out."""
-
-    def merge(self, other: Masked) -> None:
-        """Refuse: the masks of a cohort are taken off in one place."""
-        raise SecureSumError("A secure sum is made by one server; partial sums of it can't be merged.")
 
     def value(self) -> Reduced:
         """Return the mean.

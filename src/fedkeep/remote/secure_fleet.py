@@ -21,7 +21,7 @@ from fedkeep.core.errors import ConfigError, RoundError, SecureSumError, UploadE
 from fedkeep.core.params import Params
 from fedkeep.engines import Answer, Order, Sampler
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
-from fedkeep.methods.secure import Vectors
+from fedkeep.methods.secure import Undivided, Vectors
 from fedkeep.privacy.secure import Keys, SecureServer, Spent
 from fedkeep.privacy.secure.messages import LEAST, Revealed
 from fedkeep.remote.exchange import Exchange
@@ -186,7 +186,8 @@ class SecureFleet(Fleet):
         """Add what those are asked who have sent keys; nobody, where they are too few."""
         try:
             keys = {} if one is None else one.server.keys()
-        except SecureSumError:
+        except SecureSumError as error:
+            self.events.note("round", f"The next round asks for keys anew. {error}")
             return
         given = {client: key.to_bytes().hex() for client, key in keys.items()}
         for client in keys:
@@ -263,14 +264,8 @@ class RemoteMean(SecureMean):
         return RemoteSum(self.fleet, self.fleet.vectors)
 
 
-class RemoteSum:
-    """A round's secure sum, unmasked by a message to those who are in it.
-
-    Attributes:
-        held_bytes: 0; masked vectors are added as they come.
-    """
-
-    held_bytes = 0
+class RemoteSum(Undivided):
+    """A round's secure sum, unmasked by a message to those who are in it."""
 
     def __init__(self, fleet: SecureFleet, vectors: Vectors) -> None:
         self.fleet, self.vectors, self.count = fleet, vectors, 0
@@ -279,13 +274,6 @@ class RemoteSum:
         """Add a masked vector."""
         self.fleet.add(client, upload)
         self.count += 1
-
-    def skip(self, client: str) -> None:
-        """Note that a client dropped out."""
-
-    def merge(self, other: Any) -> None:
-        """Refuse: the masks of a cohort are taken off in one place."""
-        raise SecureSumError("A secure sum is made by one server; partial sums of it can't be merged.")
 
     def value(self) -> Reduced:
         """Return the mean; RoundError: too few clients were left to unmask it."""
