@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import NonFiniteError, UploadError
+from fedkeep.kernels.values import is_finite
 
 Params = dict[str, Tensor]
 State = dict[str, Tensor]
@@ -88,14 +89,11 @@ def nonfinite(tree: Mapping[str, Tensor]) -> str | None:
     floats = {name: t for name, t in tree.items() if t.is_floating_point()}
     if not floats:
         return None
-    # A finite sum has only finite summands, and is cheaper than looking at each of them. A GPU is asked for all at
-    # once: it answers no sooner for less.
     device = next(iter(floats.values())).device
-    sums = [t.sum() for t in floats.values()]
     if device.type == "cpu":
-        totals = [float(total) for total in sums]
-    else:
-        totals = torch.stack([total.to(device, torch.float32) for total in sums]).tolist()
+        return next((name for name, t in floats.items() if not is_finite(t)), None)
+    # A finite sum has only finite summands. A GPU is asked for all at once: it answers no sooner for less.
+    totals = torch.stack([t.sum().to(device, torch.float32) for t in floats.values()]).tolist()
     for (name, t), total in zip(floats.items(), totals, strict=True):
         if not math.isfinite(total) and not bool(torch.isfinite(t).all()):
             return name

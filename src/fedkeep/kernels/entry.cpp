@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "recurrent.h"
 #include "rows.h"
+#include "values.h"
 
 #include <atomic>
 #include <chrono>
@@ -279,6 +280,13 @@ i64 run_rows(const rows::Call& c, int phase) {
     return run(&c, FK_RUNNER(c.level, rows), phase, (c.N + rows::BLOCK - 1) / rows::BLOCK, c.threads);
 }
 
+// 1: a number is not finite.
+i64 run_values(const values::Call& c) {
+    values::Job job = {&c, 0};
+    run(&job, FK_RUNNER(c.level, values), (int)c.phase, (c.N + values::BLOCK - 1) / values::BLOCK, c.threads);
+    return job.bad;
+}
+
 template <class Call> constexpr i64 words() { return (i64)sizeof(Call) / 8; }
 
 }  // namespace
@@ -288,7 +296,7 @@ template <class Call> constexpr i64 words() { return (i64)sizeof(Call) / 8; }
 FK_EXPORT int64_t fk_abi() {
     const int64_t calls[] = {
         fk::words<fk::recurrent::Call>(), fk::words<fk::convolution::Call>(), fk::words<fk::linear::Call>(),
-        fk::words<fk::rows::Call>()};
+        fk::words<fk::rows::Call>(), fk::words<fk::values::Call>()};
     int64_t all = FK_ABI;
     for (int64_t words : calls) all = all * 1000 + words;
     return all;
@@ -346,3 +354,6 @@ FK_EXPORT int64_t fk_linear_backward(const fk::linear::Call* call) { return fk::
 FK_EXPORT int64_t fk_rows(const fk::rows::Call* call) { return fk::run_rows(*call, fk::rows::LOOK_UP); }
 
 FK_EXPORT int64_t fk_rows_backward(const fk::rows::Call* call) { return fk::run_rows(*call, fk::rows::MOVE); }
+
+// 0: done; 1: a number is NaN or infinite.
+FK_EXPORT int64_t fk_values(const fk::values::Call* call) { return fk::run_values(*call); }

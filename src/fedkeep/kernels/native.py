@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
-ABI, CHUNK = 4, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
+ABI, CHUNK = 5, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
 LEVELS = ("portable", "avx2", "avx512")
 LEVEL_NAMES = ("portable", "AVX2", "AVX-512")
 
-# The 64-bit words of `struct Call` in recurrent.h, convolution.h, linear.h and rows.h, in their order.
+# The 64-bit words of `struct Call` in recurrent.h, convolution.h, linear.h, rows.h and values.h, in their order.
 RECURRENT = (
     *("gru", "is_double", "threads", "level", "pool", "G", "D", "B", "L", "I", "H", "V"),
     *("lengths", "lengths_stride", "x", "x_stride", "ids", "ids_stride", "table", "table_stride"),
@@ -44,9 +44,34 @@ ROWS = (
     *("threads", "level", "is_double", "N", "D", "step", "used", "table", "velocity", "anchor"),
     *("products", "last", "powers", "rates", "rows", "grads"),
 )
-_FIELDS = {"recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR, "rows": ROWS}
-_WORDS = {kernel: struct.Struct(f"={len(fields)}q") for kernel, fields in _FIELDS.items()}
-_FUNCTIONS = {kernel: (f"fk_{kernel}", f"fk_{kernel}_backward") for kernel in _FIELDS}
+VALUES = (
+    *(
+        "phase",
+        "threads",
+        "level",
+        "is_double",
+        "N",
+        "given",
+        "held",
+        "sum",
+        "fresh",
+        "weight",
+        "held_weight",
+    ),
+    "mean",
+)
+_FIELDS = {
+    "recurrent": RECURRENT, "convolution": CONVOLUTION, "linear": LINEAR, "rows": ROWS, "values": VALUES
+}  # fmt: skip
+_DOUBLES = ("weight", "held_weight")
+_WORDS = {
+    kernel: struct.Struct("=" + "".join("d" if kernel == "values" and f in _DOUBLES else "q" for f in fields))
+    for kernel, fields in _FIELDS.items()
+}
+_FUNCTIONS: dict[str, tuple[str, ...]] = {
+    kernel: (f"fk_{kernel}", f"fk_{kernel}_backward") for kernel in _FIELDS if kernel != "values"
+}
+_FUNCTIONS["values"] = ("fk_values",)
 
 
 @dataclass(frozen=True)
@@ -147,12 +172,15 @@ BAD_LENGTH, BAD_ID = 1, 2
 
 
 def call(
-    kernel: Literal["recurrent", "convolution", "linear", "rows"], backward: bool, words: Sequence[int]
+    kernel: Literal["recurrent", "convolution", "linear", "rows", "values"],
+    backward: bool,
+    words: Sequence[float],
 ) -> int:
     """Runs a forward or backward pass of a kernel; ``words`` are the values of its fields above.
 
     Returns:
-        0, or, of the recurrent kernel, ``BAD_LENGTH`` (below 1 or above L) or ``BAD_ID`` (below 0 or not below V).
+        0, or, of the recurrent kernel, ``BAD_LENGTH`` (below 1 or above L) or ``BAD_ID`` (below 0 or not below V), or,
+        of ``values``, 1 where a number is not finite.
 
     Raises:
         MemoryError: the kernel's own arrays could not be allocated.

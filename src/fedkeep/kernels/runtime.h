@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#define FK_ABI 4  // as in native.py
+#define FK_ABI 5  // as in native.py
 
 namespace fk {
 

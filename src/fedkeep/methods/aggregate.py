@@ -10,14 +10,12 @@ from torch import Tensor
 
 from fedkeep.core.errors import UploadError
 from fedkeep.core.params import SERVER, Params, State, under
-from fedkeep.methods.rows import RowSums, exact, spread
+from fedkeep.kernels.values import exact, fold, mean
+from fedkeep.methods.rows import RowSums, spread
 from fedkeep.split import Upload
 
 BLOCK = 16
 """Clients of a block: uploads are summed within blocks of neighbours in the order of ids, and blocks in their order."""
-
-PIECE = 1 << 18
-"""Numbers of a large tensor that are summed or divided at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +213,9 @@ class Sums:
         self._sums: Params = {}
         self._rows: dict[str, RowSums] = {}
         self._held: Params = {}
+        self._first: dict[
+            str, tuple[Tensor, float]
+        ] = {}  # with its weight; the second is added in one go with it
 
     def add(self, upload: Upload) -> None:
         """Add an upload."""
@@ -224,14 +225,24 @@ class Sums:
                 if name not in self._sums:
                     self._sums[name] = delta.clone()
             elif rows is None:
-                for total, change in pieces(self.whole(name), delta):
-                    total.add_(change, alpha=upload.weight)
+                self._add_whole(name, delta, upload.weight)
                 if name in self._held:
                     self._held[name] += upload.weight
             else:
                 self._add_rows(name, start, rows.to(start.device), delta.to(exact(start)), upload.weight)
         self.weight += upload.weight
         self.count += 1
+
+    def _add_whole(self, name: str, delta: Tensor, weight: float) -> None:
+        if not self._has(name) and name not in self._rows:
+            self._first[name] = delta, weight
+            return
+        held, share = self._first.pop(name, (None, 0.0))
+        total = self.whole(name) if held is None else None
+        self._sums[name] = fold(total, delta, weight, held, share)
+
+    def _has(self, name: str) -> bool:
+        return name in self._sums or name in self._first
 
     def merge(self, other: Sums) -> Sums:
         """Return both together, in place of this, whose clients come first; one that is empty changes nothing."""
@@ -245,8 +256,8 @@ class Sums:
             if self.owners_only and (held is not None or name in self._held):
                 self._hold(name, start)
                 self._held[name] += other.weight if held is None else held
-            if name in other._sums:
-                self.whole(name).add_(other._sums[name])
+            if other._has(name):
+                self.whole(name).add_(other.whole(name))
             if name in other._rows:
                 few = other._rows[name]
                 self._sum_rows(name, start, few.rows(), few.values(), 1.0)
@@ -260,6 +271,8 @@ class Sums:
 
     def whole(self, name: str) -> Tensor:
         """Return the sum of a floating-point tensor, all rows of a table; zeros where nobody sent it."""
+        if name in self._first:
+            self._sums[name] = fold(None, *self._first.pop(name))
         if name not in self._sums:
             start = self.start[name]
             self._sums[name] = torch.zeros_like(start, dtype=exact(start))
@@ -275,8 +288,8 @@ class Sums:
             self._held[name][rows] += weight
 
     def _sum_rows(self, name: str, start: Tensor, rows: Tensor, change: Tensor, weight: float) -> None:
-        if name in self._sums:
-            self._sums[name].index_add_(0, rows, change, alpha=weight)
+        if self._has(name):
+            self.whole(name).index_add_(0, rows, change, alpha=weight)
         else:
             self._rows.setdefault(name, RowSums(start)).add(rows, change, weight)
 
@@ -292,10 +305,15 @@ class Sums:
             )
         means, rows = Params(), {name: few.rows() for name, few in self._rows.items()}
         for name, start in self.start.items():
-            total = self._rows[name].values() if name in rows else self._sums[name]
-            if total.is_floating_point():
-                total = _divided(total, self._share(name, total, rows.get(name)), start.dtype)
-            means[name] = total
+            if not start.is_floating_point():
+                means[name] = self._sums[name]
+                continue
+            total = self._rows[name].values() if name in rows else self.whole(name)
+            share = self._share(name, total, rows.get(name))
+            if isinstance(share, Tensor):
+                means[name] = (total / share).to(start.dtype)
+            else:
+                means[name] = mean(total, share, start.dtype)
         return Reduced(
             changes={n: v for n, v in means.items() if not n.startswith(SERVER)}, state=under(SERVER, means),
             rows=rows, tables={n: self.start[n] for n in rows}, weight=self.weight, count=self.count,
@@ -346,19 +364,3 @@ class SumsByGroup(Sums):
             found.get(0, Reduced(changes={})), state=state, weight=sum(each.weight for each in found.values()),
             count=sum(each.count for each in found.values()),
         )  # fmt: skip
-
-
-def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return views of tensors of one shape, ``PIECE`` numbers each: what is made of them in passing stays small."""
-    if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
-        return [tensors]
-    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
-
-
-def _divided(total: Tensor, share: Tensor | float, kind: torch.dtype) -> Tensor:
-    if isinstance(share, Tensor):
-        return (total / share).to(kind)
-    found = torch.empty_like(total, dtype=kind)
-    for one, some in pieces(found, total):
-        one.copy_(some / share)
-    return found

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedkeep.core.errors import UploadError
 from fedkeep.core.params import SERVER, Params, nbytes, under
+from fedkeep.kernels.values import exact
 from fedkeep.methods.aggregate import Reduced
-from fedkeep.methods.rows import exact, spread
+from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction
 from fedkeep.split import Upload
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError, UploadError
 from fedkeep.core.params import Params
+from fedkeep.kernels.values import exact
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.methods.checks import check_least, check_positive
 from fedkeep.methods.median import KeptUploads, Median
-from fedkeep.methods.rows import exact
 from fedkeep.methods.server import Global, WeightedMean
 from fedkeep.privacy.clip import norm
 from fedkeep.split import Upload

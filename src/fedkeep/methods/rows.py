@@ -1,9 +1,11 @@
-"""Sums of some rows of large tables, and the type that sums are made in."""
+"""Sums of some rows of large tables."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from fedkeep.kernels.values import exact
 
 
 class RowSums:
@@ -41,8 +43,3 @@ class RowSums:
 def spread(values: Tensor, rows: Tensor, table: Tensor) -> Tensor:
     """Return a table of zeros, but for some rows."""
     return torch.zeros_like(table).index_copy_(0, rows, values)
-
-
-def exact(value: Tensor) -> torch.dtype:
-    """Return the type that sums are made in: double precision, where the device has it."""
-    return torch.float64 if value.device.type != "mps" else value.dtype

@@ -187,7 +187,7 @@ class Optimize:
 
     def __call__(self, server: Global, reduced: Reduced) -> Global:
         """Return the server with its next parameters; its optimiser's state goes on."""
-        params = {name: value.clone() for name, value in server.params.items()}
+        params = dict(server.params)
         optimizer, slopes, few = self.optimizer, Params(), Params()
         scale = optimizer.scale(server.progress)
         rows = reduced.rows
@@ -196,16 +196,16 @@ class Optimize:
             change = change.to(start.device)
             if name in rows:
                 if name in server.trainable and optimizer.rests:
-                    few[name] = change
+                    params[name], few[name] = start.clone(), change
                     continue
                 change = spread(change, rows[name].to(start.device), start)
             if not change.is_floating_point():
                 params[name] = change
-            elif name in server.trainable:
-                slopes[name] = -change
+            elif name not in server.trainable or (optimizer.rests and optimizer.rate(name) * scale == 1):
+                params[name] = start + change  # the very step, in one pass
             else:
-                params[name] = start + change
-        if slopes or few:
+                params[name], slopes[name] = start.clone(), -change
+        if reduced.changes.keys() & server.trainable:
             optimizer.update(params, slopes, server.optimizer, scale)
         for name, change in few.items():
             rate = optimizer.rate(name) * scale

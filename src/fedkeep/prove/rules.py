@@ -46,6 +46,7 @@ WRITES: dict[tuple[str, bool], tuple[str, ...]] = {
     ("linear", True): ("grad_input", "grad_weight", "grad_bias"),
     ("rows", False): ("rows",),
     ("rows", True): ("rows", "table", "velocity", "last", "products"),
+    ("values", False): ("sum", "mean"),
 }
 """What each native kernel writes, by the names of its fields; what it writes may depend on all that it is given."""
 

@@ -38,6 +38,7 @@ _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.single", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
+    ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client", "_nonfinite"): Site("whether a hook broke down", "status"),
     (f"{_ENGINES}.client", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
     (f"{_ENGINES}.client", "nowhere_else.<locals>.<setcomp>"): Site(

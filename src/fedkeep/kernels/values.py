@@ -1,0 +1,95 @@
+"""What a round does to every number of every upload, in one pass over memory: look for NaN, sum, divide.
+
+Tensors that the kernel can't take (another device or type, gaps in memory, no library) go through PyTorch, with the
+same results; sums differ at most in the last of their 53 bits, and are equal for whole weights of float32 numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedkeep.kernels import native
+
+FINITE, FOLD, MEAN = range(3)  # Phase in values.h
+KINDS = (torch.float32, torch.float64)
+PIECE = 1 << 18
+"""Numbers that PyTorch sums or divides at a time: what is made of them in passing stays small."""
+
+
+def exact(value: Tensor) -> torch.dtype:
+    """Return the type that sums are made in: double precision, where the device has it."""
+    return torch.float64 if value.device.type != "mps" else value.dtype
+
+
+def is_finite(values: Tensor) -> bool:
+    """Tell whether no number of a floating-point tensor is NaN or infinite."""
+    if _takes(values):
+        return not _call(FINITE, values, values.data_ptr())
+    # A finite sum has only finite summands, and is cheaper than looking at each of them.
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def fold(
+    total: Tensor | None, given: Tensor, weight: float, held: Tensor | None = None, share: float = 0.0
+) -> Tensor:
+    """Add a tensor, times its weight, to a sum in double precision.
+
+    Args:
+        total: the sum so far, of the shape of ``given``, changed in place; None: zeros.
+        given: what is added.
+        weight: its weight.
+        held: one of the same shape that comes before it, where ``total`` is None.
+        share: the weight of this one.
+
+    Returns:
+        The sum.
+    """
+    before = [each for each in (total, held) if each is not None]
+    if _takes(given) and all(map(_takes, before)) and (held is None or held.dtype == given.dtype):
+        found = torch.empty(given.shape, dtype=torch.float64) if total is None else total
+        place = native.address(given)
+        _call(FOLD, given, place, native.address(held), native.address(found), total is None, weight, share)
+        return found
+    found = torch.zeros(given.shape, dtype=exact(given), device=given.device) if total is None else total
+    for each, w in ((held, share), (given, weight)):
+        if each is not None:
+            for part, change in pieces(found, each):
+                part.add_(change, alpha=w)
+    return found
+
+
+def mean(total: Tensor, weight: float, kind: torch.dtype) -> Tensor:
+    """Return a sum in double precision divided by a weight, in another floating type."""
+    found = torch.empty_like(total, dtype=kind)
+    if _takes(total) and _takes(found):
+        place = native.address(found)
+        _call(MEAN, found, place, 0, native.address(total), False, weight)
+        return found
+    for part, sums in pieces(found, total):
+        part.copy_(sums / weight)
+    return found
+
+
+def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return views of tensors of one shape, ``PIECE`` numbers each."""
+    if tensors[0].numel() <= PIECE or not all(t.is_contiguous() for t in tensors):
+        return [tensors]
+    return list(zip(*(t.view(-1).split(PIECE) for t in tensors), strict=True))  # type: ignore[no-untyped-call]
+
+
+def _takes(values: Tensor) -> bool:
+    plain = type(values) in (Tensor, torch.nn.Parameter)  # what traces values has a type of its own
+    return plain and values.is_cpu and values.dtype in KINDS and values.is_contiguous() and native.available()
+
+
+def _call(
+    phase: int, values: Tensor, place: int, held: int = 0, total: int = 0, fresh: bool = False, weight: float = 0.0,
+    share: float = 0.0,
+) -> int:  # fmt: skip
+    return native.call("values", False, (
+        phase, torch.get_num_threads(), native.load().level, values.dtype == torch.float64, values.numel(),
+        place, held, total, fresh, weight, share, place if phase == MEAN else 0,
+    ))  # fmt: skip
