@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from typer.main import get_command
 
@@ -113,3 +116,10 @@ def test_names_of_folders_are_safe_on_any_system() -> None:
     assert safe_name("Personalized FL, paper's recipe") == "personalized-fl-paper-s-recipe"
     assert safe_name("../a:b\\c*?") == "a-b-c"
     assert safe_name("...") == "run"
+
+
+def test_python_runs_the_command_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedkeep", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"fedkeep {__version__}\n"

@@ -1,0 +1,5 @@
+"""``python -m fedkeep``: the command ``fedkeep``, where it is not on the path."""
+
+from fedkeep_command import main
+
+main()
