@@ -5,7 +5,7 @@ import sys
 
 NAMES = (
     "kernels", "cnn", "threads", "overhead", "users", "stores", "profile", "methods", "speed", "faults",
-    "fault_budget", "dp_audit", "secure", "own_models", "attacks",
+    "fault_budget", "dp_audit", "secure", "own_models", "attacks", "many_adapters",
 )  # fmt: skip
 
 
