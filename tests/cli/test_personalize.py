@@ -23,17 +23,29 @@ def folder_of(fedkeep: Command, *further: str) -> Path:
     return Path("r")
 
 
+def rows_of(stdout: str) -> list[str]:
+    """Return the first cells of the rows that have a percentage."""
+    return [line.split()[0] for line in stdout.splitlines() if " % " in line and "(95 %" not in line]
+
+
 def test_held_out_users(fedkeep: Command) -> None:
     run = folder_of(fedkeep, "--set", "run.hold_out=0.4")
     before = states(run)
     result = fedkeep("personalize", "r")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("2 users held out of federation, on their test examples\n")
-    rows = [line.split()[0] for line in result.stdout.splitlines() if line.endswith(" %")]
+    rows = rows_of(result.stdout)
     assert rows == ["0", "1", "2", "5", "10", "20", "50", "all"]
     kept = json.loads((run / "analyses.json").read_text(encoding="utf-8"))["cold_start"]
     assert kept["k"] == [0, 1, 2, 5, 10, 20, 50, "all"]
     assert kept["users"] == 2
+    fitted, frequent = kept["series"]
+    assert (fitted["name"], frequent["name"]) == ("fitted private part", "most frequent label of the same k")
+    assert frequent["mean"][0] is None
+    assert all(0 <= share <= 1 for share in frequent["mean"][1:])
+    assert kept["changes"][0] is None
+    assert kept["changes"][1][0] == pytest.approx(fitted["mean"][1] - fitted["mean"][0])
+    assert "Change from the k before (95 %)" in result.stdout
     assert states(run) == before  # nothing was uploaded, nobody's state was changed
     assert fedkeep("report", "r").exit_code == 0
 
@@ -42,7 +54,7 @@ def test_held_out_users_at_other_k(fedkeep: Command) -> None:
     run = folder_of(fedkeep, "--set", "run.hold_out=0.4")
     result = fedkeep("personalize", "r", "--k", "0,3")
     assert result.exit_code == 0, result.output
-    assert [line.split()[0] for line in result.stdout.splitlines() if line.endswith(" %")] == ["0", "3"]
+    assert rows_of(result.stdout) == ["0", "3"]
     assert not (run / "analyses.json").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,17 @@ import fedkeep
 import fedkeep.split.split as split_room
 from fedkeep import Adapt, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError
+from fedkeep.core.optim import Optimizer
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
-from fedkeep.experiments.analyses import cold_start_form
-from fedkeep.experiments.personalize import cold_start, first_examples, fit_private, personalize_client
+from fedkeep.experiments.analyses import cold_start_form, falls_in_words
+from fedkeep.experiments.personalize import (
+    ColdStart,
+    cold_start,
+    first_examples,
+    fit_private,
+    personalize_client,
+)
 from fedkeep.methods import Global, Sent
 from tests.tiny import Logits, Noisy, bits, classes, everyone
 
@@ -77,7 +85,10 @@ def test_fitting_equals_plain_pytorch_on_the_vector_alone(run: Run, k: int | Non
     weight, bias = run.server["linear.weight"], run.server["linear.bias"]
     stepper = torch.optim.SGD([vector], 0.4, 0.5)
     draws = Stream(1, f"personalize/{DATA.ids[client]}", len(rows))
-    for chosen in batches(DATA, rows, ADAPT, draws, 0):
+    chunks = list(batches(DATA, rows, ADAPT, draws, 0))
+    assert len(chunks) == 3 * -(-len(rows) // 5)
+    for step, chosen in enumerate(chunks):
+        stepper.param_groups[0]["lr"] = 0.4 * (1 - step / len(chunks))
         batch = DATA.batch(chosen)
         stepper.zero_grad()
         torch.nn.functional.cross_entropy(batch["x"] @ weight.T + bias + vector, batch["label"]).backward()
@@ -85,6 +96,48 @@ def test_fitting_equals_plain_pytorch_on_the_vector_alone(run: Run, k: int | Non
     assert list(own) == ["user"]
     torch.testing.assert_close(own["user"], vector.detach(), rtol=0, atol=1e-12)
     assert not torch.equal(own["user"], torch.full((3,), 0.125, dtype=torch.float64))
+
+
+def training_loss(run: Run, client: int, k: int | None) -> float:
+    """Return the cross-entropy of the examples that a client was fitted to."""
+    rows = first_examples(run, client, k)
+    batch = DATA.batch(rows)
+    weight, bias = run.server["linear.weight"], run.server["linear.bias"]
+    logits = batch["x"] @ weight.T + bias + fit_private(run, client, rows)["user"]
+    return float(torch.nn.functional.cross_entropy(logits, batch["label"]))
+
+
+def test_a_high_rate_does_not_leave_what_the_last_mini_batches_made(run: Run) -> None:
+    """With a constant rate the vector swings from mini-batch to mini-batch, and the more of them the less it fits."""
+    loud = Phase(trains="private", optimizer=sgd(6.0), epochs=20, batch_size=2, examples="all")
+    falling = replace(run, method=run.method.adapting(phases=(loud,)))
+    constant = replace(falling, method=falling.method.adapting(schedule=None))
+    for client in run.held_out.tolist():
+        assert training_loss(falling, client, None) < 0.7 * training_loss(constant, client, None)
+    with pytest.raises(MethodError) as error:
+        Adapt(schedule="cosine")  # type: ignore[arg-type]
+    assert str(error.value) == "schedule must be None or 'linear'; got 'cosine'."
+
+
+@pytest.mark.parametrize(("changes", "planned"), [({"steps": 4}, 4), ({"epochs": 2, "batch_size": 3}, 6)])
+def test_rates_fall_over_the_mini_batches_of_each_phase(
+    run: Run, changes: dict[str, int], planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales, update = [], Optimizer.update
+
+    def noted(self: Optimizer, params: Any, grads: Any, state: Any, scale: float = 1.0) -> None:
+        scales.append(scale)
+        update(self, params, grads, state, scale)
+
+    monkeypatch.setattr(Optimizer, "update", noted)
+    two = (ADAPT.but(**changes), ADAPT.but(epochs=1, batch_size=7))
+    fit_private(replace(run, method=run.method.adapting(phases=two)), 0, first_examples(run, 0, 7))
+    assert scales == [*(1 - step / planned for step in range(planned)), 1.0]
+    scales.clear()
+    early = ADAPT.but(epochs=4, batch_size=4, early_stopping=methods.EarlyStopping(every=1, patience=1))
+    fit_private(replace(run, method=run.method.adapting(phases=(early,))), 0, first_examples(run, 0, 7))
+    assert scales  # of as many as there may be
+    assert scales == [1 - step / 8 for step in range(len(scales))]
 
 
 def test_nothing_but_the_given_vector_changes_and_nothing_is_uploaded(
@@ -133,9 +186,89 @@ def test_the_curve_by_a_plain_loop(run: Run) -> None:
         assert found.mean[number] == pytest.approx(np.mean(shares))
         assert found.std[number] == pytest.approx(np.std(shares))
         assert found.pooled[number] == pytest.approx(np.mean(right))
+        assert found.each[number] == pytest.approx(shares)
     names = {r.split for r in found.records}
     assert names == {"cold_start/0", "cold_start/1", "cold_start/5", "cold_start/all"}
     assert {r.client for r in found.records if r.client} == {DATA.ids[c] for c in run.held_out}
+
+
+def test_the_most_frequent_label_by_hand_and_ties_by_their_mean() -> None:
+    data = fedkeep.FederatedData.from_columns(
+        ["a"] * 7 + ["b"] * 4,
+        {"x": np.zeros((11, 2), np.float32), "label": [0, 0, 1, 1, 0, 2, 1, 2, 2, 2, 1]},
+        split=["train"] * 4 + ["test"] * 3 + ["train"] * 2 + ["test"] * 2,
+        meta={"classes": 3},
+    )
+    run = simulate(fedkeep.models.Linear(2, 3), methods.furl("user"), data, rounds=0)
+    found = cold_start(run, clients=("a", "b"), ks=(0, 1, 3, None))
+    # a tests on 0, 2, 1, and has 0, 0, 1, 1 to train on: 1/3 whatever it counts, and of a tie (1/3 + 1/3) / 2.
+    # b tests on 2, 1, and has 2 and 2: 1/2.
+    assert found.frequent == (None, *[pytest.approx((1 / 3 + 1 / 2) / 2)] * 3)
+    other = data.columns["label"].copy()  # type: ignore[union-attr]
+    other[[4, 5, 6]] = 0, 0, 1  # a tests on 0, 0, 1: 2/3 by label 0, 1/3 by 1, and of the tie 1/2
+    tied = fedkeep.FederatedData(
+        {**data.columns, "label": other}, data.offsets, data.ids, data.bounds, data.meta
+    )
+    again = replace(run, data=tied)
+    first = int(tied.columns["label"][first_examples(again, 0, 1)[0]])  # type: ignore[index]
+    assert cold_start(again, clients=("a",), ks=(1, None)).frequent == pytest.approx(((2, 1)[first] / 3, 0.5))
+
+
+class Height(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = torch.nn.Parameter(torch.zeros(1))
+        self.slope = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.slope + self.user
+
+
+def test_where_there_are_no_classes_no_label_is_most_frequent() -> None:
+    data = fedkeep.FederatedData.from_columns(
+        ["a"] * 4, {"x": np.ones((4, 2), np.float32), "label": np.arange(4.0, dtype=np.float32)},
+        split=["train", "train", "test", "test"], meta={"task": "regression"},
+    )  # fmt: skip
+    method = methods.furl("user", local=Phase(loss=methods.terms.squared_error()))
+    found = cold_start(simulate(Height(), method, data, rounds=0), ["a"], (1, None))
+    assert found.frequent == (None, None)
+    assert found.changes == (None, None)  # of one user
+    assert falls_in_words(found) == "A single user allows no test."
+    assert [curve["name"] for curve in cold_start_form(found)["series"]] == ["fitted private part"]
+
+
+def measured(metric: str, ks: tuple[int | None, ...], each: tuple[tuple[float, ...], ...]) -> ColdStart:
+    mean = tuple(float(np.mean(row)) for row in each)
+    return ColdStart(
+        metric, metric, ks, mean, (0.0,) * len(ks), mean, len(each[0]), (), each, (None,) * len(ks)
+    )
+
+
+def test_changes_are_paired_over_users_and_falls_are_those_that_leave_zero_out() -> None:
+    each = ((0.5, 0.25, 0.75), (0.375, 0.125, 0.5625), (0.5, 0.25, 0.5))
+    found = measured("accuracy", (10, 50, None), each)
+    # From 10 to 50: −0.125, −0.125, −0.1875; mean −0.4375 / 3, deviation 0.0361, t of 2 degrees 4.3027.
+    half = 4.302653 * np.std([0.125, 0.125, 0.1875], ddof=1) / np.sqrt(3)
+    first, second, third = found.changes
+    assert first is None
+    assert second is not None
+    assert third is not None
+    assert (second.mean, second.low, second.high) == pytest.approx(
+        (-0.4375 / 3, -0.4375 / 3 - half, -0.4375 / 3 + half), abs=1e-6
+    )
+    assert third.low < 0 < third.high  # 0.125, 0.125, −0.0625
+    assert [(few, many) for few, many, _ in found.falls] == [(10, 50)]
+    assert falls_in_words(found) == (
+        "Significantly worse with more examples (95 %, paired over users): "
+        "k = 10 to 50: −14.6 points (−23.5 to −5.6)."
+    )
+    shuffled = measured("accuracy", (None, 50, 10), each[::-1])
+    assert shuffled.falls == found.falls  # whatever the order of k
+    better = measured("rmse", (10, 50, None), each)  # lower is better
+    assert better.falls == ()
+    assert falls_in_words(better) == "Nowhere is a larger k significantly worse (95 %, paired over users)."
+    worse = measured("rmse", (10, 50), each[1::-1])
+    assert [(few, many) for few, many, _ in worse.falls] == [(10, 50)]
 
 
 def test_no_example_is_the_shared_model(run: Run) -> None:
@@ -160,8 +293,6 @@ def test_one_client_before_and_after(run: Run) -> None:
 
 
 def refused(run: Run, **changes: Any) -> str:
-    from dataclasses import replace
-
     broken = replace(run, method=run.method.but(**changes))
     with pytest.raises(MethodError) as error:
         fit_private(broken, 0, first_examples(run, 0, 2))
@@ -173,8 +304,6 @@ def moved(server: Global, client: str) -> Sent:
 
 
 def test_a_client_adapts_from_what_it_is_sent(run: Run) -> None:
-    from dataclasses import replace
-
     client = int(run.held_out[0])
     rows = first_examples(run, client, 3)
     sending = replace(run, method=run.method.on_server(send=moved))

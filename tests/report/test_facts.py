@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.report import analysed, facts
+from fedkeep.report.analyses import check_analyses
 from fedkeep.report.blocks import Figure
 from fedkeep.report.groups import configurations
 from fedkeep.report.runs import read_run
@@ -98,6 +99,35 @@ def test_cold_start_that_measured_nothing_is_a_table(write_run: Write) -> None:
     assert isinstance(figure, Figure)
     assert figure.table is not None
     assert figure.table.rows == (("1", "500 ms", "500 ms"),)
+
+
+def test_cold_start_beside_the_most_frequent_label_and_its_changes(write_run: Write) -> None:
+    ways = [{"name": "fitted", "mean": [0.2, 0.5]}, {"name": "most frequent", "mean": [None, 0.4]}]
+    found = {"k": [0, "all"], "series": ways, "changes": [None, [0.3, -0.01, 0.61]]}
+    (section,) = analysed.sections(configurations([read_run(write_run(analyses={"cold_start": found}))]))
+    figure = section.blocks[0]
+    assert isinstance(figure, Figure)
+    assert figure.table is not None
+    assert figure.table.rows == (
+        ("fitted", "20.0 %", "50.0 %"),
+        ("most frequent", "–", "40.0 %"),
+        ("change from the k before (95 %)", "–", "+30.0 points (−1.0 to +61.0)"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([None, None], "cold_start.changes: wanted 1 changes, got 2"),
+        ([[1, 2]], "cold_start.changes[0]: wanted 3 numbers, got 2"),
+        ([["x", 1, 2]], "cold_start.changes[0][0]: wanted a number or null, got 'x'"),
+        (3, "cold_start.changes: wanted a list, got int"),
+    ],
+)
+def test_changes_of_another_form_are_refused(changes: object, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^cold_start\.changes") as error:
+        check_analyses({"cold_start": {"k": [1], "mean": [0.1], "changes": changes}})
+    assert str(error.value) == message
 
 
 def test_plain_tables_write_fractions_in_percent_where_the_heading_says_so(write_run: Write) -> None:

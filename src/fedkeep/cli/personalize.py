@@ -16,13 +16,13 @@ from fedkeep.core.files import state_name, write_tensors
 from fedkeep.core.params import Params
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import adapt_clients
-from fedkeep.experiments.analyses import adapted_form, cold_start_form, write_analyses
+from fedkeep.experiments.analyses import adapted_form, cold_start_form, falls_in_words, write_analyses
 from fedkeep.experiments.build import data_folder
 from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.personalize import DEFAULT_K, cold_start, personalize_client
 from fedkeep.experiments.run import Run
-from fedkeep.report.wording import metric_name, number
+from fedkeep.report.wording import MISSING, interval, metric_name, number
 
 K = "0,1,2,5,10,20,50,all"
 
@@ -117,16 +117,20 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
             f"No user was held out of {folder}. Name users with --client ID, or train with --set run.hold_out=0.1."
         )
     found = cold_start(run, ks=ks)
+    per_user = found.user_metric
     rows = [
         [
             "all" if k is None else str(k),
-            number(mean, found.user_metric),
-            number(std, found.user_metric),
+            number(mean, per_user),
+            number(std, per_user),
             number(pooled, found.metric),
+            number(frequent, per_user),
+            MISSING if change is None else interval(change.mean, change.low, change.high, per_user),
         ]
-        for k, mean, std, pooled in zip(found.k, found.mean, found.std, found.pooled, strict=True)
+        for k, mean, std, pooled, frequent, change in zip(
+            found.k, found.mean, found.std, found.pooled, found.frequent, found.changes, strict=True
+        )
     ]
-    per_user = found.user_metric
     show_table(
         f"{found.clients} users held out of federation, on their test examples",
         [
@@ -134,9 +138,12 @@ def _held_out(run: Run, folder: Path, ks: list[int | None]) -> None:
             f"{metric_name(per_user)}, mean over users",
             "Deviation",
             f"{metric_name(found.metric)}, all examples",
+            "Most frequent label",
+            "Change from the k before (95 %)",
         ],
         rows,
-        note="Only private parameters were fitted; nothing was uploaded.",
+        note=f"Only private parameters were fitted; nothing was uploaded. {falls_in_words(found)} The most "
+        "frequent label is that of the same k examples; labels that tie count by their mean.",
     )
     if tuple(ks) == DEFAULT_K:
         write_analyses(folder, {"cold_start": cold_start_form(found)})

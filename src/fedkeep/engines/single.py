@@ -17,11 +17,11 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.seeds import stream
-from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered
+from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered, steps_per_pass, usable
 from fedkeep.engines.local import Lanes, LocalResult, Pass, Step, Watch, slopes
 from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
 from fedkeep.engines.tables.local_rows import Examples, Owned, local_tables, narrow, narrow_alike
-from fedkeep.methods import Client
+from fedkeep.methods import Client, Phase
 from fedkeep.split import Split
 
 
@@ -41,6 +41,7 @@ def local_run(
     states: Sequence[OptimizerState] | None = None,
     after_step: Callable[[int], None] | None = None,
     watch: Watch | None = None,
+    falls: bool = False,
 ) -> LocalResult:
     """Train on a client's own examples, phase after phase.
 
@@ -58,6 +59,7 @@ def local_run(
         states: optimiser states to go on from (centralised training); fresh ones by default.
         after_step: called with the number of steps taken, e.g. to show progress.
         watch: looks at the parameters now and then; what it computes must not change them.
+        falls: the rates of each phase fall linearly to zero: its step t of T takes 1 − t / T of them, t from 0.
 
     Raises:
         NonFiniteError: the loss or a parameter became NaN or infinite; names the client.
@@ -65,6 +67,7 @@ def local_run(
             examples, or a phase is to stop early and there are no validation examples.
     """
     lane = Lane(net, split, client, data, [rows], [valid], [draws], device, progress)
+    lane.falls = falls
     lane.hold(dict(params), received, states)
     lane.after_step, lane.watch = after_step, watch
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
@@ -79,6 +82,8 @@ def local_run(
 class Lane(Lanes):
     """The only lane; its parameters have no client axis."""
 
+    falls = False
+
     def hold(self, params: Params, received: Params, states: Sequence[OptimizerState] | None) -> None:
         """Take the values to train from: copies of them, tables cut to local rows."""
         rows, valid, client = self.rows[0], self.valid[0], self.client
@@ -89,7 +94,7 @@ class Lane(Lanes):
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
         # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
         late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
-        self.lazy = not (client.take_turns and late)
+        self.lazy = not (client.take_turns and late) and not self.falls  # rows that wait know one rate
 
     def seed(self, number: int) -> None:
         """Seed torch's own generators, which dropout draws from."""
@@ -130,6 +135,7 @@ class LanePass(Pass):
         super().__init__(lane, number)
         self.state = lane.states[number]
         self.total: Tensor | float = 0.0
+        self.planned = self.repeats * planned_batches(lane, self.phase) if lane.falls else 0
         tables = lazy_tables(self.phase, lane.tables[0]) if lane.lazy and not self.hides else []
         self.lazy: LazyRows | None = None
         if tables:
@@ -181,7 +187,8 @@ class LanePass(Pass):
         """Take the optimiser's step."""
         if self.lazy is not None:
             self.lazy.update(self.rows, {n: grads.pop(n) for n in self.lazy.trained if n in grads})
-        self.phase.optimizer.update(self.lanes.params, grads, self.state, self.scale)
+        left = 1 - self.steps[0] / self.planned if self.planned else 1.0
+        self.phase.optimizer.update(self.lanes.params, grads, self.state, self.scale * left)
 
     def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
         """Return all that the loss may see, tables whole."""
@@ -193,6 +200,13 @@ class LanePass(Pass):
         """Bring every row of the tables to the present."""
         if self.lazy is not None:
             self.lazy.finish()
+
+
+def planned_batches(lane: Lane, phase: Phase) -> int:
+    """Return how many mini-batches a phase makes of the lane's examples, unless it stops early."""
+    if phase.steps is not None:
+        return phase.steps
+    return phase.epochs * steps_per_pass(len(usable(lane.data, lane.rows[0], phase, lane.draws[0])), phase)
 
 
 @torch.no_grad()

@@ -23,10 +23,11 @@ from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
-from fedkeep.experiments.personalize import ColdStart
+from fedkeep.experiments.personalize import ColdStart, labels_of
 from fedkeep.experiments.run import Run
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
+from fedkeep.report import wording
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Split
 
@@ -55,14 +56,11 @@ def user_trait(data: FederatedData) -> Trait:
     Of several tasks it is the first's; examples without its label do not count.
     """
     task = tasks_of(data)[0]
-    labels = np.asarray(data.columns[task.label])
-    known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
     binary = task.kind == "binary"
     names = data.meta.get("label_names")
     values: list[Any] = []
     for client in range(len(data)):
-        rows = data.rows(client, "train")
-        own = labels[rows.start : rows.stop][known[rows.start : rows.stop]]
+        own = labels_of(data, task, np.asarray(data.rows(client, "train"), np.int64))
         if binary or task.kind == "regression":
             values.append(float(own.mean()) if len(own) else float("nan"))
         else:
@@ -163,16 +161,36 @@ def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]
 
 def cold_start_form(result: ColdStart) -> dict[str, Any]:
     """Return a cold-start measurement in the form that reports read."""
+    curves: list[dict[str, Any]] = [
+        {"name": "fitted private part", "mean": list(result.mean), "std": list(result.std)}
+    ]
+    if any(share is not None for share in result.frequent):
+        curves.append({"name": "most frequent label of the same k", "mean": list(result.frequent)})
     return {
         "title": "New users",
         "note": f"{result.clients} users outside federation fit their private parameters on k own examples; "
-        "the federated part is frozen and nothing is uploaded.",
+        f"the federated part is frozen and nothing is uploaded. {falls_in_words(result)} "
+        "Labels that tie for the most frequent count by their mean.",
         "metric": result.user_metric,
         "k": ["all" if k is None else k for k in result.k],
-        "mean": list(result.mean),
-        "std": list(result.std),
+        "series": curves,
+        "changes": [None if c is None else [c.mean, c.low, c.high] for c in result.changes],
         "users": result.clients,
     }
+
+
+def falls_in_words(result: ColdStart) -> str:
+    """Return a sentence on whether the metric becomes worse from some k to a larger one."""
+    if len(result.each[0]) < 2:
+        return "A single user allows no test."
+    if not result.falls:
+        return "Nowhere is a larger k significantly worse (95 %, paired over users)."
+    said = [
+        f"k = {few} to {'all' if many is None else many}: "
+        + wording.interval(change.mean, change.low, change.high, result.user_metric)
+        for few, many, change in result.falls
+    ]
+    return f"Significantly worse with more examples (95 %, paired over users): {'; '.join(said)}."
 
 
 def adapted_form(found: AdaptedClients) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -14,11 +15,13 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
-from fedkeep.engines import Adaptation, Adapted, Fitting, fit, tasks_of, to_records
+from fedkeep.engines import Adaptation, Adapted, Fitting, Task, fit, tasks_of, to_records
 from fedkeep.engines.adapt import first_rows, own_default, own_split
 from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
+from fedkeep.metrics.worth.intervals import Interval, users_like_these
+from fedkeep.report.wording import lower_is_better
 from fedkeep.store import Default, MemoryStore
 
 DEFAULT_K: tuple[int | None, ...] = (0, 1, 2, 5, 10, 20, 50, None)
@@ -37,6 +40,9 @@ class ColdStart:
         pooled: the metric over all clients' test examples.
         clients: how many clients were measured.
         records: a line per k, split ``cold_start``; ``n`` is the number of test examples, ``metric`` carries k.
+        each: a row per k, ``user_metric`` of every client with test examples, in one order.
+        frequent: mean over clients of the accuracy of the label that is most frequent among the same k examples.
+            Labels that tie count by their mean. None with no example, and where there are no classes.
     """
 
     metric: str
@@ -47,6 +53,34 @@ class ColdStart:
     pooled: tuple[float, ...]
     clients: int
     records: tuple[Record, ...]
+    each: tuple[tuple[float, ...], ...]
+    frequent: tuple[float | None, ...]
+
+    @property
+    def changes(self) -> tuple[Interval | None, ...]:
+        """From the k before to each k: the mean change and its 95 % interval for users like these.
+
+        None at the first k, and everywhere with a single client.
+        """
+        return (None, *(self._change(i, j) for i, j in pairwise(range(len(self.k)))))
+
+    @property
+    def falls(self) -> tuple[tuple[int, int | None, Interval], ...]:
+        """The pairs (k, larger k) between which the metric becomes worse by an interval that leaves 0 out."""
+        size = [float("inf") if k is None else k for k in self.k]
+        rising = sorted(range(len(size)), key=size.__getitem__)
+        found = []
+        for i, j in combinations(rising, 2):
+            few, change = self.k[i], self._change(i, j)
+            if few is None or change is None:
+                continue
+            if (change.low > 0) if lower_is_better(self.user_metric) else (change.high < 0):
+                found.append((few, self.k[j], change))
+        return tuple(found)
+
+    def _change(self, first: int, second: int) -> Interval | None:
+        change = np.subtract(self.each[second], self.each[first])
+        return Interval(*users_like_these(change[None]).tolist()) if len(change) > 1 else None
 
 
 def fit_private(run: Run, client: str | int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
@@ -136,7 +170,7 @@ def cold_start(
     task = tasks_of(run.data)[0]
     metric = task.metric(HEADLINE[task.kind])
     user_metric = task.client_metric
-    mean, std, pooled, records = [], [], [], []
+    mean, std, pooled, records, every = [], [], [], [], []
     device = run.local_device()
     with make_progress(progress, "cold start", len(ks) * len(chosen)) as bar:
         for number, k in enumerate(ks):
@@ -148,14 +182,38 @@ def cold_start(
             device.adapt(run.orders(chosen), adaptation, done=done)
             judged = device.judge(run.orders(chosen), split, ("adapted",))
             each = np.array([value for value, _ in judged[0].per_client("adapted").values()])
+            every.append(tuple(each.tolist()))
             mean.append(float(each.mean()))
             std.append(float(each.std()))
             pooled.append(judged[0].metrics("adapted")[metric])
             name = f"cold_start/{'all' if k is None else k}"
             records += to_records(judged, "adapted", run.round, run.epoch, name, per_client=True)
     return ColdStart(
-        metric, user_metric, tuple(ks), tuple(mean), tuple(std), tuple(pooled), len(chosen), tuple(records)
-    )
+        metric, user_metric, tuple(ks), tuple(mean), tuple(std), tuple(pooled), len(chosen), tuple(records),
+        tuple(every), tuple(_frequent(run, task, chosen, k, split) for k in ks),
+    )  # fmt: skip
+
+
+def _frequent(run: Run, task: Task, clients: Sequence[int], k: int | None, split: str) -> float | None:
+    """Return the mean over clients of the accuracy of the label most frequent among k examples of their own."""
+    if k == 0 or task.kind not in ("multiclass", "binary"):
+        return None
+    shares = []
+    for client in clients:
+        seen = labels_of(run.data, task, first_examples(run, client, k))
+        judged = labels_of(run.data, task, np.asarray(run.data.rows(client, split), np.int64))
+        if len(judged):
+            labels, count = np.unique(seen, return_counts=True)
+            shares.append(
+                (judged[:, None] == labels[count == count.max(initial=0)]).mean() if len(seen) else 0.0
+            )
+    return float(np.mean(shares))
+
+
+def labels_of(data: FederatedData, task: Task, rows: np.ndarray) -> np.ndarray:
+    """Return a task's labels of examples by row number, those without its label left out."""
+    labels: np.ndarray = np.asarray(data.columns[task.label])[rows]
+    return labels[~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0]
 
 
 def first_examples(run: Run, client: int, k: int | None) -> np.ndarray:

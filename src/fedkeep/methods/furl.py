@@ -8,6 +8,7 @@ w_p ← u_p (eq. 7), or moves w_p by z = c_k / Σc of the change (eq. 6).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from fedkeep.core.errors import MethodError
@@ -39,7 +40,7 @@ def furl(
             user vectors), so that a new user and one who was never sampled predict alike.
         server: what the server does, e.g. ``averaging(sgd(1.0, momentum=0.9))``, ``averaging(adam(0.01, eps=1e-3))``.
         adapt: how a new user's private part is fitted with the federated part frozen; by default the local phase,
-            private parameters alone, 10 passes.
+            private parameters alone, 10 passes. Either way the rates fall to zero over its mini-batches.
 
     Raises:
         MethodError: no private pattern is given (that is ``fedavg``).
@@ -53,4 +54,5 @@ def furl(
         phases=(local,), keep=Init(value=private_init), accept=newest if private_scale == 1 else by_share
     )
     adapting = private_part(local) if adapt is None else Adapt(phases=(adapt,))
+    adapting = replace(adapting, schedule="linear")
     return Method(name="furl", split=split, client=client, server=server, adapt=adapting)

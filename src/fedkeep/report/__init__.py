@@ -28,7 +28,8 @@ Numbers that are not known are null. Every analysis may carry ``title`` and ``no
 
     {"metric": "accuracy", "k": [0, 1, 2, 5, 10, 20, 50, "all"], "mean": [...], "std": [...], "users": 60}
 
-  Instead of ``mean`` and ``std`` a ``series`` list of ``{"name", "mean", "std"}`` compares several ways.
+  Instead of ``mean`` and ``std`` a ``series`` list of ``{"name", "mean", "std"}`` compares several ways. ``changes``
+  may give, per k, the first way's change from the k before as ``[mean, low, high]``, or null: paired over users, 95 %.
 
 ``aggregation_time``: the server's time to combine one round's uploads::
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedkeep.report import wording
-from fedkeep.report.analyses import cold_start_series
+from fedkeep.report.analyses import cold_start_changes, cold_start_series
 from fedkeep.report.blocks import Block, Figure, Legend, Section
 from fedkeep.report.charts import SLOTS
 from fedkeep.report.charts.lines import Axes, Series, line_chart
@@ -89,6 +89,9 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
         at = dict(zip(s.x, s.y, strict=True))
         cells = [wording.number(at.get(float(j)), metric) for j in range(len(names))]
         rows.append((s.label or wording.metric_name(metric), *cells))
+    if changes := cold_start_changes(analysis):
+        said = [wording.MISSING if c is None else wording.interval(c[0], c[1], c[2], metric) for c in changes]
+        rows.append(("change from the k before (95 %)", *said))
     table = Table(("own examples", *names), tuple(rows))
     if not any(s.x for s in series):
         yield table

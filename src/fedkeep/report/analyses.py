@@ -95,6 +95,11 @@ def _check_cold_start(name: str, analysis: Mapping[str, Any]) -> None:
         for key in ("mean", "std"):
             if key == "mean" or series.get(key) is not None:
                 _numbers(place, series, key, len(k))
+    for i, change in enumerate(cold_start_changes(analysis)):
+        if change is not None:
+            _numbers(name, {f"changes[{i}]": change}, f"changes[{i}]", 3)
+    if "changes" in analysis and len(analysis["changes"]) != len(k):
+        raise ValueError(f"{name}.changes: wanted {len(k)} changes, got {len(analysis['changes'])}")
 
 
 def cold_start_series(analysis: Mapping[str, Any]) -> list[Any]:
@@ -102,6 +107,11 @@ def cold_start_series(analysis: Mapping[str, Any]) -> list[Any]:
     if "series" in analysis:
         return _list("cold_start", analysis, "series")
     return [{"name": "", "mean": analysis.get("mean"), "std": analysis.get("std")}]
+
+
+def cold_start_changes(analysis: Mapping[str, Any]) -> list[Any]:
+    """Return a cold-start analysis's changes from the k before, [mean, low, high] or None; empty where not measured."""
+    return _list("cold_start", analysis, "changes") if "changes" in analysis else []
 
 
 def _check_time(name: str, analysis: Mapping[str, Any]) -> None:

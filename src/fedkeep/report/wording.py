@@ -112,6 +112,12 @@ def difference(value: float | None, metric: str = "", digits: int = 1) -> str:
     return _sign(("+" if value > 0 else "") + plain(value))
 
 
+def interval(mean: float, low: float, high: float, metric: str = "") -> str:
+    """Write a difference and its interval: ``+3.1 points (+1.9 to +4.3)``."""
+    ends = [difference(end, metric).removesuffix(" points") for end in (low, high)]
+    return f"{difference(mean, metric)} ({' to '.join(ends)})"
+
+
 def size(nbytes: float | None) -> str:
     """Write bytes in powers of 1000: ``86.2 kB``."""
     if nbytes is None or not math.isfinite(nbytes):

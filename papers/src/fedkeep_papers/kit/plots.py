@@ -304,7 +304,7 @@ def cold_start(analysis: Mapping[str, Any], path: Path) -> Path:
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("own examples k, to which the private part is fitted")
         axes.set_ylabel(axis_name(metric, " of new users"))
-        if "users" in analysis and "std" in analysis:
+        if "users" in analysis and any(entry.get("std") for entry in cold_start_series(analysis)):
             axes.set_title(f"mean ± standard deviation over {analysis['users']} users", fontsize=9.5)
         if "series" in analysis:
             axes.legend()
