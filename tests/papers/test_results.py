@@ -129,6 +129,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(table3, "build_data", data)
         patch.setattr(channels, "source_of", lambda _: tuple(source_of("furl", "zulip_channels").items()))
         patch.setattr(table3._Sheet, "_references", lambda *_: [])
+        patch.setattr(table3._Sheet, "_known", lambda *_: {})
         patch.setattr(book.Book, "source", lambda *_: source_of("kteps", "fdu_mtl"))
         for place in (sheet, cells, methods):
             patch.setattr(place, "source_of", lambda scene, _: source_of("moe", scene.dataset))

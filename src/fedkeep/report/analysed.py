@@ -84,15 +84,7 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
         caption.append(f"{wording.count(analysis['users'], 'user')} held out of federation.")
     if any(s.low for s in series):
         caption.append("Whiskers: ± one standard deviation.")
-    rows = []
-    for s in series:
-        at = dict(zip(s.x, s.y, strict=True))
-        cells = [wording.number(at.get(float(j)), metric) for j in range(len(names))]
-        rows.append((s.label or wording.metric_name(metric), *cells))
-    if changes := cold_start_changes(analysis):
-        said = [wording.MISSING if c is None else wording.interval(c[0], c[1], c[2], metric) for c in changes]
-        rows.append(("change from the k before (95 %)", *said))
-    table = Table(("own examples", *names), tuple(rows))
+    table = cold_start_table(analysis)
     if not any(s.x for s in series):
         yield table
         return
@@ -104,6 +96,22 @@ def _cold_start(analysis: Analysis, label: str) -> Iterator[Block]:
     legend = tuple(Legend(s.label, s.slot) for s in series if s.label)
     drawings = tuple(line_chart(title, series, axes))
     yield Figure(title, drawings, " ".join(filter(None, caption)), legend, None, table, dict(analysis))
+
+
+def cold_start_table(analysis: Analysis) -> Table:
+    """Return the curves of a cold-start analysis as rows, and the first one's changes where they are known."""
+    metric = analysis.get("metric", "accuracy")
+    rows = [
+        (
+            wording.printable(entry.get("name") or wording.metric_name(metric)),
+            *(wording.number(value, metric) for value in entry["mean"]),
+        )
+        for entry in cold_start_series(analysis)
+    ]
+    if changes := cold_start_changes(analysis):
+        said = [wording.MISSING if c is None else wording.interval(c[0], c[1], c[2], metric) for c in changes]
+        rows.append(("change from the k before (95 %)", *said))
+    return Table(("own examples", *(str(k) for k in analysis["k"])), tuple(rows))
 
 
 def _cold_start_curve(entry: Analysis, slot: str) -> Series:

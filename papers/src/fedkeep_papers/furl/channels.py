@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -64,9 +64,16 @@ The recipe is the best with the prior on valid of eight with Adagrad, run at ran
 Before these came five with Adam by time, two of which had been judged on test; all choices were made on valid."""
 
 
+Measure = Callable[[FederatedData, Array, str], float]
+"""A metric of scores, (n, C), of a split's examples."""
+
+
 @dataclass(frozen=True)
 class Scored:
-    """A row's accuracy on valid and test, fractions, each user's on test, and what was chosen."""
+    """A row: its metric (accuracy, but where another is named) on valid and test, each user's accuracy on test.
+
+    All are fractions; ``chosen`` holds what was best on valid.
+    """
 
     valid: float
     test: float
@@ -84,12 +91,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is computed at once: the rows that need no training (``local``), or those of one federated model."""
+    """What is computed at once: the rows that need no training (``local``), or those of one federated model.
+
+    ``users`` says how many are read; None: all.
+    """
 
     order: Order
     part: str
     seed: int
-    scale: str
+    users: int | None
     data: Path | None
     runs: Path
     slot_folder: Path
@@ -99,11 +109,6 @@ class Cell:
     def name(self) -> str:
         """For ``--only``, the run's folder and its file."""
         return f"channels-{self.order}-{self.part}" + ("" if self.part == "local" else f"-{self.seed}")
-
-    @property
-    def users(self) -> int | None:
-        """How many users are read; None: all."""
-        return 40 if self.scale == "quick" else None
 
     @property
     def slot(self) -> Slot[Found]:
@@ -205,7 +210,10 @@ def memories(data: FederatedData) -> dict[str, tuple[Array, Array]]:
 
 
 def mixed(
-    data: FederatedData, memory: Mapping[str, tuple[Array, Array]] | None, text: Mapping[str, Array] | None
+    data: FederatedData,
+    memory: Mapping[str, tuple[Array, Array]] | None,
+    text: Mapping[str, Array] | None,
+    measure: Measure | None = None,
 ) -> Scored:
     """Return own counts + w · text + a · naive Bayes + b · log(0.05 + votes), with the weights best on valid.
 
@@ -215,7 +223,9 @@ def mixed(
         data: with the column ``own``.
         memory: by split, what ``memories`` returns; None: without a and b.
         text: by split, (n, C); None: without w.
+        measure: what is best on valid, given data, scores and a split; None: ``accuracy``.
     """
+    measure = measure or accuracy
     given = {"text": text is not None, "bayes": memory is not None, "votes": memory is not None}
     names = [name for name, there in given.items() if there]
     weights = [dict(zip(names, each, strict=True)) for each in product(*(GRID[name] for name in names))]
@@ -228,8 +238,8 @@ def mixed(
             found = found + w["bayes"] * bayes + w["votes"] * np.log(0.05 + votes)
         return found if text is None else found + w["text"] * text[split]
 
-    best = max(weights, key=lambda w: accuracy(data, scores("valid", w), "valid"))
-    return scored(data, {s: scores(s, best) for s in own}, best)
+    best = max(weights, key=lambda w: measure(data, scores("valid", w), "valid"))
+    return scored(data, {s: scores(s, best) for s in own}, best, measure)
 
 
 def accuracy(data: FederatedData, scores: Array, split: str) -> float:
@@ -237,16 +247,17 @@ def accuracy(data: FederatedData, scores: Array, split: str) -> float:
     return float((scores.argmax(1) == np.asarray(data.columns["label"])[data.split_rows(split)]).mean())
 
 
-def scored(data: FederatedData, scores: Mapping[str, Array], chosen: dict[str, float]) -> Scored:
-    """Return a row, given its scores of both splits."""
+def scored(
+    data: FederatedData, scores: Mapping[str, Array], chosen: dict[str, float], measure: Measure = accuracy
+) -> Scored:
+    """Return a row, given its scores of both splits; ``measure`` gives its ``valid`` and ``test``."""
     rows = data.split_rows("test")
     owner = data.clients_of(rows)
     right = scores["test"].argmax(1) == np.asarray(data.columns["label"])[rows]
     many = np.bincount(owner, minlength=len(data))
     users = np.bincount(owner, right, len(data))[many > 0] / many[many > 0]
-    return Scored(
-        accuracy(data, scores["valid"], "valid"), float(right.mean()), tuple(users.tolist()), chosen
-    )
+    valid, test = (measure(data, scores[split], split) for split in ("valid", "test"))
+    return Scored(valid, test, tuple(users.tolist()), chosen)
 
 
 def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
@@ -283,7 +294,7 @@ def channels(request: Request) -> Path:
         runs / "channels-quick" if quick else request.out / "channels",
     )
     cells = [
-        Cell(order, part, seed, request.scale, *place, source)
+        Cell(order, part, seed, 40 if quick else None, *place, source)
         for seed in seeds
         for order in ORDERS
         for part in ("local", "own", "text")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeep.core.errors import DataError, check_choice
@@ -45,18 +46,24 @@ def messages(folder: str | Path, order: Order = "time", limit_users: int | None 
 
 def with_own(data: FederatedData, by_time: bool) -> FederatedData:
     """Return data of messages with the ids of pairs in ``text``, and the column ``own``; see ``messages``."""
+    text = data.columns["text"]
+    assert isinstance(text, Ragged)
+    columns = {**data.columns, "text": with_pairs(text), "own": own_shares(data, by_time)}
+    return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
+
+
+def own_shares(data: FederatedData, by_time: bool) -> NDArray[np.float32]:
+    """Return what ``own_prior`` makes of every user's training labels, (examples, classes)."""
     classes = int(data.meta["classes"])
-    label, time = (np.asarray(data.columns[name]) for name in ("label", "time"))
+    label = np.asarray(data.columns["label"])
+    time = np.asarray(data.columns["time"]) if by_time else label
     own = np.empty((data.examples, classes), np.float32)
     for client in range(len(data)):
         train, new = data.rows(client, "train"), data.rows(client, "all")
         after, beside = own_prior(label[train], time[train], classes, by_time=by_time)
         own[new.start : new.stop] = after
         own[train.start : train.stop] = beside
-    text = data.columns["text"]
-    assert isinstance(text, Ragged)
-    columns = {**data.columns, "text": with_pairs(text), "own": own}
-    return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
+    return own
 
 
 def with_pairs(text: Ragged) -> Ragged:

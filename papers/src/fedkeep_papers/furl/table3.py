@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.experiments.analyses import aggregation_time, cold_start_form, embedding_map, write_analyses
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit as source_commit
+from fedkeep.experiments.load import load_run
 from fedkeep.experiments.personalize import cold_start
 from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.tasks import run_tasks
 from fedkeep.report import page, tables
+from fedkeep.report.analysed import cold_start_table
 from fedkeep.report.results import Row, over_seeds, write_results
-from fedkeep_papers.furl import jobs
+from fedkeep_papers.furl import channels, jobs
 from fedkeep_papers.furl.jobs import JobSpec, Kept, Outcome
-from fedkeep_papers.furl.references import most_frequent_label
 from fedkeep_papers.furl.scenes import (
     SCENES,
     Scene,
@@ -26,10 +32,22 @@ from fedkeep_papers.furl.scenes import (
     result_name,
     specs_of,
 )
+from fedkeep_papers.furl.untrained import (
+    ABOUT,
+    CLICKS,
+    COUNTING,
+    MEMORY,
+    BySeed,
+    Known,
+    of_clicks,
+    of_messages,
+    side_by_side,
+)
 from fedkeep_papers.kit import plots
-from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, runs_of
+from fedkeep_papers.kit.cells import Finished, Slot, note_on_stale, rounded, runs_of
 
 PAIR = ("Personalized Server", "Personalized FL, best recipe")  # whose users' vectors are mapped
+AGAINST = ("Global FL, best recipe", COUNTING, CLICKS, MEMORY)  # whom others are compared with, user by user
 FIGURES = ("figure2", "figure3", "figure45", "aggregation", "users", "cold-start")
 
 
@@ -46,6 +64,7 @@ def table3(request: Request) -> Path:
     """
     sheet = _Sheet(request)
     request.check([name for scene in SCENES for name in sheet.names(scene)])
+    sheet.compute_untrained()
     for scene in SCENES:
         sheet.keep(scene)
         jobs.run_jobs(sheet.missing(scene), request.workers, request.progress, partial(sheet.keep, scene))
@@ -69,12 +88,29 @@ class _Sheet:
         self.folder = request.out / self.result
         self.specs = {scene.name: specs_of(scene, request, self.runs) for scene in SCENES}
         first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
-        data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
+        self.data = data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
         self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
         self.read = [
             f"{name}: {len(found):,} users, {_rows(found):,} examples" for name, found in data.items()
         ]
-        self.references = [row for scene in SCENES for row in self._references(scene, data[scene.name])]
+        self.untrained = {
+            scene.name: self._channels(scene) for scene in SCENES if "best" not in data[scene.name].meta
+        }
+        self.refer()
+
+    def _channels(self, scene: Scene) -> channels.Cell:
+        """Return the cell of ``furl-channels`` that judges what needs no training on the scene's test examples."""
+        request, config = self.request, next(iter(self.specs[scene.name].values())).resolved()
+        users = config.data.model_dump().get("limit_users")
+        runs = runs_of(request.out)
+        kept = runs / "channels-quick" if request.scale == "quick" else request.out / "channels"
+        source = tuple(self.sources[scene.name].items())
+        return channels.Cell("random", "local", 0, users, request.data, runs, kept, source)
+
+    def refer(self) -> None:
+        """Read what needs no training."""
+        self.known = {scene.name: self._known(scene) for scene in SCENES}
+        self.references = [row for scene in SCENES for row in self._references(scene)]
 
     def slot(self, scene: Scene, key: tuple[str, int]) -> Slot[Kept]:
         return self.specs[scene.name][key].slot(self.kept, self.sources[scene.name])
@@ -88,16 +124,28 @@ class _Sheet:
     def names(self, scene: Scene) -> list[str]:
         """Return the names of the scene's runs."""
         held = self.held_out(scene)
-        return [spec.name for spec in (*self.specs[scene.name].values(), *([held] if held else []))]
+        cell = self.untrained.get(scene.name)
+        trained = [spec.name for spec in (*self.specs[scene.name].values(), *([held] if held else []))]
+        return [*trained, *([cell.name] if cell else [])]
+
+    def compute_untrained(self) -> None:
+        """Compute the wanted cells that need no training and are not there."""
+        cells = {cell.slot.file: cell for cell in self.untrained.values() if self.request.wants(cell.name)}
+        missing = [cell for cell in cells.values() if cell.slot.read() is None]
+        run_tasks(missing, self.request.workers, self.request.progress)
+        if missing:
+            self.refer()
+
+    def _new_users(self, scene: Scene) -> Path:
+        """Return where the numbers of the cold-start figure are."""
+        return _figure(self.folder, scene, "cold-start").with_suffix(".json")
 
     def missing(self, scene: Scene) -> list[JobSpec]:
         """Return the wanted runs whose outcomes (or figure) are not there."""
         own = self.specs[scene.name]
         missing = [spec for key, spec in own.items() if self.slot(scene, key).read() is None]
         held = self.held_out(scene)
-        if held is not None and (
-            held.folder.exists() or not _figure(self.folder, scene, "cold-start").exists()
-        ):
+        if held is not None and (held.folder.exists() or not self._new_users(scene).exists()):
             missing.append(held)
         return [spec for spec in missing if self.request.wants(spec.name)]
 
@@ -146,26 +194,53 @@ class _Sheet:
             figures += [path for kind in FIGURES if (path := _figure(self.folder, scene, kind)).exists()]
         _, markdown = write_results(
             self.request.out, self.result, rows, title="FURL, Table 3 and Figures 2-5",
-            preamble="\n\n".join([_preamble(self.request.scale, faults, self.read), self._stale()]), figures=figures,
+            preamble="\n\n".join(self._text(faults)), figures=figures,
         )  # fmt: skip
         return markdown
 
+    def _text(self, faults: Sequence[str]) -> list[str]:
+        parts = [_preamble(self.request.scale, faults, self.read), ABOUT, self._stale()]
+        for scene in SCENES:
+            outcomes = self.outcomes(scene).items()
+            rows: dict[str, BySeed] = {
+                row.name: {seed: o.clients for (name, seed), o in outcomes if name == row.name and o.clients}
+                for row in scene.rows
+            }
+            rows |= {name: row.users for name, row in self.known[scene.name].items()}
+            parts.append(side_by_side(rows, AGAINST, f"{scene.name}, side by side"))
+            if (file := self._new_users(scene)).exists():
+                found = json.loads(file.read_text(encoding="utf-8"))
+                parts.append(_cold_start_table(found, f"{scene.name}, new users"))
+        return [part for part in parts if part]
+
     def _stale(self) -> str:
-        every = {
+        every: dict[str, Finished[Any] | None] = {
             self.specs[scene.name][key].name: kept
             for scene in SCENES
             for key, kept in self.found(scene).items()
         }
-        return note_on_stale(every)
+        return note_on_stale(every | {cell.name: cell.slot.find() for cell in self.untrained.values()})
 
-    def _references(self, scene: Scene, data: FederatedData) -> list[Row]:
-        """Return rows of what is known without training: the generator's best, or each user's most frequent label."""
+    def _generated(self, scene: Scene) -> dict[int, FederatedData]:
+        """Return the scene's data by seed: every one generates its own."""
         by_seed = {seed: spec for (_, seed), spec in self.specs[scene.name].items()}
-        if data.meta.get("best") is None:
-            known = {"(each user's most frequent label)": {next(iter(by_seed)): most_frequent_label(data)}}
-        else:  # every seed generates its own data
-            found = {seed: build_data(spec.resolved(), spec.data).meta for seed, spec in by_seed.items()}
-            known = {
+        return {seed: build_data(spec.resolved(), spec.data) for seed, spec in by_seed.items()}
+
+    def _known(self, scene: Scene) -> dict[str, Known]:
+        """Return rows that need no training, with each user's accuracy."""
+        cell = self.untrained.get(scene.name)
+        if cell is None:
+            return of_clicks(self._generated(scene))
+        first = next(seed for _, seed in self.specs[scene.name])
+        found = cell.slot.find()
+        return of_messages(self.data[scene.name], None if found is None else found.result, first)
+
+    def _references(self, scene: Scene) -> list[Row]:
+        """Return rows of what is known without training, the generator's best too."""
+        known = {name: row.values for name, row in self.known[scene.name].items()}
+        if scene.name not in self.untrained:
+            found = {seed: data.meta for seed, data in self._generated(scene).items()}
+            known |= {
                 name: {seed: float(meta[key]) for seed, meta in found.items()}
                 for name, key in (
                     ("(best possible, user known)", "best"),
@@ -239,10 +314,17 @@ def _draw(
 
 
 def _draw_cold_start(held: JobSpec, path: Path) -> None:
-    """Measure the users who were held out against their own examples."""
-    analysis = cold_start_form(cold_start(jobs.load_job(held)))
+    """Measure the users who were held out against their own examples; keep the numbers beside the figure."""
+    analysis = cold_start_form(cold_start(load_run(held.folder, data_folder=held.data), progress=False))
     write_analyses(held.folder, {"cold_start": analysis})
     plots.cold_start(analysis, path)
+    write_whole(path.with_suffix(".json"), f"{json.dumps(rounded(analysis), indent=1)}\n".encode())
+
+
+def _cold_start_table(analysis: Mapping[str, Any], title: str) -> str:
+    return tables.to_markdown(
+        replace(cold_start_table(analysis), title=title, note=analysis["note"]), level=3
+    )
 
 
 def _preamble(scale: str, faults: Sequence[str], read: Sequence[str]) -> str:
