@@ -123,6 +123,38 @@ def test_furl() -> None:
             check(f"{scene}, {name}", re.sub(r"\([^)]*\)", "", cell), percent(row))
 
 
+def test_furl_without_training() -> None:
+    rows = by_scene("furl-table3")
+    body = table(MEASURED, lambda t: t[0][0] == "without training")
+    names = {"own counts, decayed": "(own counts, decayed)", "local memory alone": "(local memory alone)"}
+    assert len(body) == 3
+    for name, messages, clicks in body:
+        counting = ("(each user's most frequent label)", "(each user's share of positive labels)")
+        for_messages, for_clicks = (names[name],) * 2 if name in names else counting
+        for scene in SCENES[:2]:
+            check(f"{scene}, {name}", messages, percent(rows[scene, for_messages]))
+        row = rows.get((SCENES[2], for_clicks))
+        check(f"{SCENES[2]}, {name}", clicks, percent(row) if row else [])
+
+
+def test_new_users() -> None:
+    found = results("furl-table3/subreddit-words-cold-start")
+    body = table(MEASURED, lambda t: t[0][0] == "k")
+    for (_, *cells), curve in zip(body, found["series"], strict=False):  # the third was measured once
+        for k, cell, value in zip(found["k"], cells, curve["mean"], strict=True):
+            check(f"{curve['name']}, k = {k}", cell, [] if value is None else [100 * value])
+
+
+def test_ratings() -> None:
+    rows = {(r["scene"], r["method"]): r for r in results("natural-users") if r["metric"] == "rmse"}
+    body = table(MEASURED, lambda t: t[0][0] == "RMSE of ratings")
+    assert [name.partition(",")[0] for name, *_ in body] == ["Local", "FedAvg", "FURL"]
+    for name, *cells in body:
+        for data, cell in zip(("MovieLens-100K", "InstEval"), cells, strict=True):
+            row = rows[f"{data}, ratings", name.partition(",")[0]]
+            check(f"{data}, {name}", cell, [row["value"], row["std"]])
+
+
 def test_channels() -> None:
     rows = by_scene("furl-channels")
     body = table(MEASURED, lambda t: t[0][0] == "channel of a message")
