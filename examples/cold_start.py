@@ -22,9 +22,12 @@ def main(users: int = 60, epochs: int = 10) -> dict[int | None, float]:
     run = fedkeep.simulate(model, method, data, epochs=epochs, cohort=10, hold_out=0.2, evaluate_every=0)
     print(f"{len(run.clients)} users in federation: {run.evaluate('test')['accuracy']:.3f} accuracy on test")
     result = cold_start(run, ks=(0, 2, 5, 10, 20, None))
-    for k, mean, std in zip(result.k, result.mean, result.std, strict=True):
+    for k, mean, std, share in zip(result.k, result.mean, result.std, result.frequent, strict=True):
         examples = "all" if k is None else k
-        print(f"{result.clients} new users, {examples:>3} own examples: {mean:.3f} ± {std:.3f} between users")
+        counted = "" if share is None else f"; the most frequent label of these: {share:.3f}"
+        print(
+            f"{result.clients} new users, {examples:>3} own examples: {mean:.3f} ± {std:.3f} between users{counted}"
+        )
     return dict(zip(result.k, result.mean, strict=True))
 
 
