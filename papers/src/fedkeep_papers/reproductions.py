@@ -1,6 +1,7 @@
 """The papers' tables and figures, as ``fedkeep reproduce`` names them; entry points lead here."""
 
 from fedkeep.experiments.reproductions import Reproduction
+from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
 from fedkeep_papers.kteps import figures, readings, tables, variants
@@ -29,6 +30,11 @@ furl_sweep = Reproduction(
 furl_channels = Reproduction(
     about="channels of messages, by time and at random: counting, local memory, federated text with private counts",
     run=channels.channels,
+    in_pieces=True,
+)
+channel_adapters = Reproduction(
+    about="channels of messages by time: private heads, vectors and adapters beside a pretrained transformer",
+    run=adapters.channel_adapters,
     in_pieces=True,
 )
 kteps_table2 = Reproduction(

@@ -53,7 +53,12 @@ def with_own(data: FederatedData, by_time: bool) -> FederatedData:
 
 
 def own_shares(data: FederatedData, by_time: bool) -> NDArray[np.float32]:
-    """Return what ``own_prior`` makes of every user's training labels, (examples, classes)."""
+    """Return what every device counts beside each message: log shares of labels, (n, C); see ``own_prior``.
+
+    Args:
+        data: with ``label`` and, by time, ``time``; each user's training messages stand by rising time then.
+        by_time: whether the split is by time.
+    """
     classes = int(data.meta["classes"])
     label = np.asarray(data.columns["label"])
     time = np.asarray(data.columns["time"]) if by_time else label

@@ -1,0 +1,1 @@
+"""Adapters on a pretrained transformer, federated and private, for messages of natural users."""

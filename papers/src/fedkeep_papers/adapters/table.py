@@ -1,0 +1,262 @@
+"""``fedkeep reproduce channel-adapters``: what is worth keeping private beside a pretrained transformer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkeep import simulate
+from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData
+from fedkeep.data.readers.files import sha256
+from fedkeep.experiments.environment import commit
+from fedkeep.experiments.reproductions import Request
+from fedkeep.experiments.tasks import run_tasks
+from fedkeep.metrics.worth.intervals import users_like_these
+from fedkeep.report.results import Row, over_seeds, write_results
+from fedkeep.report.tables import Table, to_markdown
+from fedkeep_papers.adapters import backbone
+from fedkeep_papers.adapters.arms import ARMS, LAYERS, RECIPE, recipe
+from fedkeep_papers.adapters.scene import by_time, encoded_messages
+from fedkeep_papers.kit.cells import Finished, Slot, digest, note_on_stale, runs_of
+
+NAME, RESULTS = "channel-adapters", "adapters"
+USERS = {"quick": 40, "medium": 120, "full": None}
+SEEDS = {"quick": (0,), "medium": (0,), "full": (0, 1, 2)}
+LAST, BEFORE = "private-adapter", "vector"
+"""The arms that the issue's aim compares."""
+ABOUT = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An arm's result.
+
+    Attributes:
+        valid, test: accuracy over all messages, fractions.
+        users: each user's accuracy on test, users in the order of their ids.
+        private: numbers that stay with a user.
+        sent: numbers that a user sends a round.
+        seconds: how long it took.
+        commit: of the source that computed it.
+    """
+
+    valid: float
+    test: float
+    users: tuple[float, ...]
+    private: int
+    sent: int
+    seconds: float
+    commit: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with a seed; a task of ``experiments.tasks``."""
+
+    arm: str
+    seed: int
+    users: int | None
+    data: Path
+    runs: Path
+    results: Path
+    source: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """For ``--only``, the run's folder and its file."""
+        who = "all" if self.users is None else str(self.users)
+        return f"adapters-{who}-{self.arm}" + ("" if self.arm == "counts" else f"-{self.seed}")
+
+    @property
+    def slot(self) -> Slot[Found]:
+        """Where the result is kept."""
+        it = ARMS[self.arm]
+        same = {"cell": NAME, "arm": self.arm, "users": self.users}
+        trained: dict[str, Any] = {}
+        if self.arm != "counts":
+            sizes = {n: v for n, v in vars(it).items() if n not in ("title", "private")}
+            trained = {
+                "sizes": sizes, "private": list(it.private), "recipe": dict(RECIPE),
+                "tokens": backbone.TOKENS, "layers": LAYERS, "seed": self.seed,
+            }  # fmt: skip
+        settings = same | trained
+        file = self.results / f"{self.name}-{digest(settings, dict(self.source))}.json"
+        return Slot(kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True)
+
+    @property
+    def cache(self) -> Path:
+        """Where what MiniLM makes of the messages is kept."""
+        made_by = {"users": self.users, "tokens": backbone.TOKENS, "layers": LAYERS}
+        return self.runs / f"minilm-{digest(made_by, dict(self.source))}"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
+        it, began = ARMS[self.arm], time.perf_counter()
+        if self.arm == "counts":
+            data, _ = by_time(self.data, self.users)
+            found = {s: counted(data, s) for s in ("valid", "test")}
+            private = sent = 0
+        else:
+            data = encoded_messages(self.data, self.users, self.cache, LAYERS, it.tokens)
+            last = backbone.minilm().last(LAYERS) if it.tokens else None
+            torch.manual_seed(self.seed)
+            width = np.asarray(data.columns["hidden" if it.tokens else "sentence"]).shape[-1]
+            model = it.model(width, int(data.meta["classes"]), last)
+            private, sent = sizes_of(self.arm, model)
+            folder = self.runs / self.name
+            run = simulate(
+                model, recipe(self.arm), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
+                engine="sequential", evaluate_every=0, out=folder, resume=(folder / "run.json").exists(),
+                progress=progress,
+            )  # fmt: skip
+            found = {s: run.judge(("own",), s)[0].per_client("own") for s in ("valid", "test")}
+        valid, test = (pooled(found[s]) for s in ("valid", "test"))
+        users = tuple(value for value, _ in found["test"].values())
+        seconds = round(time.perf_counter() - began, 1)
+        self.slot.write(Found(valid, test, users, private, sent, seconds, commit() or ""))
+
+
+def counted(data: FederatedData, split: str) -> dict[str, tuple[float, int]]:
+    """Return by user's id the accuracy of the own counts' most frequent label, and the number of messages."""
+    rows = data.split_rows(split)
+    right = np.asarray(data.columns["own"])[rows].argmax(1) == np.asarray(data.columns["label"])[rows]
+    owner = data.clients_of(rows)
+    return {
+        str(data.ids[c]): (float(right[owner == c].mean()), int((owner == c).sum())) for c in np.unique(owner)
+    }
+
+
+def pooled(found: Mapping[str, tuple[float, int]]) -> float:
+    """Return the accuracy over all messages, given each user's and how many they are."""
+    return sum(value * many for value, many in found.values()) / sum(many for _, many in found.values())
+
+
+def sizes_of(arm: str, model: nn.Module) -> tuple[int, int]:
+    """Return how many numbers stay with a user, and how many a user sends a round."""
+    trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    split = recipe(arm).split
+    private = sum(many for name, many in trained.items() if split.is_private(name))
+    return private, sum(trained.values()) - private
+
+
+def source_of(data: Path | None) -> tuple[tuple[str, str], ...]:
+    """Return the sha256 of the files of data, and of MiniLM's.
+
+    Raises:
+        DataError: the folder is not named, or lacks a file; the package is not installed.
+    """
+    if data is None:
+        raise DataError(
+            f"{NAME} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
+        )
+    folder = data / "zulip_channels"
+    files = tuple((n, sha256(folder / n)) for n in ("messages.jsonl.gz", "channels.tsv"))
+    return (*files, backbone.source())
+
+
+def channel_adapters(request: Request) -> Path:
+    """Compute what is not finished, and write the tables; it goes on where it stopped.
+
+    ``quick`` takes 40 users and one seed, ``medium`` 120 users and one seed, ``full`` all users and three seeds.
+
+    Raises:
+        DataError: the folder of data is not named, or lacks a file; MiniLM's package is not installed.
+        ConfigError: ``request.only`` names a run that there is not.
+    """
+    cells = cells_of(request)
+    request.check([cell.name for cell in cells])
+    todo = [cell for cell in cells if request.wants(cell.name) and cell.slot.read() is None]
+
+    def write() -> Path:
+        return written(request, cells)
+
+    run_tasks(todo, request.workers, request.progress, write)
+    return write()
+
+
+def cells_of(request: Request) -> list[Cell]:
+    """Return the cells of a request, those that need no training first."""
+    source, runs = source_of(request.data), runs_of(request.out)
+    seeds = SEEDS[request.scale] if request.seeds is None else tuple(request.seeds)
+    results = runs / "adapters-quick" if request.scale == "quick" else request.out / "adapters"
+    data = (request.data or Path()) / "zulip_channels"
+    return [
+        Cell(arm, seed, USERS[request.scale], data, runs / NAME, results, source)
+        for seed in seeds
+        for arm in ARMS
+        if arm != "counts" or seed == seeds[0]
+    ]
+
+
+def written(request: Request, cells: Sequence[Cell]) -> Path:
+    """Write the tables of what is finished."""
+    stored = {cell: f for cell in cells if (f := cell.slot.find()) is not None}
+    by_arm: dict[str, dict[int, Found]] = {arm: {} for arm in ARMS}
+    for cell, f in stored.items():
+        by_arm[cell.arm][cell.seed] = f.result
+    parts = [ABOUT, "Recipe: " + ", ".join(f"`{n} = {v}`" for n, v in RECIPE.items()) + "."]
+    parts += [sizes(by_arm), gains(by_arm), missing(cells, stored)]
+    parts.append(note_on_stale({cell.slot.file.stem: f for cell, f in stored.items()}))
+    rows = rows_of(by_arm, request.scale)
+    name = RESULTS if request.scale == "full" else f"{RESULTS}-{request.scale}"
+    text = "\n\n".join(part for part in parts if part)
+    title = "Private parts beside a pretrained transformer"
+    return write_results(request.out, name, rows, title=title, preamble=text)[1]
+
+
+def rows_of(by_arm: Mapping[str, Mapping[int, Found]], scale: str) -> list[Row]:
+    """Return the accuracies on test and on valid."""
+    rows = []
+    for split in ("test", "valid"):
+        for arm, found in by_arm.items():
+            commits = ", ".join(dict.fromkeys(f.commit for f in found.values() if f.commit))
+            values = {seed: f.test if split == "test" else f.valid for seed, f in found.items()}
+            scene = f"zulip_channels by time, {split}"
+            rows.append(over_seeds(scene, ARMS[arm].title, "accuracy", values, scale=scale, commit=commits))
+    return rows
+
+
+def sizes(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
+    """Return Markdown: what stays with a user, what leaves, and how long an arm took."""
+    lines = []
+    for arm, found in by_arm.items():
+        if found:
+            one, times = next(iter(found.values())), [f.seconds for f in found.values()]
+            minutes = f"{np.mean(times) / 60:.1f}"
+            lines.append((ARMS[arm].title, str(4 * one.private), str(4 * one.sent), minutes))
+    columns = ("arm", "private bytes a user", "bytes sent a round", "minutes a seed")
+    return to_markdown(Table(columns, tuple(lines), "What stays and what leaves"), level=2) if lines else ""
+
+
+def gains(by_arm: Mapping[str, Mapping[int, Found]]) -> str:
+    """Return Markdown: differences on test, paired over users, of every arm over counts, and of the last over all."""
+    pairs = [(arm, "counts") for arm in ARMS if arm != "counts"]
+    pairs += [(LAST, arm) for arm in ARMS if arm not in ("counts", LAST)]
+    lines = []
+    for arm, other in pairs:
+        own, reference = by_arm[arm], by_arm[other]
+        seeds = list(own) if other == "counts" and reference else [seed for seed in own if seed in reference]
+        if not seeds:
+            continue
+        beside = [next(iter(reference.values())) if other == "counts" else reference[seed] for seed in seeds]
+        y = np.stack([np.subtract(own[seed].users, b.users) for seed, b in zip(seeds, beside, strict=True)])
+        mean, low, high = 100 * users_like_these(y)
+        told = f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+        lines.append((ARMS[arm].title, ARMS[other].title, told, str(len(seeds))))
+    columns = ("arm", "over", "points (95 % interval)", "seeds")
+    note = "Paired over users on test; each user counts once. The accuracies below pool all messages."
+    return to_markdown(Table(columns, tuple(lines), "Differences", note, left=2), level=2) if lines else ""
+
+
+def missing(cells: Sequence[Cell], stored: Mapping[Cell, Finished[Found]]) -> str:
+    """Return Markdown: what is not finished."""
+    names = [cell.name for cell in cells if cell not in stored]
+    return f"**Not finished**: {', '.join(names)}." if names else ""
