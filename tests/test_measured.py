@@ -166,6 +166,15 @@ def test_channels() -> None:
             check(f"{scene}, {name}", cell, [] if row["value"] is None else percent(row))
 
 
+def test_adapters() -> None:
+    rows = by_scene("adapters-medium")
+    body = table(ROOT / "docs" / "adapters.md", lambda t: t[0][0] == "channel of a message")
+    assert [name for name, *_ in body] == list(dict.fromkeys(method for _, method in rows))
+    for name, _, *cells in body:
+        for split, cell in zip(("valid", "test"), cells, strict=True):
+            check(f"{split}, {name}", cell, percent(rows[f"zulip_channels by time, {split}", name]))
+
+
 def test_natural_users() -> None:
     rows = {(r["scene"], r["method"], r["metric"].split("/")[-1]): r for r in results("natural-users")}
     columns = [
