@@ -30,8 +30,8 @@ from fedkeep_papers.kit.cells import Finished, Slot, digest, note_on_stale, runs
 NAME, RESULTS = "channel-adapters", "adapters"
 USERS = {"quick": 40, "medium": 120, "full": None}
 SEEDS = {"quick": (0,), "medium": (0,), "full": (0, 1, 2)}
-LAST, BEFORE = "private-adapter", "vector"
-"""The arms that the issue's aim compares."""
+LAST = "private-adapter"
+"""The arm that is compared with every other."""
 ABOUT = """\
 The channel of a message of `zulip_channels`, of 163, from its first 32 tokens and its author. Each user's first 80 %
 of messages train, the next 10 % validate and the last 10 % test.
