@@ -227,7 +227,7 @@ def test_the_pickled_version_is_not_read(tmp_path: Path) -> None:
 
 def test_unknown_forms(tmp_path: Path) -> None:
     assert refused(tmp_path, cifar10, "png") == "Wanted form 'jpeg', 'lossless' or 'binary'; got 'png'."
-    assert refused(tmp_path, cifar100, "jpeg") == "Wanted form 'binary' or 'parquet'; got 'jpeg'."
+    assert refused(tmp_path, cifar100, "jpeg") == "Wanted form 'binary', 'parquet' or 'test'; got 'jpeg'."
     assert refused(tmp_path, cifar100, labels="corse") == (
         "Wanted labels 'fine' or 'coarse'; got 'corse'. Did you mean 'coarse'?"
     )
@@ -292,6 +292,27 @@ def test_a_damaged_archive(tmp_path: Path, at: float) -> None:
     assert refused(tmp_path, cifar10, "lossless").startswith(begins)
 
 
+def test_cifar100_of_test_images_alone(tmp_path: Path) -> None:
+    images, file = pixels(3), tmp_path / "cifar100_test.npz"
+    named = {"fine_names": [f"f{i}" for i in range(100)], "coarse_names": [f"c{i}" for i in range(20)]}
+    arrays = {"images": images.transpose(0, 2, 3, 1), "fine_label": [99, 0, 7], "coarse_label": [3, 19, 0]}
+    np.savez(file, **arrays, **named)
+    fine = cifar100(tmp_path)
+    assert (fine.images == images).all()
+    assert (fine.labels.tolist(), fine.train, len(fine)) == ([99, 0, 7], 3, 3)
+    assert (fine.label_names[99], list(fine.source)) == ("f99", ["cifar100_test.npz"])
+    coarse = cifar100(tmp_path, labels="coarse")
+    assert (coarse.labels.tolist(), coarse.label_names[19]) == ([3, 19, 0], "c19")
+    np.savez(file, **arrays, **{**named, "fine_names": ["f0", "f1"]})
+    assert refused(tmp_path, cifar100) == "F/cifar100_test.npz: wanted 100 names; got 2. Fetch it again."
+    np.savez(file, **{**arrays, "fine_label": [100, 0, 7]}, **named)
+    assert refused(tmp_path, cifar100) == (
+        "F/cifar100_test.npz: wanted labels 0 to 99; got 100 at image 0 and 0 more out of range. Fetch the file again."
+    )
+    (tmp_path / "train.bin").write_bytes(b"")  # the official training images come first
+    assert refused(tmp_path, cifar100) == "The data file F/train.bin is empty. Fetch it again."
+
+
 # --- the real files
 
 DATA = os.environ.get("FEDKEEP_DATA", "")
@@ -319,3 +340,14 @@ def test_the_real_images() -> None:
     assert np.median(10 * np.log10(255**2 / error)) == pytest.approx(
         30.5, abs=0.05
     )  # as the data's description says
+
+
+@pytest.mark.skipif(
+    not (DATA and Path(DATA, "cifar100", "cifar100_test.npz").is_file()),
+    reason="set FEDKEEP_DATA to a folder that holds cifar100/cifar100_test.npz to test the real data",
+)
+def test_the_real_images_of_cifar100() -> None:
+    found = cifar100(Path(DATA, "cifar100"))
+    counts = np.bincount(found.labels, minlength=100)
+    assert (len(found), found.train, found.label_names[counts.argmin()]) == (9_999, 9_999, "baby")
+    assert np.bincount(counts).nonzero()[0].tolist() == [99, 100]

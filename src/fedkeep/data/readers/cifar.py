@@ -20,6 +20,7 @@ from fedkeep.data.readers.files import existing, sha256, unreadable
 from fedkeep.data.readers.pictures import read_pictures
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100_TEST = "cifar100_test.npz"
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 Part = tuple[Pixels, NDArray[np.int64]]
@@ -49,7 +50,7 @@ def cifar10(
         )
         return joined(train, test, CIFAR10, "cifar10", source)
     if form == "lossless":
-        only = _lossless(place / "cifar10_train4000_lossless.npz", source)
+        only = _lossless(place / "cifar10_train4000_lossless.npz", "labels", len(CIFAR10), source)
         return joined(only, None, CIFAR10, "cifar10_lossless", source)
     batches = [_records(place / f"data_batch_{i}.bin", (10,), 0, whole, 10_000, source) for i in range(1, 6)]
     train = np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches])
@@ -59,7 +60,7 @@ def cifar10(
 
 def cifar100(
     folder: str | Path,
-    form: Literal["binary", "parquet"] | None = None,
+    form: Literal["binary", "parquet", "test"] | None = None,
     labels: Literal["fine", "coarse"] = "fine",
     whole: bool = True,
 ) -> ImageSet:
@@ -70,7 +71,9 @@ def cifar100(
         form: "binary": ``train.bin`` and ``test.bin`` of the binary version, with ``fine_label_names.txt`` and
             ``coarse_label_names.txt`` where they are there; "parquet": files ``*train*.parquet`` and
             ``*test*.parquet`` of encoded images, with columns ``fine_label`` and ``coarse_label`` (the extra
-            ``images``); None: parquet where there are such files and no ``train.bin``.
+            ``images``); "test": ``cifar100_test.npz``, the official test images alone, as the set's training images;
+            None: binary where there is ``train.bin``, else parquet where there are such files, else "test" where there
+            is that file.
         labels: "fine", the 100 classes, or "coarse", the 20 groups.
         whole: of binary files, whose lengths nothing states: refuse other numbers of images than the official.
 
@@ -79,11 +82,17 @@ def cifar100(
     """
     place, source = Path(folder), dict[str, str]()
     if form is None:
-        packed = not (place / "train.bin").exists() and any(place.glob("*train*.parquet"))
-        form = "parquet" if packed else "binary"
-    check_choice("Wanted form", form, ("binary", "parquet"), DataError)
+        packed, alone = any(place.glob("*train*.parquet")), (place / CIFAR100_TEST).exists()
+        other: Literal["binary", "parquet", "test"] = "parquet" if packed else "test" if alone else "binary"
+        form = "binary" if (place / "train.bin").exists() else other
+    check_choice("Wanted form", form, ("binary", "parquet", "test"), DataError)
     check_choice("Wanted labels", labels, ("fine", "coarse"), DataError)
     classes = {"coarse": 20, "fine": 100}
+    if form == "test":
+        path = place / CIFAR100_TEST
+        only = _lossless(path, f"{labels}_label", classes[labels], source)
+        (names,) = read_npz(path, (f"{labels}_names",))
+        return joined(only, None, _right_number(path, names.tolist(), classes[labels]), "cifar100", source)
     if form == "parquet":
         train, test = (
             read_pictures(place, part, (f"{labels}_label",), SHAPE, classes[labels], source)
@@ -128,8 +137,8 @@ def _records(
     return records[:, len(limits) :].reshape(-1, *SHAPE), records[:, which].astype(np.int64)
 
 
-def _lossless(path: Path, source: dict[str, str]) -> Part:
-    images, labels = read_npz(existing(path), ("images", "labels"))
+def _lossless(path: Path, label: str, classes: int, source: dict[str, str]) -> Part:
+    images, labels = read_npz(existing(path), ("images", label))
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (32, 32, 3):
         raise DataError(
             f"{path}: wanted images as uint8 (n, 32, 32, 3); got {images.dtype}, shape {images.shape}."
@@ -139,7 +148,7 @@ def _lossless(path: Path, source: dict[str, str]) -> Part:
             f"{path}: wanted an integer label for each of {len(images)} images, at least one; got {labels.dtype}, "
             f"shape {labels.shape}."
         )
-    check_range(labels, len(CIFAR10), path)
+    check_range(labels, classes, path)
     numbers = labels.astype(np.int64)
     source[path.name] = sha256(path)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)), numbers
@@ -155,6 +164,10 @@ def _names(folder: Path, labels: str, classes: int) -> Sequence[str]:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not utf-8 text ({error.reason} at byte {error.start}).") from error
+    return _right_number(path, names, classes, ", one a line")
+
+
+def _right_number(path: Path, names: Sequence[str], classes: int, form: str = "") -> Sequence[str]:
     if len(names) != classes:
-        raise DataError(f"{path}: wanted {classes} names, one a line; got {len(names)}. Fetch it again.")
+        raise DataError(f"{path}: wanted {classes} names{form}; got {len(names)}. Fetch it again.")
     return names
