@@ -23,7 +23,7 @@ from fedkeep_papers.furl import channels, table3
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot
 from fedkeep_papers.kteps import book
-from fedkeep_papers.moe import cells, methods, sheet, tables
+from fedkeep_papers.moe import cells, figure6, methods, sheet, tables
 from fedkeep_papers.natural import table as natural
 from fedkeep_papers.natural.scenes import SCENES as NATURAL
 from fedkeep_papers.natural.scenes import Cell, Scene
@@ -139,7 +139,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
             patch.setattr(place, "source_of", lambda scene, _: source_of("moe", scene.dataset))
         patch.setattr(natural, "source_of", natural_source)
         patch.setattr(tables, "partitions", lambda *_: [])
-        for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
+        for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (figure6, "sweep_panels"), (figure6, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
             patch.setattr(place, name, drawn)
         yield found
 

@@ -6,7 +6,7 @@ from fedkeep_papers.furl import channels, sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
 from fedkeep_papers.kteps import figures, readings, tables, variants
 from fedkeep_papers.kteps import table1 as kteps_data
-from fedkeep_papers.moe import methods
+from fedkeep_papers.moe import figure6, methods
 from fedkeep_papers.moe import tables as mixture
 from fedkeep_papers.natural import table as natural
 from fedkeep_papers.public import fashion
@@ -139,6 +139,12 @@ moe_figure4 = Reproduction(
 moe_figure5 = Reproduction(
     about="mixture of experts, Figure 5: mixture minus fine-tuned over p and training size",
     run=mixture.figure5,
+    in_pieces=True,
+    changes=("data",),
+)
+moe_figure6 = Reproduction(
+    about="mixture of experts, beyond the paper: parts of one's data opt out, and local experts of three kinds",
+    run=figure6.figure6,
     in_pieces=True,
     changes=("data",),
 )

@@ -258,9 +258,15 @@ def test_the_full_scale_is_the_papers() -> None:
 
 def test_real_images_are_needed(tmp_path: Path) -> None:
     names = [n for n in reproductions() if n.startswith("moe-")]
-    assert {"moe-table2", "moe-methods", "moe-figure2", "moe-figure3", "moe-figure4", "moe-figure5"} <= set(
-        names
-    )
+    assert {
+        "moe-table2",
+        "moe-methods",
+        "moe-figure2",
+        "moe-figure3",
+        "moe-figure4",
+        "moe-figure5",
+        "moe-figure6",
+    } <= set(names)
     for name in names:
         with pytest.raises(DataError) as error:
             reproduce(name, Request(None, tmp_path))

@@ -23,7 +23,6 @@ from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData, ImageSet
 from fedkeep.experiments.adapt import AdaptedClients, adapt_clients, rooted
 from fedkeep.experiments.build import (
-    build_data,
     build_method,
     build_model,
     read_source,
@@ -37,7 +36,7 @@ from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
 from fedkeep_papers.kit.cells import Slot
 from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import source_of
+from fedkeep_papers.moe.scene import Scene, clients_of, source_of
 from fedkeep_papers.moe.variants import (
     Variant,
     adapting_method,
@@ -104,9 +103,8 @@ class Work:
 
     def experts(self, variant: Variant, method: Method) -> AdaptedClients:
         """Return clients after local training or fine-tuning; their models are kept for all that start from them."""
-        name = (
-            f"{variant.kind}{'-augmented' if variant.augment else ''}-wd{variant.weight_decay:g}.safetensors"
-        )
+        kind = "-".join([variant.kind, *([variant.expert] if variant.expert else [])])
+        name = f"{kind}{'-augmented' if variant.augment else ''}-wd{variant.weight_decay:g}.safetensors"
         file = self.cell.file(self.runs, variant).with_suffix("") / name
         if variant.kind == "local":
             mixed = mixture_model(self.cell.scene, variant, self.data())
@@ -125,7 +123,7 @@ class Work:
         """Return the clients' data."""
         if "data" not in self._known:
             config = self.cell.federation.config(self.cell.scene)
-            self._known["data"] = build_data(config, self.data_folder)
+            self._known["data"] = clients_of(self.cell.scene, config, self.data_folder)
         data: FederatedData = self._known["data"]
         return data
 
@@ -191,6 +189,11 @@ class Work:
             self._known["unused"] = (np.concatenate([rows[:size] for rows in own]), images)
         rows, images = self._known["unused"]
         return rows, images
+
+
+def _of_all(scene: Scene) -> Scene:
+    """Return the scene as it is where nobody opts out."""
+    return replace(scene, q=0.0, by="client")
 
 
 def _keep(found: AdaptedClients, file: Path) -> None:
@@ -265,9 +268,7 @@ def run_cells(
         for variant in variants:
             if not variant.needs_federation:
                 key = cell.file(results, variant)
-                alone.setdefault(key, (replace(cell, scene=replace(cell.scene, q=0.0)), []))[1].append(
-                    variant
-                )
+                alone.setdefault(key, (replace(cell, scene=_of_all(cell.scene)), []))[1].append(variant)
     rest = [(cell, [v for v in variants if v.needs_federation]) for cell, variants in cells]
     for wave in (list(alone.values()), rest):
         missing = [

@@ -43,6 +43,7 @@ class Cell:
         scene = self.scene.settings()
         if not variant.needs_federation:
             del scene["q"]
+            scene.pop("by", None)
         return {
             "scene": scene,
             "federation": asdict(self.federation) if variant.needs_federation else None,

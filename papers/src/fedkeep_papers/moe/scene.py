@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fedkeep.core.errors import ConfigError
-from fedkeep.data import ImageSet
-from fedkeep.experiments.build import read_source
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import ConfigError, check_choice
+from fedkeep.data import FederatedData, ImageSet, opt_out
+from fedkeep.experiments.build import build_data, read_source
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep_papers.kit.cells import digest
 
 MODELS = {"cifar10": "cifar_cnn", "cifar100": "cifar_cnn", "fashion_mnist": "fashion_cnn"}
+By = Literal["client", "example", "class"]
+MAJORITY = 2  # classes of a client
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "Fashion-MNIST"}
 
 
@@ -29,11 +34,13 @@ class Scene:
     Attributes:
         dataset: ``cifar10``, ``cifar100`` or ``fashion_mnist``, or another reader of images, with ``changes``.
         p: fraction of a client's images that its two majority classes have, in (0, 1].
-        q: fraction of the clients that opt out, in [0, 1); truncated.
+        q: fraction that opts out, in [0, 1), of what ``by`` names; truncated.
         seed: of all draws.
         clients: their number.
         train, valid, test: images a client; CIFAR-100's validation images come from the official training images.
         changes: of the configuration, by which other images take the data set's place; see ``changed``.
+        by: "client": q of the clients opt out; "example": every client opts out of q of its images, drawn at random;
+            "class": every client opts out of q of its two majority classes, the first ones.
     """
 
     dataset: str = "cifar10"
@@ -45,15 +52,17 @@ class Scene:
     valid: int = 400
     test: int = 1000
     changes: tuple[tuple[str, str], ...] = ()
+    by: By = "client"
 
     def __post_init__(self) -> None:
+        check_choice("A scene's clients opt out by", self.by, ("client", "example", "class"))
         if self.dataset not in MODELS and not self.changes:
             raise ConfigError(f"The scenes' data sets are {list(MODELS)}; got {self.dataset!r}.")
 
     @property
     def slug(self) -> str:
         """The scene's part of a file's name."""
-        return f"{self.base}-q{self.q:g}-s{self.seed}"
+        return f"{self.base}-q{self.q:g}{'' if self.by == 'client' else f'-{self.by}'}-s{self.seed}"
 
     @property
     def base(self) -> str:
@@ -73,9 +82,9 @@ class Scene:
         return MODELS.get(self.dataset, "cnn")
 
     def settings(self) -> dict[str, Any]:
-        """Return what results depend on, as plain data; changes are left out where there are none."""
-        own = asdict(self)
-        return own if self.changes else {name: value for name, value in own.items() if name != "changes"}
+        """Return what results depend on, as plain data; changes, and "client" as who opts out, are left out."""
+        own, usual = asdict(self), {"changes": (), "by": "client"}
+        return {name: value for name, value in own.items() if name not in usual or value != usual[name]}
 
     def tables(self) -> dict[str, Any]:
         """Return the configuration's table ``data``."""
@@ -86,7 +95,24 @@ class Scene:
         if self.dataset == "cifar100":
             partition["valid_from"] = "train"
         data: dict[str, Any] = {"reader": self.dataset, "partition": partition}
-        return {**data, "opt_out": {"fraction": float(self.q)}} if self.q else data
+        if not self.q or self.by == "class":
+            return data
+        by = {} if self.by == "client" else {"by": self.by}
+        return {**data, "opt_out": {"fraction": float(self.q), **by}}
+
+    @property
+    def hidden(self) -> int:
+        """How many of its majority classes every client opts out of."""
+        return int(self.q * MAJORITY + 1e-9) if self.by == "class" else 0
+
+    @property
+    def opted_out(self) -> str:
+        """Who opts out, for tables; empty: nobody."""
+        ways = {
+            "client": f"q = {self.q:g}", "example": f"{self.q:g} of each client's images out",
+            "class": f"{self.hidden} of each client's {MAJORITY} majority classes out",
+        }  # fmt: skip
+        return ways[self.by] if self.q else ""
 
 
 @dataclass(frozen=True)
@@ -187,6 +213,21 @@ def changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
     sizes = {} if data.partition is None else data.partition.options
     kept = {name: sizes[name] for name in ("clients", "train", "valid", "test") if name in sizes}
     return replace(given, dataset=data.reader, **kept)
+
+
+def clients_of(scene: Scene, config: Config, folder: Path | None) -> FederatedData:
+    """Return a scene's data, given the configuration of its federation; majority classes opt out here."""
+    data = build_data(config, folder)
+    if not scene.hidden:
+        return data
+    classes = np.asarray(data.meta["partition"]["classes"])[:, : scene.hidden]  # (clients, hidden)
+    own = classes[data.clients_of(np.arange(data.examples))]
+
+    def is_hidden(columns: Mapping[str, Any]) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = (columns["label"][:, None] == own).any(axis=1)
+        return found
+
+    return opt_out(data, where=is_hidden)
 
 
 def source_of(scene: Scene, data: Path | None) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import class_counts
-from fedkeep.experiments.build import build_data
+from fedkeep.data.readers.cifar import CIFAR100_TEST
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import Row, over_seeds
 from fedkeep.report.tables import Table, mean_std, to_markdown
@@ -19,7 +19,7 @@ from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, note_on_stale, runs_of
 from fedkeep_papers.moe.cells import run_cells
 from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import Adapting, Federation, Scene, source_of
+from fedkeep_papers.moe.scene import Adapting, Federation, Scene, clients_of, source_of
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
     AUTHORS,
@@ -183,6 +183,11 @@ class Sheet:
         }
 
 
+def has_test_images_alone(scene: Scene, request: Request) -> bool:
+    """Tell whether the folder of data has CIFAR-100's official test images and no others."""
+    return request.data is not None and CIFAR100_TEST in source_of(scene, request.data)
+
+
 def seeds_of(request: Request, size: Size) -> tuple[int, ...]:
     """Return the seeds that a request names, or the scale's."""
     return tuple(request.seeds) if request.seeds is not None else size.seeds
@@ -221,7 +226,7 @@ def row(
 
 def scene_name(scene: Scene, split: str) -> str:
     """Return a scene's name in tables."""
-    opted = f", q = {scene.q:g}" if scene.q else ""
+    opted = f", {scene.opted_out}" if scene.q else ""
     return f"{scene.title}, {scene.clients} × {scene.train}, p = {scene.p:g}{opted}, {PROTOCOLS[split]}"
 
 
@@ -283,7 +288,7 @@ def partitions(own: Sheet, folder: Path) -> list[Path]:
     ordered = sorted(first, key=lambda scene: (scene.p, scene.q))
     made = []
     for cell in dict.fromkeys((ordered[0], ordered[-1])):
-        data = build_data(own.size.federation.config(cell), own.request.data)
+        data = clients_of(cell, own.size.federation.config(cell), own.request.data)
         opted = data.columns.get("opted_in")
         out = [] if opted is None else [c for c in range(len(data)) if not opted[data.rows(c).start]]
         path = folder / f"partition-p{cell.p:g}-q{cell.q:g}.png"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.optim import adam
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_model
@@ -14,6 +15,12 @@ from fedkeep.experiments.config import Config, ModelConfig
 from fedkeep.methods import EarlyStopping, Method, Phase, fine_tuned, local, mixture
 from fedkeep.methods.augment import Augmented
 from fedkeep_papers.moe.scene import Adapting, Scene
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "small": {"kind": "cnn", "widths": [3, 6], "hidden": [24, 16]},
+    "linear": {"kind": "fedkeep_papers.moe.experts:OnPixels"},
+}
+"""Architectures of local experts beside the paper's: tables of a configuration."""
 
 Kind = Literal["fedavg", "local", "fine_tuned", "mixture"]
 
@@ -29,6 +36,7 @@ class Variant:
         gate: ``"network"``, one like the experts' (paper); ``"confidence"``, on the experts' outputs; ``"both"``.
         augment: images are shifted and mirrored at random while a client adapts.
         weight_decay: decoupled, while a client adapts.
+        expert: the local expert's architecture, of ``EXPERTS``; empty: the scene's network, as the global expert's.
     """
 
     name: str
@@ -39,12 +47,25 @@ class Variant:
     gate: Literal["network", "confidence", "both"] = "network"
     augment: bool = False
     weight_decay: float = 0.0
+    expert: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.expert:
+            return
+        check_choice("A local expert's architecture must be", self.expert, EXPERTS)
+        if self.kind == "fine_tuned" or self.local_init == "finetuned":
+            raise ConfigError(
+                f"A local expert that starts from the global one has its architecture; got {self.expert!r} as another. "
+                f"Train it from scratch: local_init='scratch'."
+            )
 
     def settings(self) -> dict[str, Any]:
         """Return what the result depends on, as plain data."""
         own = asdict(self)
         del own["name"]
-        keep = {"fedavg": ("kind",), "local": ("kind", "augment", "weight_decay")}
+        if not self.expert:
+            del own["expert"]
+        keep = {"fedavg": ("kind",), "local": ("kind", "augment", "weight_decay", "expert")}
         keep["fine_tuned"] = keep["local"]
         return {n: v for n, v in own.items() if n in keep.get(self.kind, own)}
 
@@ -64,6 +85,12 @@ TUNED, MIXTURE = Variant("Fine-tuned", "fine_tuned"), Variant("Mixture")
 PAPER = (FEDAVG, LOCAL, TUNED, MIXTURE)
 AUTHORS = Variant("Mixture of log-probabilities (the authors' code)", mix="logprob")
 FROM_TUNED = Variant("Mixture, local expert from the fine-tuned model", local_init="finetuned")
+KINDS = (
+    Variant("Local, small CNN", "local", expert="small"),
+    Variant("Local, linear", "local", expert="linear"),
+    Variant("Mixture, small CNN", expert="small"),
+    Variant("Mixture, linear", expert="linear"),
+)
 OTHERS = (
     AUTHORS,
     Variant("Mixture, global expert frozen", tune_global="frozen"),
@@ -85,10 +112,11 @@ AUGMENTED = (
 def mixture_model(scene: Scene, variant: Variant, data: FederatedData) -> nn.Module:
     """Return the model of a mixture; its global expert starts as FedAvg's model does, from the same seed."""
     expert = {"kind": scene.model}
+    local = EXPERTS[variant.expert] if variant.expert else expert
     gate: dict[str, Any] = {"kind": "gate", "network": {**expert, "classes": 1}}
     if variant.gate != "network":
         gate = {"kind": "confidence_gate", **({"network": gate} if variant.gate == "both" else {})}
-    tables = {"kind": "mixture_of_experts", "global_expert": expert, "local_expert": expert, "gate": gate}
+    tables = {"kind": "mixture_of_experts", "global_expert": expert, "local_expert": local, "gate": gate}
     whole = Config.model_validate({
         "seed": scene.seed, "data": scene.tables(), "model": ModelConfig.model_validate(tables),
         "method": {"kind": "mixture"}, "run": {"rounds": 0},
