@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError, RunError
+from fedkeep.data import ImageSet, majority
 from fedkeep.experiments.reproductions import Request, reproduce, reproductions
 from fedkeep_papers.kit import plots, sweeps
 from fedkeep_papers.moe import cells as moe_cells
@@ -32,7 +34,7 @@ from fedkeep_papers.moe.variants import (
     PAPER,
     TUNED,
 )
-from tests.papers.moe.images import write_cifar, write_fashion
+from tests.papers.moe.images import drawn, write_cifar, write_fashion
 
 TINY = replace(
     moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1), p=(0.6,), train=(4, 6),
@@ -156,6 +158,38 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     assert mixture == FIGURE2["Mixture"][place] == 0.45
     files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
     assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_figure_2_of_the_official_test_images_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"data.partition.valid": "3", "data.partition.test": "2"}
+    monkeypatch.setattr(moe, "TEST_IMAGES_ALONE", {**moe.TEST_IMAGES_ALONE, **few})
+    images, labels = tmp_path / "images" / "cifar100", np.arange(500) % 100
+    images.mkdir(parents=True)
+    pixels = drawn(labels, 3, 32, 0).transpose(0, 2, 3, 1)
+    names = [f"class {c}" for c in range(100)]
+    np.savez(images / "cifar100_test.npz", images=pixels, fine_label=labels, fine_names=names)
+    path = reproduce("moe-figure2", request(images.parent, tmp_path / "results"))
+    rows = rows_of(path)
+    assert len(rows) == 2 * 2 * 4
+    assert all(row["value"] is not None for row in rows)
+    text = " ".join(path.read_text(encoding="utf-8").split())
+    assert "Of CIFAR-100 the official test images alone are at hand" in text
+    assert "drawn from these, none twice: 6 to train, 3 to validate and 2 to test." in text
+    assert "3 validation images" in text
+    assert "Test images are 2 a client." in text
+
+
+def test_fifty_clients_share_the_official_test_images() -> None:
+    """9,999 images, one class with 99: the sizes fit at every p, and each client has its own."""
+    labels = np.delete(np.arange(10_000) % 100, 0)
+    images = ImageSet(np.zeros((9_999, 1, 1, 1), np.uint8), labels, 9_999, [f"class {c}" for c in range(100)])
+    sizes = {key.rpartition(".")[2]: value.strip('"') for key, value in moe.TEST_IMAGES_ALONE.items()}
+    assert sizes == {"valid": "40", "test": "50", "test_from": "train"}
+    for p in FIGURE2_P:
+        data = majority(images, 50, p, 100, 40, test=50, valid_from="train", test_from="train")
+        assert [set(data.counts(split)) for split in ("train", "valid", "test")] == [{100}, {40}, {50}]
+        assert len(set(np.asarray(data.columns["_image"]).tolist())) == 50 * 190
 
 
 @pytest.mark.usefixtures("undrawn")
