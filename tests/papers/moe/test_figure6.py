@@ -19,6 +19,7 @@ from fedkeep.experiments.reproductions import Request
 from fedkeep.methods import mixture
 from fedkeep_papers.kit import sweeps
 from fedkeep_papers.moe import cells as moe_cells
+from fedkeep_papers.moe import figure6 as moe_figure6
 from fedkeep_papers.moe import sheet as moe_sheet
 from fedkeep_papers.moe.cells import Work
 from fedkeep_papers.moe.experts import OnPixels
@@ -97,14 +98,21 @@ def test_what_leaves_does_not_depend_on_what_opted_out(
         column[out] = drawn.integers(0, high, column[out].shape)
         columns[name] = column
     other = FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta)
-    model, method = build_model(config, data), build_method(config.method)
-    uploads, states, _ = leaves(model, method, data)
-    assert leaves(model, method, other)[:2] == (uploads, states)
-    assert {weight for weight, _ in uploads} == {6.0}  # of ten images
+    plain = build_method(config.method)
+    mixed = mixture(local=plain.client.phases[0], local_epochs=1, mixture_epochs=1)
+    for model, method, prefix in (
+        (build_model(config, data), plain, ""), (mixture_model(SCENE, LINEAR, data), mixed, "global_expert."),
+    ):  # fmt: skip
+        uploads, states, _ = leaves(model, method, data)
+        assert leaves(model, method, other)[:2] == (uploads, states)
+        assert {weight for weight, _ in uploads} == {6.0}  # of ten images
+        expert = build_model(config, data).state_dict()
+        assert all(set(sent) == {prefix + name for name in expert} for _, sent in uploads)
     run = own.federated()
     found = []
     for each in (data, other):
-        whole = rooted(replace(run, data=each), mixture_model(SCENE, LINEAR, each), mixture(local_epochs=1, mixture_epochs=1), "global_expert.")  # fmt: skip
+        model = mixture_model(SCENE, LINEAR, each)
+        whole = rooted(replace(run, data=each), model, mixed, "global_expert.")
         before = {name: value.clone() for name, value in whole.server.items()}
         found.append(adapt_clients(whole).own(0))
         assert same_bits(whole.server, before)
@@ -177,6 +185,7 @@ def test_names_and_settings_of_what_was_there_stay() -> None:
 def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = replace(moe_sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1))
     monkeypatch.setitem(moe_sheet.SIZES, "quick", tiny)
+    monkeypatch.setattr(moe_figure6, "FEW", {"client": (0.9,), "example": (0.4,), "class": (0.5,)})
     monkeypatch.setattr(moe_cells, "SHOWN", 1)
     drawn: list[str] = []
 
@@ -191,7 +200,7 @@ def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {f"data.partition.{name}": str(n) for name, n in (("train", 10), ("valid", 4), ("test", 4))}
     path = figure6(Request(tmp_path / "images", tmp_path / "out", progress=False, changes=sizes))
     rows = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    assert len(rows) == 2 * (len(PAPER) + len(KINDS) + 2 + 5 * len(PAPER))  # protocols × (whole, five parts)
+    assert len(rows) == 2 * (len(PAPER) + len(KINDS) + 2 + 3 * len(PAPER))  # protocols × (whole, three parts)
     assert all(row["value"] is not None for row in rows)
     local = {row["value"] for row in rows if row["method"] == "Local" and "clean" in row["scene"]}
     assert len(local) == 1
