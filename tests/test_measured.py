@@ -281,6 +281,35 @@ def test_mixture_beside_all_methods() -> None:
             check(f"{method}, {label}", cell, percent(row))
 
 
+PARTS = {
+    "nothing": "", "2 of 5 clients": ", q = 0.5", "4 of 5 clients": ", q = 0.9",
+    "0.4 of each client's images, at random": ", 0.4 of each client's images out",
+    "0.8 of each client's images, at random": ", 0.8 of each client's images out",
+    "one of each client's two majority classes": ", 1 of each client's 2 majority classes out",
+}  # fmt: skip
+KINDS = {
+    "the paper's CNN": "",
+    "a small CNN": ", small CNN",
+    "linear": ", linear",
+    "the three in turn": ", several kinds",
+}
+
+
+def test_mixture_beyond_the_paper() -> None:
+    rows, scene = by_scene("moe-figure6-medium"), "CIFAR-10, 5 × 500, p = 0.6"
+    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "out of FedAvg (%)"]
+    assert [row[0] for row in body] == list(PARTS)
+    for part, *cells in body:
+        for method, cell in zip(head[1:], cells, strict=True):
+            row = rows[f"{scene}{PARTS[part]}, clean protocol", method]
+            check(f"{method}, {part}", cell, percent(row))
+    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "local experts (%)"]
+    assert [row[0] for row in body] == list(KINDS)
+    for kind, *cells in body:
+        for method, cell in zip(head[1:], cells, strict=True):
+            check(f"{method}, {kind}", cell, percent(rows[f"{scene}, clean protocol", method + KINDS[kind]]))
+
+
 def test_kteps() -> None:
     ag = {row["method"]: row for row in results("kteps-table2") if row["metric"] == "accuracy_ag"}
     ap = {row["method"]: row for row in results("kteps-table3") if row["metric"] == "accuracy_ap"}
