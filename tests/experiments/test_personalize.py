@@ -111,12 +111,12 @@ def test_a_high_rate_does_not_leave_what_the_last_mini_batches_made(run: Run) ->
     """With a constant rate the vector swings from mini-batch to mini-batch, and the more of them the less it fits."""
     loud = Phase(trains="private", optimizer=sgd(6.0), epochs=20, batch_size=2, examples="all")
     falling = replace(run, method=run.method.adapting(phases=(loud,)))
-    constant = replace(falling, method=falling.method.adapting(schedule=None))
+    constant = replace(falling, method=falling.method.adapting(rate_decay=None))
     for client in run.held_out.tolist():
         assert training_loss(falling, client, None) < 0.7 * training_loss(constant, client, None)
     with pytest.raises(MethodError) as error:
-        Adapt(schedule="cosine")  # type: ignore[arg-type]
-    assert str(error.value) == "schedule must be None or 'linear'; got 'cosine'."
+        Adapt(rate_decay="cosine")  # type: ignore[arg-type]
+    assert str(error.value) == "rate_decay must be None or 'linear'; got 'cosine'."
 
 
 @pytest.mark.parametrize(("changes", "planned"), [({"steps": 4}, 4), ({"epochs": 2, "batch_size": 3}, 6)])

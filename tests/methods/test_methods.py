@@ -65,7 +65,7 @@ def test_furl_is_fedavg_but_for_the_split() -> None:
         name="furl",
         split=Split("user"),
         client=Client(keep=Init(value="model")),
-        adapt=Adapt(phases=(Phase(trains="private", epochs=10, examples="all"),), schedule="linear"),
+        adapt=Adapt(phases=(Phase(trains="private", epochs=10, examples="all"),), rate_decay="linear"),
     )
     assert given.client.accept is newest
     assert given.but(name="fedavg", split=Split(), client=Client(), adapt=Adapt()) == fedavg()
@@ -158,7 +158,7 @@ def test_furl_options() -> None:
         split=Split(["user", "linear.bias"]),
         client=Client(keep=Init(value=("normal", 0.1)), accept=by_share),
         server=Server(reduce=WeightedMean(by="uniform"), update=Optimize(optimizer=sgd(1.0, momentum=0.9))),
-        adapt=Adapt(phases=(adapt,), schedule="linear"),
+        adapt=Adapt(phases=(adapt,), rate_decay="linear"),
     )
     with pytest.raises(MethodError) as error:
         furl(private_scale=2)  # type: ignore[arg-type]

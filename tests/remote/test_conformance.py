@@ -35,7 +35,7 @@ def test_a_run_across_machines_equals_sequential_to_the_bit(case: str, kind: str
     kept = devices.kept(ledger_of(tmp_path / "run"))
     devices.close()
     assert same_bits(kept, everyone(expected.private, len(expected.data)))
-    assert_near(history, expected.history)
+    assert_near(history, expected.history, kind)
 
 
 def server_of(folder: Path) -> Params:
@@ -62,13 +62,20 @@ def ledger_of(folder: Path) -> dict[str, Entry]:
     return Ledger(store, roster).entries(list(roster.ids))
 
 
-def assert_near(found: list[Record], expected: list[Record]) -> None:
-    """Assert that records are the same; numbers within 1e-9, as sums are formed in another order."""
+NEAR = {"float32": 1e-6, "float64": 1e-9}
+
+
+def assert_near(found: list[Record], expected: list[Record], kind: str = "float32") -> None:
+    """Assert that records are the same, and numbers near: a node judges its own clients' examples together.
+
+    A matrix product rounds its rows otherwise when there are others beside them, on some processors: in the model's
+    type. What was trained is equal to the bit, which is asserted apart.
+    """
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert (one.round, one.epoch, one.split, one.client, one.metric, one.n) == (
             other.round, other.epoch, other.split, other.client, other.metric, other.n,
         )  # fmt: skip
-        assert math.isclose(one.value, other.value, rel_tol=0, abs_tol=1e-9) or math.isnan(
+        assert math.isclose(one.value, other.value, rel_tol=0, abs_tol=NEAR[kind]) or math.isnan(
             one.value * other.value
         )

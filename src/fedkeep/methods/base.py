@@ -67,18 +67,18 @@ class Adapt(Changeable):
             what the method's split says.
         start: gives values of its own that a client starts from, by name; it is given the client's whole model as it
             is before.
-        schedule: ``"linear"``: the rates fall to zero over each phase's own mini-batches, so that what a client ends
+        rate_decay: ``"linear"``: the rates fall to zero over each phase's own mini-batches, so that what a client ends
             with does not swing with the last few of them; None: they stay, however many mini-batches there are.
     """
 
     phases: tuple[Phase, ...] = ()
     split: Split | None = None
     start: Callable[[Params], Params] | None = None
-    schedule: Literal["linear"] | None = None
+    rate_decay: Literal["linear"] | None = None
 
     def __post_init__(self) -> None:
-        if self.schedule not in (None, "linear"):
-            raise MethodError(f"schedule must be None or 'linear'; got {self.schedule!r}.")
+        if self.rate_decay not in (None, "linear"):
+            raise MethodError(f"rate_decay must be None or 'linear'; got {self.rate_decay!r}.")
 
 
 def private_part(local: Phase) -> Adapt:

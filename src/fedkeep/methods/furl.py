@@ -54,5 +54,5 @@ def furl(
         phases=(local,), keep=Init(value=private_init), accept=newest if private_scale == 1 else by_share
     )
     adapting = private_part(local) if adapt is None else Adapt(phases=(adapt,))
-    adapting = replace(adapting, schedule="linear")
+    adapting = replace(adapting, rate_decay="linear")
     return Method(name="furl", split=split, client=client, server=server, adapt=adapting)

@@ -247,7 +247,8 @@ def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"kteps-variants cannot be run in pieces; these can: furl-channels, furl-sweep, "
+        ConfigError,
+        match=r"kteps-variants cannot be run in pieces; these can: channel-adapters, furl-channels, ",
     ):
         reproduce("kteps-variants", request(tmp_path, only=("*",)))
 
