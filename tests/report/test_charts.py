@@ -220,6 +220,18 @@ def test_more_curves_than_colours_have_marks_and_names_at_their_ends() -> None:
     assert not [e for e in tree(few.svg).iter("text") if e.text in names]
 
 
+def test_a_whisker_ends_where_the_axis_does() -> None:
+    """A mean of 9 % ± 16 % has a lower end that is no share."""
+    series = [Series("s", (0.0, 1.0), (0.09, 0.4), "0", low=(-0.07, 0.3), high=(0.25, 0.5))]
+    axes = Axes("k", "Accuracy (%)", "accuracy", x_names=("0", "1"))
+    for drawing in line_chart("t", series, axes):
+        lines = list(tree(drawing.svg).iter("line"))
+        bottom = max(float(e.attrib["y1"]) for e in lines if e.attrib["class"] == "axis")
+        ends = [float(e.attrib["y2"]) for e in lines if "whisker" in e.attrib["class"]]
+        assert len(ends) == 2
+        assert max(ends) == pytest.approx(bottom)
+
+
 def test_names_are_moved_as_little_as_needed() -> None:
     assert apart([10.0, 12.0, 50.0], 10, 0, 100) == [10, 20, 50]
     assert apart([95.0, 96.0, 97.0], 10, 0, 100) == [80, 90, 100]

@@ -158,8 +158,8 @@ class _Chart:
 
     def _curve(self, s: Series) -> None:
         places = [(self.x(a), self.y(b)) for a, b in zip(s.x, s.y, strict=True)]
-        up = [(self.x(a), self.y(b)) for a, b in zip(s.x, s.high, strict=bool(s.high))]
-        down = [(self.x(a), self.y(b)) for a, b in zip(s.x, s.low, strict=bool(s.low))]
+        up = [(self.x(a), self._inside(b)) for a, b in zip(s.x, s.high, strict=bool(s.high))]
+        down = [(self.x(a), self._inside(b)) for a, b in zip(s.x, s.low, strict=bool(s.low))]
         if self.many:
             pass  # bands of so many curves would hide them
         elif up and len(places) > 1 and not self.axes.x_names:
@@ -175,6 +175,10 @@ class _Chart:
         elif self.many:
             for i in sorted({round(share * (len(places) - 1)) for share in (0, 0.25, 0.5, 0.75, 1)}):
                 self.canvas.mark(*places[i], 4, mark_of(s.slot), f"fill s{s.slot}")
+
+    def _inside(self, value: float) -> float:
+        """Return the height of a band's or whisker's end, which may lie beyond the axis: a share below 0."""
+        return self.y(min(max(value, self.y.low), self.y.high))
 
     def _name_ends(self) -> None:
         """Write each curve's name beside its last point; names keep a distance, and a line leads to each."""
