@@ -27,10 +27,11 @@ from fedkeep_papers.moe import cells, figure6, methods, sheet, tables
 from fedkeep_papers.natural import table as natural
 from fedkeep_papers.natural.scenes import SCENES as NATURAL
 from fedkeep_papers.natural.scenes import Cell, Scene
+from fedkeep_papers.public import fashion
 from tests.documents import ROOT
 
 RESULTS = ROOT / "results"
-ROOMS = ("adapters", "channels", "furl", "kteps", "moe", "natural")
+ROOMS = ("adapters", "channels", "furl", "kteps", "moe", "natural", "public")
 READERS = {scene.name: Cell(scene, "FURL", 0, "full").config().data.reader for scene in NATURAL}
 SCALES: tuple[Scale, ...] = ("quick", "medium")
 OTHER_NAMES = {adapters.RESULTS: adapters.NAME}
@@ -138,13 +139,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         for place in (sheet, cells, methods):
             patch.setattr(place, "source_of", lambda scene, _: source_of("moe", scene.dataset))
         patch.setattr(natural, "source_of", natural_source)
+        patch.setattr(fashion, "source_of", lambda _: source_of("public", "pfllib_fashion"))
         patch.setattr(tables, "partitions", lambda *_: [])
         for place, name in ((tables, "sweep_panels"), (tables, "difference_maps"), (figure6, "sweep_panels"), (figure6, "difference_maps"), (plots, "comparison_bars"), (plots, "panels_of_curves")):  # fmt: skip
             patch.setattr(place, name, drawn)
         yield found
 
 
-FAST = ("adapters-medium", "furl-channels", "kteps-table2", "moe-table2", "natural-users")
+FAST = (
+    "adapters-medium",
+    "furl-channels",
+    "kteps-table2",
+    "moe-table2",
+    "natural-users",
+    "public-fashion-medium",
+)
 
 
 @pytest.mark.parametrize(
