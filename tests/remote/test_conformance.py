@@ -62,7 +62,7 @@ def ledger_of(folder: Path) -> dict[str, Entry]:
     return Ledger(store, roster).entries(list(roster.ids))
 
 
-NEAR = {"float32": 1e-6, "float64": 1e-9}
+NEAR = {"float32": 1e-7, "float64": 1e-9}
 
 
 def assert_near(found: list[Record], expected: list[Record], kind: str = "float32") -> None:
