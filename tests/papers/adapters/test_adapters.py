@@ -27,16 +27,36 @@ DAY = 86_400
 WIDTH = 384
 
 
-class Layer(nn.Module):
-    """One head of attention without anything else; called as transformers' layers are."""
+class Attention(nn.Module):
+    """One head, called as transformers' are."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
 
-    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+    def forward(self, x: Tensor, there: Tensor) -> tuple[Tensor, None]:
         scores = (self.query(x) @ self.key(x).mT).masked_fill(~there[:, 0], -torch.inf)
-        return x + scores.softmax(-1) @ self.value(x)
+        return x + scores.softmax(-1) @ self.value(x), None
+
+
+class Output(nn.Module):
+    """What closes a layer, called as transformers' are."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(2 * width, width)
+
+    def forward(self, wide: Tensor, x: Tensor) -> Tensor:
+        return x + self.dense(wide)
+
+
+class Layer(nn.Module):
+    """The parts of transformers' layers that are called."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention, self.output = Attention(width), Output(width)
+        self.intermediate = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU())
 
 
 def last(width: int) -> nn.ModuleList:

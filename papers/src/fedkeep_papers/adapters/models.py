@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ class Channel(nn.Module):
         classes: C, labels.
         user_dim: length of the private vector; 0: none.
         bias: whether there is a private bias.
-        last: the frozen last layers, whose inputs are given in place of a sentence vector.
+        last: the frozen last layers (transformers' ``BertLayer``), whose inputs are given in place of a sentence
+            vector.
     """
 
     per_example = ("user", "user_bias")
@@ -67,9 +69,13 @@ class OnTokens(Channel):
         assert self.last is not None
         there = torch.arange(hidden.shape[1], device=hidden.device) < length[:, None]  # (B, T)
         x = hidden.float()
+        layer: Any
         for layer in self.last:
-            x = layer(x, there[:, None, None, :])
-        return self.logits((x * there[..., None]).sum(1) / length[:, None], own)
+            mixed = layer.attention(x, there[:, None, None, :])[0][
+                there
+            ]  # (tokens, W) before the texts' ends
+            x = torch.zeros_like(x).index_put((there,), layer.output(layer.intermediate(mixed), mixed))
+        return self.logits(x.sum(1) / length[:, None], own)
 
 
 @dataclass(frozen=True)
