@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
-from torch import nn
+from collections.abc import Callable
 
-from fedkeep import methods, sgd
-from fedkeep.core.errors import MethodError
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.engines import auto
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
 from fedkeep.methods import batch_norm_names
 from fedkeep.methods.copies import with_copy
 from tests.methods.table import trained
-from tests.tiny import Logits, Noisy
+from tests.tiny import Logits, Noisy, classes
 
 
 def test_the_names_of_batch_normalisation() -> None:
@@ -38,6 +42,92 @@ def test_a_model_over_several_devices_is_refused_by_name() -> None:
         with pytest.raises(MethodError) as error:
             methods.fedavg().made_for(model)
         assert str(error.value) == who + advice
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LazyLinear(3)
+
+
+def in_place() -> nn.Module:
+    model = Logits()
+    model.linear.compile()  # nothing is compiled before the first call
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (Lazy, ("The layer 'body' is a LazyLinear, and its 'body.weight' has no shape before its first call. Call the "
+         "model on a batch once, or give the layer its sizes.")),
+        (lambda: Logits().to("meta"), ("'user' is on the device 'meta', which holds no values. Load the model's "
+         "weights first, e.g. by to_empty(device='cpu') and load_state_dict.")),
+        (lambda: torch.jit.script(nn.Linear(2, 2)), ("The model is a script of torch.jit. Give the module that it was "
+         "made from.")),
+        (lambda: torch.compile(Logits()), ("The model is what torch.compile returns, which hides what columns its "
+         "forward takes. Give the module that it holds (._orig_mod); layers in it may be compiled.")),
+        (in_place, ("The layer 'linear' was compiled in place, which is lost where fedkeep copies the model. Give it "
+         "uncompiled, or put torch.compile(layer) into the model where it is made.")),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_module_is_refused_by_name(make: Callable[[], nn.Module], wanted: str) -> None:
+    with pytest.raises(MethodError) as error:
+        methods.fedavg().made_for(make())
+    assert str(error.value) == wanted
+
+
+class Held(nn.Module):
+    """Holds a layer as ``torch.compile`` does, and compiles nothing."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self._orig_mod(x)
+        return found
+
+
+class Compiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Held(nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        return found
+
+
+def test_workers_are_never_started_for_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as error:
+        simulate(Compiled(), methods.fedavg(), classes(), rounds=1, cohort=3, engine="workers", workers=2)
+    assert str(error.value) == (
+        "Workers cannot train a model with compiled parts, and the layer 'body' is (torch.compile). Use "
+        "engine='sequential', or give the model uncompiled."
+    )
+    monkeypatch.setattr(auto, "WORTH", -1e9)  # workers pay for anything
+    monkeypatch.setattr(auto, "LONG", 0)
+    for model, reason in (
+        (Compiled(), "the layer 'body' is compiled, which workers cannot do"),
+        (Logits(), "3 clients side by side save about"),
+    ):
+        run = simulate(model, methods.fedavg(), classes(), rounds=2, cohort=3, workers=3)
+        assert run.engine_reason.startswith(reason)
+
+
+class Detached(Logits):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled"])
+def test_a_loss_that_depends_on_nothing_trained_is_an_error(engine: str) -> None:
+    with pytest.raises(
+        MethodError, match=r"The loss depends on none of what is trained \(.*, \.\.\.\), so there is"
+    ):
+        simulate(Detached(), methods.fedavg(), classes(), rounds=1, engine=engine)
 
 
 def test_copies_do_not_collide_and_leave_the_model_alone() -> None:

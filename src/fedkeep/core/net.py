@@ -22,6 +22,19 @@ def tensors_of(module: nn.Module) -> Params:
     return {name: value for name, value in tensors.items() if first.setdefault(id(value), name) == name}
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether ``torch.compile`` compiles this module, whatever stands in it."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiled_layer(module: nn.Module) -> str | None:
+    """Return what is compiled in a module, for messages: its first such layer, or None."""
+    for name, layer in module.named_modules():
+        if is_compiled(layer):
+            return f"the layer {name!r}" if name else "the model"
+    return None
+
+
 class Takes:
     """The columns that a function takes: by the names of its arguments, or with ``**columns`` all there are.
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
 from fedkeep.engines.base import ClientResult, Engine, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, batches
@@ -167,9 +168,12 @@ class Measured:
     def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
         """Train clients here or in workers, and yield what each gives, in their order."""
         stored = job.kept([each.client for each in work]) if self.name == "sequential" else {}
+        compiled = compiled_layer(job.net.module)
+        if compiled:
+            self.choice = Choice("sequential", f"{compiled} is compiled, which workers cannot do")
         for place, each in enumerate(work):
             left = len(work) - place + (self.rounds - round - 1) * self.cohort
-            if self.name == "workers" or self._pays(left):
+            if not compiled and (self.name == "workers" or self._pays(left)):
                 yield from self.workers.train(job, work[place:], round, progress)
                 return
             kept = {name: values[place] for name, values in stored.items()}

@@ -387,7 +387,16 @@ class Pass(ABC):
 
 
 def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
-    """Return the loss's gradient by name; a leaf that the loss does not depend on has none."""
+    """Return the loss's gradient by name; a leaf that the loss does not depend on has none.
+
+    Raises:
+        MethodError: it depends on no leaf.
+    """
+    if not loss.requires_grad:
+        raise MethodError(
+            f"The loss depends on none of what is trained ({', '.join(list(leaves)[:3])}, ...), so there is no "
+            f"gradient. Does the model's forward detach its outputs, or compute them under torch.no_grad()?"
+        )
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
     dense = [s.to_dense() if s is not None and s.is_sparse else s for s in found]

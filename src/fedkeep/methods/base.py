@@ -13,6 +13,7 @@ from fedkeep.core.describe import at_home, check_kind, describe
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
+from fedkeep.methods.checks import check_plain
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
@@ -130,13 +131,7 @@ class Method:
         Raises:
             SplitError, MethodError, ConfigError: model and method don't fit each other.
         """
-        for name, layer in model.named_modules():
-            if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
-                who = f"The layer {name!r}" if name else "The model"
-                raise MethodError(
-                    f"{who} is a {type(layer).__name__}, which spreads every batch over several devices. Give the "
-                    f"module that it holds (.module); simulate's device says where to train."
-                )
+        check_plain(model)
         module = copy.deepcopy(model)
         module = swap_(module) if accelerate else module
         module = self.extend(module) if self.extend else module

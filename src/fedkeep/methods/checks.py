@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import nn
+
 from fedkeep.core.errors import MethodError
 
 
@@ -24,6 +27,41 @@ def check_positive(**given: float | None) -> None:
     """Raise MethodError unless every number is positive; None stands for no number."""
     if not all(value is None or value > 0 for value in given.values()):
         raise MethodError(f"{' and '.join(given)} must be positive; got {_values(given)}.")
+
+
+def check_plain(model: nn.Module) -> None:
+    """Raise MethodError unless a model is an ordinary module with values, which is trained here and now."""
+    for name, layer in model.named_modules():
+        who, kind = f"The layer {name!r}" if name else "The model", type(layer).__name__
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise MethodError(
+                f"{who} is a {kind}, which spreads every batch over several devices. Give the module that it holds "
+                f"(.module); simulate's device says where to train."
+            )
+        for leaf, value in (*layer._parameters.items(), *layer._buffers.items()):
+            full = f"{name}.{leaf}" if name else leaf
+            if value is not None and nn.parameter.is_lazy(value):
+                raise MethodError(
+                    f"{who} is a {kind}, and its {full!r} has no shape before its first call. Call the model on a "
+                    f"batch once, or give the layer its sizes."
+                )
+            if value is not None and value.is_meta:
+                raise MethodError(
+                    f"{full!r} is on the device 'meta', which holds no values. Load the model's weights first, e.g. "
+                    f"by to_empty(device='cpu') and load_state_dict."
+                )
+        if getattr(layer, "_compiled_call_impl", None) is not None:
+            raise MethodError(
+                f"{who} was compiled in place, which is lost where fedkeep copies the model. Give it uncompiled, or "
+                f"put torch.compile(layer) into the model where it is made."
+            )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise MethodError("The model is a script of torch.jit. Give the module that it was made from.")
+    if hasattr(model, "_orig_mod"):
+        raise MethodError(
+            "The model is what torch.compile returns, which hides what columns its forward takes. Give the module that "
+            "it holds (._orig_mod); layers in it may be compiled."
+        )
 
 
 def _values(given: dict[str, float | None]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from fedkeep.core.net import is_compiled
 from fedkeep.nn.swapped import FastGRU, FastLinear, FastLSTM, FastSequential, hooked, pools
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
@@ -83,7 +84,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     ]
     used = Counter(t.untyped_storage().data_ptr() for t in tensors if not nn.parameter.is_lazy(t))
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
-    compiled = {id(inner) for m in model.modules() if _compiled(m) for inner in m.modules()}
+    compiled = {id(inner) for m in model.modules() if is_compiled(m) for inner in m.modules()}
     for name, layer, ours in _owned(model, "", False):
         if (
             not ours
@@ -110,10 +111,6 @@ def _large(layer: nn.Module) -> bool:
         layers = list(layer._modules.values())
         return any(pools(layers[k : k + 3]) for k in range(len(layers)))
     return not isinstance(layer, nn.Linear) or layer.in_features * layer.out_features >= WEIGHTS
-
-
-def _compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _why_not(layer: nn.Module, twice: bool, used: Counter[int]) -> str:

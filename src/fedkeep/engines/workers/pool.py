@@ -20,6 +20,7 @@ import torch
 
 from fedkeep.core.allocator import is_tuned
 from fedkeep.core.errors import ConfigError, WorkerError
+from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import Params, prefixed
 from fedkeep.engines.base import Job
 from fedkeep.engines.workers.dataset import SentData
@@ -63,7 +64,7 @@ class Pool:
         start: ``"fork"`` or ``"spawn"``; by default what is safe here.
 
     Raises:
-        ConfigError: this process may not have children.
+        ConfigError: this process may not have children, or a layer is compiled: in a forked process that never ends.
     """
 
     def __init__(self, job: Job, start: Start | None = None) -> None:
@@ -71,6 +72,11 @@ class Pool:
             raise ConfigError(
                 "This process is a daemon of multiprocessing, which may not have children, so it cannot start workers. "
                 "Use engine='sequential' here, or start this process with daemon=False."
+            )
+        if compiled := compiled_layer(job.net.module):
+            raise ConfigError(
+                f"Workers cannot train a model with compiled parts, and {compiled} is (torch.compile). Use "
+                f"engine='sequential', or give the model uncompiled."
             )
         self.start = start or start_method()
         self.job, self.parent = job, os.getpid()
