@@ -275,6 +275,20 @@ def test_a_column_twice(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "mark", "wanted"), [("t.csv", ";", ","), ("t.csv", "\t", ","), ("t.tsv", ",", "\t")]
+)
+def test_another_mark_between_cells(tmp_path: Path, name: str, mark: str, wanted: str) -> None:
+    header = mark.join(["user", "text", "label"])
+    (tmp_path / name).write_text(f"{header}\na{mark}x{mark}0\n")
+    with pytest.raises(DataError) as error:
+        read_table(tmp_path / name)
+    assert str(error.value) == (
+        f"{tmp_path / name}, line 1: wanted cells with {wanted!r} between them; got {header!r}. In a .csv file this is a "
+        f"comma, in a .tsv file a tab. Save it so, numbers with a decimal point."
+    )
+
+
 def test_a_label_name_twice(tmp_path: Path) -> None:
     assert refused(tmp_path, ROWS, label_names=["a", "b", "a"]) == (
         "label_names names 'a' more than once; each label has one number."

@@ -198,6 +198,7 @@ def _csv(path: Path, delimiter: str) -> Any:
             if not header:
                 header = [cell.removeprefix("\ufeff") for cell in cells]
                 _check_different(path, header)
+                _check_separated(path, header, delimiter)
             elif cells:
                 if len(cells) != len(header):
                     raise DataError(
@@ -237,6 +238,15 @@ def _check_different(path: Path, names: Sequence[str]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise DataError(f"{path} has several columns {shown(twice[0])}. Rename or drop all but one.")
+
+
+def _check_separated(path: Path, header: Sequence[str], delimiter: str) -> None:
+    other = [mark for mark in (",", ";", "\t", "|") if mark != delimiter and mark in header[0]]
+    if len(header) == 1 and other:
+        raise DataError(
+            f"{path}, line 1: wanted cells with {delimiter!r} between them; got {shown(header[0])}. In a .csv file "
+            f"this is a comma, in a .tsv file a tab. Save it so, numbers with a decimal point."
+        )
 
 
 def check_names(file: object, names: Collection[str], wanted: Sequence[str]) -> None:
