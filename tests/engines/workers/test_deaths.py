@@ -15,6 +15,7 @@ import pytest
 from fedkeep import simulate
 from fedkeep.core.errors import WorkerError
 from fedkeep.engines import Sequential, Workers
+from fedkeep.engines.workers import pool
 from tests.engines.test_round import METHOD
 from tests.engines.workers.rounds import DATA, FORK, FURL, check, gone, processes, rounds, scripted
 from tests.tiny import Logits, Rounds, everyone, job, same_bits
@@ -55,6 +56,18 @@ def test_a_client_over_which_two_workers_die_is_named(engine: Workers) -> None:
         WorkerError, match="the process that trained it ended with code 3, and so did one before"
     ):
         rounds(engine, [[2]], **scripted(lambda: os._exit(3)))
+
+
+def test_workers_that_are_silent_for_long_are_spoken_of(
+    engine: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SILENCE", 0.2)
+    options = scripted(lambda: time.sleep(1.0))
+    with pytest.warns(
+        UserWarning, match=r"^No worker has answered for 0\.2 s\. If no client takes that long, "
+    ):
+        found = rounds(engine, [[2]], **options)
+    check(found, rounds(Sequential(), [[2]], **options))
 
 
 @FORK

@@ -30,6 +30,8 @@ from fedkeep.engines.workers.process import READY, Task, serve
 Start = Literal["fork", "spawn"]
 PATIENCE = 10.0
 """Seconds that a killed process is waited for."""
+SILENCE = 600.0
+"""Seconds without an answer after which a word is said."""
 
 
 def start_method() -> Start:
@@ -136,9 +138,17 @@ class Pool:
         return True
 
     def answering(self, *, block: bool) -> list[Worker]:
-        """Return the workers that have answered or died; wait for one if ``block``."""
+        """Return the workers that have answered or died; wait for one if ``block``, not always without a word."""
         asked = {w.connection: w for w in self.workers if not w.ready or w.place is not None}
-        found = [asked[c] for c in wait(list(asked), None if block else 0)]  # type: ignore[index]
+        answers = wait(list(asked), SILENCE if block else 0)
+        if block and not answers:
+            warnings.warn(
+                f"No worker has answered for {SILENCE:g} s. If no client takes that long, something that was locked "
+                f"when the processes began never ends in them: stop the run, and go on with engine='sequential'.",
+                stacklevel=2,
+            )
+            answers = wait(list(asked))
+        found = [asked[c] for c in answers]  # type: ignore[index]
         for worker in found:
             if not worker.ready:
                 self._welcome(worker)
