@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,7 @@ def test_a_table_from_end_to_end_goes_on_where_it_stopped(
 
     def kept(cache: Path, texts: list[str], layers: int) -> Encoded:
         made.append(cache)
+        cache.mkdir(parents=True, exist_ok=True)
         return encoded(len(texts), 8)
 
     monkeypatch.setattr(backbone, "source", lambda: ("minilm.zip", "0"))
@@ -220,16 +222,39 @@ def test_a_table_from_end_to_end_goes_on_where_it_stopped(
     some = Request(folder.parent, tmp_path / "out", progress=False, only=("*counts", "*head*"))
     text = reproduce("channel-adapters", some).read_text("utf-8")
     assert "**Not finished**: adapters-40-private-adapter-0." in text
-    assert len(made) == 1  # counting reads no text
+    assert len(made) == 2  # before any cell, and by the head; counting reads no text
     whole = reproduce("channel-adapters", Request(folder.parent, tmp_path / "out", progress=False))
     assert "Not finished" not in whole.read_text("utf-8")
-    assert len(made) == 2  # what was finished was not computed again
-    assert made[0] == made[1]
+    assert len(made) == 3  # what was finished was not computed again, and what was kept is not read ahead
+    assert len(set(made)) == 1
     rows = read_results(tmp_path / "out" / "adapters-quick.json")
     assert [row.method for row in rows] == 2 * ["counts alone", "global head", "private adapter"]
     assert [row.value for row in rows if row.method == "counts alone"] == [
         pooled(counted(by_time(folder, 40)[0], split)) for split in ("test", "valid")
     ]
+
+
+def test_messages_are_read_before_cells_run_side_by_side(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(backbone, "source", lambda: ("minilm.zip", "0"))
+    monkeypatch.setattr(table, "encoded_messages", lambda *_: order.append("read"))
+
+    def run_tasks(tasks: Sequence[Any], *_: object) -> None:
+        for task in tasks:
+            order.append(task.name)
+            if isinstance(task, table.Reading):
+                task()
+
+    monkeypatch.setattr(table, "run_tasks", run_tasks)
+    for only in (("*counts",), ("*counts", "*head-0")):
+        reproduce("channel-adapters", Request(folder.parent, tmp_path / "out", workers=2, only=only))
+    assert order == [
+        "adapters-40-counts",
+        "MiniLM reads all messages, which is kept", "read",
+        "adapters-40-counts", "adapters-40-head-0", "adapters-40-private-head-0",
+    ]  # fmt: skip
 
 
 def test_without_its_package_minilm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,10 @@ class Cell:
         made_by = {"users": self.users, "tokens": backbone.TOKENS, "layers": LAYERS}
         return self.runs / f"minilm-{digest(made_by, dict(self.source))}"
 
+    def messages(self, tokens: bool) -> FederatedData:
+        """Return the messages with what MiniLM makes of them; ``tokens`` as for ``encoded_messages``."""
+        return encoded_messages(self.data, self.users, self.cache, LAYERS, tokens)
+
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
         it, began = ARMS[self.arm], time.perf_counter()
@@ -126,7 +130,7 @@ class Cell:
             found = {s: counted(data, s) for s in ("valid", "test")}
             private = sent = 0
         else:
-            data = encoded_messages(self.data, self.users, self.cache, LAYERS, it.tokens)
+            data = self.messages(it.tokens)
             last = backbone.minilm().last(LAYERS) if it.tokens else None
             torch.manual_seed(self.seed)
             width = np.asarray(data.columns["hidden" if it.tokens else "sentence"]).shape[-1]
@@ -143,6 +147,18 @@ class Cell:
         users = tuple(value for value, _ in found["test"].values())
         seconds = round(time.perf_counter() - began, 1)
         self.slot.write(Found(valid, test, users, private, sent, seconds, commit() or ""))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """MiniLM reads the messages, once for all cells, as those side by side would each begin to; a task."""
+
+    cell: Cell
+    name: str = "MiniLM reads all messages, which is kept"
+
+    def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
+        """Read what was not read before; see ``tasks.Task``."""
+        self.cell.messages(tokens=False)
 
 
 def counted(data: FederatedData, split: str) -> dict[str, tuple[float, int]]:
@@ -199,6 +215,8 @@ def channel_adapters(request: Request) -> Path:
     def write() -> Path:
         return written(request, cells)
 
+    if trained := [cell for cell in todo if cell.arm != "counts" and not cell.cache.exists()]:
+        run_tasks([Reading(trained[0])])
     run_tasks(todo, request.workers, request.progress, write)
     return write()
 
