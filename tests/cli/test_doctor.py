@@ -19,7 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with kernels and a fast disk, without Flower."""
+    """A machine with kernels, torch for CPUs and a fast disk, without Flower."""
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(doctor.kernels, "status", lambda: Status(True, "AVX2", ""))
     monkeypatch.setattr(doctor, "SLOW", 0.0)
     monkeypatch.setattr(doctor, "MEGABYTES", 1)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import os
+import reprlib
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ def _importable(value: Any, module: str | None, name: str) -> bool:
 
 def _generated(function: Any) -> bool:
     """Tell whether a method was made by ``dataclass``, not written."""
-    return function.__code__.co_filename in ("<string>", dataclasses.__file__)
+    return function.__code__.co_filename in ("<string>", dataclasses.__file__, reprlib.__file__)
 
 
 def _closes_over_values(function: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fedkeep.core.errors import DataError, MethodError, NonFiniteError
@@ -15,6 +17,15 @@ def nonfinite_error(who: str, fault: str, steps: int) -> NonFiniteError:
     return NonFiniteError(
         f"{who}: {fault} became NaN or infinite after {steps} steps. "
         f"Lower the learning rate, set clip_norm, or look for NaN in this client's data."
+    )
+
+
+def no_gradient(names: Sequence[str]) -> MethodError:
+    """Return the error of a loss that depends on nothing that is to be trained."""
+    some = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    return MethodError(
+        f"The loss depends on none of what is trained ({some}), so there is no gradient. Does the model's forward "
+        f"detach its outputs, or compute them under torch.no_grad()?"
     )
 
 

@@ -26,7 +26,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
-from fedkeep.engines.failures import MODEL_ERRORS, model_error, nonfinite_error
+from fedkeep.engines.failures import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
 from fedkeep.engines.opt_out import READS_HIDDEN, tainted, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
@@ -387,16 +387,9 @@ class Pass(ABC):
 
 
 def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
-    """Return the loss's gradient by name; a leaf that the loss does not depend on has none.
-
-    Raises:
-        MethodError: it depends on no leaf.
-    """
+    """Return the loss's gradient by name; a leaf that the loss does not depend on has none. All leaves: MethodError."""
     if not loss.requires_grad:
-        raise MethodError(
-            f"The loss depends on none of what is trained ({', '.join(list(leaves)[:3])}, ...), so there is no "
-            f"gradient. Does the model's forward detach its outputs, or compute them under torch.no_grad()?"
-        )
+        raise no_gradient(list(leaves))
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
     dense = [s.to_dense() if s is not None and s.is_sparse else s for s in found]

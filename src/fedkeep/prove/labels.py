@@ -7,6 +7,7 @@ tensors for Python: ``.item()``, numpy, addresses. Labels stand with storages, n
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -36,6 +37,8 @@ CROSSINGS = {
     "register_hook", "register_prehook", "start_new_thread", "start_joinable_thread", "fork", "fork_exec",
 }  # fmt: skip
 """Functions by which values leave tensors unseen, or something begins that is not seen."""
+COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
+"""What a comprehension's frame is called behind its function's name; from Python 3.12 on, most have no frame."""
 NATIVE = {*sys.stdlib_module_names, "torch", "numpy", "fedkeep", "__main__"}
 
 
@@ -360,7 +363,7 @@ def _where(skip: bool = True) -> tuple[FrameType | None, str, str]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        name = frame.f_code.co_qualname.removesuffix(".<locals>.<listcomp>")
+        name = COMPREHENSION.sub("", frame.f_code.co_qualname)
         hidden = skip and (module.startswith(("torch.", "contextlib")) or (module, name) in PASSED_ON)
         if not module.startswith("fedkeep.prove") and not hidden:
             return frame, module, name

@@ -41,12 +41,7 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client", "_nonfinite"): Site("whether a hook broke down", "status"),
     (f"{_ENGINES}.client", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
-    (f"{_ENGINES}.client", "nowhere_else.<locals>.<setcomp>"): Site(
-        "which tensors share memory; no value is read"
-    ),
-    (f"{_ENGINES}.client", "nowhere_else.<locals>.<genexpr>"): Site(
-        "which tensors share memory; no value is read"
-    ),
+    (f"{_ENGINES}.client", "nowhere_else"): Site("which tensors share memory; no value is read"),
     (f"{_ENGINES}.single", "local_run"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.opt_out", "veiled"): Site(
         "whether a hidden buffer has moved; it is shown as NaN where it has"
