@@ -36,8 +36,9 @@ PROTOCOLS = {"best": "best round by test, as PFLlib", "chosen": "round chosen on
 PREAMBLE = """\
 20 clients, all 70,000 images divided by Dirichlet(0.1), three quarters of a client's to train; PFLlib's network, one
 pass a round over the training images in mini-batches of 10, SGD with rate 0.005, all clients in every round. Accuracy
-is over all clients' test images. Two things differ: a fifth of the images that PFLlib tests on are for validation here,
-and a pass's last mini-batch may be smaller, where PFLlib leaves it out. The draw of the images is another one.
+is over all clients' test images. Five things differ: a fifth of the images that PFLlib tests on are for validation
+here; a pass's last mini-batch may be smaller, where PFLlib leaves it out; the draw of the images is another one;
+Ditto's λ is 0.1, where PFLlib's command line has 0; and APFL is its paper's algorithm, where PFLlib's differs.
 "PFLlib's protocol" takes the largest accuracy on test of all rounds, which is too good by what chance adds."""
 
 
