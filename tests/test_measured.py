@@ -281,6 +281,19 @@ def test_mixture_figure_2() -> None:
             check(f"{method}, {label}", cell, percent(rows[scene, method]))
 
 
+def test_public_fashion() -> None:
+    rows = by_scene("public-fashion-medium")
+    scenes = {
+        "best round by test": "100 rounds, best round by test, as PFLlib",
+        "chosen on validation": "100 rounds, round chosen on validation",
+    }
+    ((head, *body),) = [t for t in tables(ROOT / "docs" / "natural.md") if t[0][0] == "100 rounds (%)"]
+    assert [label for label, *_ in body] == list(scenes)
+    for label, *cells in body:
+        for method, cell in zip(head[1:], cells, strict=True):
+            check(f"{method}, {label}", cell, percent(rows[scenes[label], method]))
+
+
 def test_mixture_beside_all_methods() -> None:
     rows = by_scene("moe-methods-medium")
     ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "accuracy (%)"]
