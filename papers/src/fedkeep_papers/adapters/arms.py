@@ -21,12 +21,12 @@ ARMS: Mapping[str, Arm] = {
     "vector": Arm(
         "FURL vector with a global adapter", (VECTOR,), shared_rank=8, user_dim=1536, own_rate=0.03
     ),
-    "private-adapter": Arm("private adapter", (OWN,), shared_rank=8, own_rank=1, own_rate=1.0),
+    "private-adapter": Arm("private adapter", (OWN,), shared_rank=8, own_rank=1, own_rate=0.3),
 }
 """By the name in files. Private are at most 1536 numbers: a rank-1 adapter on queries and values has 4 × 384."""
 RECIPE: Mapping[str, Any] = {
-    "batch_size": 16, "cohort": 5, "epochs": 2, "rate": 0.01, "adapter_rate": 3.0, "server_rate": 0.02,
-    "server_eps": 1e-3, "adapter_server_rate": 0.005, "clip_norm": 1.0,
+    "batch_size": 16, "cohort": 5, "epochs": 2, "rate": 0.01, "adapter_rate": 0.3, "server_rate": 0.02,
+    "server_eps": 1e-3, "adapter_server_rate": 0.001, "clip_norm": 1.0,
 }  # fmt: skip
 
 
