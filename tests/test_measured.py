@@ -1,4 +1,4 @@
-"""README's numbers and the tables of docs/measured.md are those of the files in results/."""
+"""README's numbers and the tables of the pages of what was measured are those of the files in results/."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from benchmarks import claims
 from fedkeep.methods import METHODS
 from tests.documents import ROOT
 
-README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+MEASURED = DOCS / "measured.md"
+SPEED, FURL_PAGE, MIXTURE = (DOCS / "measured" / f"{name}.md" for name in ("speed", "furl", "mixture"))
 NUMBER = re.compile(r"[+−-]?\d+(?:\.\d+)?")
 Table = list[list[str]]
 
@@ -76,7 +78,7 @@ SPEEDS = ("speed", "speed-zen4", "speed-avx2")
 
 def test_speed() -> None:
     files = [results(name) for name in SPEEDS]
-    body, known = table(MEASURED, lambda t: t[0][0] == "workload"), [""]
+    body, known = table(SPEED, lambda t: t[0][0] == "workload"), [""]
     assert len(body) >= 6
     for row in body:
         name, cohort, over = speed_of(row, known)
@@ -90,7 +92,7 @@ def test_speed() -> None:
 
 def test_small_clients() -> None:
     """Each number is the least or the greatest of the models' medians."""
-    body = table(MEASURED, lambda t: t[0] == ["what", "measured", "command"])
+    body = table(SPEED, lambda t: t[0] == ["what", "measured", "command"])
     (cell,) = [row[1] for row in body if row[0].startswith("a round of small clients")]
     shown = dict(re.findall(r"[Cc]ohort (\d+): ([\d.; to]+\d)", cell))
     cases = results("small")["cases"]
@@ -99,6 +101,17 @@ def test_small_clients() -> None:
         found = [case["auto_over"] for case in cases if case["cohort"] == int(cohort)]
         medians = [[case[other]["median"] for case in found] for other in ("plain", "workers", "sequential")]
         check(f"cohort {cohort}", numbers, [edge(of) for of in medians for edge in (min, max)])
+
+
+def test_own_models() -> None:
+    rows = {row["model"]: row for row in results("own-models")["rows"]}
+    body = table(SPEED, lambda t: t[0][0] == "model")
+    assert {model for model, *_ in body} == rows.keys()
+    for model, engine, *cells in body:
+        ratio = rows[model]["ratio_to_plain"]["fedkeep"]
+        assert engine == rows[model]["engines"]["fedkeep"]
+        for cell, names in zip(cells, (("median",), ("low", "high")), strict=True):
+            check(model, cell, [ratio[name] for name in names])
 
 
 FURL = {
@@ -125,7 +138,7 @@ def test_furl() -> None:
 
 def test_furl_without_training() -> None:
     rows = by_scene("furl-table3")
-    body = table(MEASURED, lambda t: t[0][0] == "without training")
+    body = table(FURL_PAGE, lambda t: t[0][0] == "without training")
     names = {"own counts, decayed": "(own counts, decayed)", "local memory alone": "(local memory alone)"}
     assert len(body) == 3
     for name, messages, clicks in body:
@@ -139,7 +152,7 @@ def test_furl_without_training() -> None:
 
 def test_new_users() -> None:
     found = results("furl-table3/subreddit-words-cold-start")
-    body = table(MEASURED, lambda t: t[0][0] == "k")
+    body = table(FURL_PAGE, lambda t: t[0][0] == "k")
     for (_, *cells), curve in zip(body, found["series"], strict=False):  # the third was measured once
         for k, cell, value in zip(found["k"], cells, curve["mean"], strict=True):
             check(f"{curve['name']}, k = {k}", cell, [] if value is None else [100 * value])
@@ -147,7 +160,7 @@ def test_new_users() -> None:
 
 def test_ratings() -> None:
     rows = {(r["scene"], r["method"]): r for r in results("natural-users") if r["metric"] == "rmse"}
-    body = table(MEASURED, lambda t: t[0][0] == "RMSE of ratings")
+    body = table(FURL_PAGE, lambda t: t[0][0] == "RMSE of ratings")
     assert [name.partition(",")[0] for name, *_ in body] == ["Local", "FedAvg", "FURL"]
     for name, *cells in body:
         for data, cell in zip(("MovieLens-100K", "InstEval"), cells, strict=True):
@@ -157,7 +170,7 @@ def test_ratings() -> None:
 
 def test_channels() -> None:
     rows = by_scene("furl-channels")
-    body = table(MEASURED, lambda t: t[0][0] == "channel of a message")
+    body = table(FURL_PAGE, lambda t: t[0][0] == "channel of a message")
     scenes = [scene + part for scene in ("split by time", "random split") for part in (", valid", "")]
     assert {name for name, *_ in body} == {method for _, method in rows}
     for name, *cells in body:
@@ -168,7 +181,7 @@ def test_channels() -> None:
 
 def test_adapters() -> None:
     rows = by_scene("adapters-medium")
-    body = table(ROOT / "docs" / "adapters.md", lambda t: t[0][0] == "channel of a message")
+    body = table(DOCS / "adapters.md", lambda t: t[0][0] == "channel of a message")
     assert [name for name, *_ in body] == list(dict.fromkeys(method for _, method in rows))
     for name, _, *cells in body:
         for split, cell in zip(("valid", "test"), cells, strict=True):
@@ -186,7 +199,7 @@ def test_natural_users() -> None:
         "local training": "Local",
         "FedAvg with fine-tuning": "FedAvg + fine-tuning",
     }
-    body = table(ROOT / "docs" / "natural.md", lambda t: t[0][-1] == "Shakespeare, accuracy")
+    body = table(DOCS / "natural.md", lambda t: t[0][-1] == "Shakespeare, accuracy")
     assert len(body) == 9
     for name, *cells in body[:-1]:  # the last is the mixed model's
         for (scene, metric), cell in zip(columns, cells, strict=True):
@@ -273,7 +286,7 @@ def test_mixture_table_2() -> None:
 
 def test_mixture_figure_2() -> None:
     rows = by_scene("moe-figure2-medium")
-    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "Figure 2 (%)"]
+    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "Figure 2 (%)"]
     assert len(body) == 3
     for label, *cells in body:
         scene = label.replace(",", ", 50 × 100,") + ", clean protocol, fraction of clients 0.1"
@@ -287,7 +300,7 @@ def test_public_fashion() -> None:
         "best round by test": "100 rounds, best round by test, as PFLlib",
         "chosen on validation": "100 rounds, round chosen on validation",
     }
-    ((head, *body),) = [t for t in tables(ROOT / "docs" / "natural.md") if t[0][0] == "100 rounds (%)"]
+    ((head, *body),) = [t for t in tables(DOCS / "natural.md") if t[0][0] == "100 rounds (%)"]
     assert [label for label, *_ in body] == list(scenes)
     for label, *cells in body:
         for method, cell in zip(head[1:], cells, strict=True):
@@ -296,7 +309,7 @@ def test_public_fashion() -> None:
 
 def test_mixture_beside_all_methods() -> None:
     rows = by_scene("moe-methods-medium")
-    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "accuracy (%)"]
+    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "accuracy (%)"]
     assert len(head) == 14
     for label, *cells in body:
         for method, cell in zip(head[1:], cells, strict=True):
@@ -320,13 +333,13 @@ KINDS = {
 
 def test_mixture_beyond_the_paper() -> None:
     rows, scene = by_scene("moe-figure6-medium"), "CIFAR-10, 5 × 500, p = 0.6"
-    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "out of FedAvg (%)"]
+    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "out of FedAvg (%)"]
     assert [row[0] for row in body] == list(PARTS)
     for part, *cells in body:
         for method, cell in zip(head[1:], cells, strict=True):
             row = rows[f"{scene}{PARTS[part]}, clean protocol", method]
             check(f"{method}, {part}", cell, percent(row))
-    ((head, *body),) = [t for t in tables(MEASURED) if t[0][0] == "local experts (%)"]
+    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "local experts (%)"]
     assert [row[0] for row in body] == list(KINDS)
     for kind, *cells in body:
         for method, cell in zip(head[1:], cells, strict=True):
