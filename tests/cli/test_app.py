@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any, get_type_hints
 
 import pytest
 from typer.main import get_command
@@ -123,3 +126,30 @@ def test_python_runs_the_command_as_a_module() -> None:
         [sys.executable, "-m", "fedkeep", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"fedkeep {__version__}\n"
+
+
+def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command, those of groups too."""
+    yield path, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, *path, name)
+
+
+def written(command: Any) -> Iterator[str]:
+    """Yield the paragraphs of a command's help as its source has them, a line each."""
+    function = inspect.unwrap(command.callback)
+    if not hasattr(command, "commands"):  # of groups the help is a setting
+        yield from (" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
+    for hint in get_type_hints(function, include_extras=True).values():
+        yield from (text for m in getattr(hint, "__metadata__", ()) if (text := getattr(m, "help", None)))
+
+
+def test_help_is_shown_as_it_is_written(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 500)
+    seen = 0
+    for path, command in commands(get_command(app)):
+        shown = fedkeep(*path, "--help").stdout
+        for paragraph in written(command) if command.callback else ():
+            assert paragraph in shown
+            seen += "[" in paragraph
+    assert seen >= 4  # brackets are what rich would take for markup

@@ -6,6 +6,7 @@ use, settings, data or run folder · 130 Ctrl-C.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import click
 import torch
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 import fedkeep
@@ -56,11 +58,32 @@ def _system(error: OSError | MemoryError | RuntimeError) -> str | None:
     return None
 
 
+def _as_written(command: click.Command) -> None:
+    """Keep rich from reading help as markup, in which ``[data]`` is a style and every line end is kept."""
+    for field in ("help", "epilog"):
+        if text := getattr(command, field):
+            setattr(command, field, escape("\n\n".join(map(_one_line, inspect.cleandoc(text).split("\n\n")))))
+    for parameter in command.params:
+        if text := getattr(parameter, "help", None):
+            parameter.help = escape(text)  # type: ignore[attr-defined]
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _as_written(each)
+
+
+def _one_line(paragraph: str) -> str:
+    return " ".join(paragraph.split())
+
+
 class Commands(TyperGroup):
     """Turns errors that fedkeep raises on purpose, and the system's, into a message and an exit code.
 
-    Others are faults of the program and keep their traceback.
+    Others are faults of the program and keep their traceback. Help is shown as it is written, whatever brackets it
+    holds, and its paragraphs are broken where the terminal ends.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        _as_written(self)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
