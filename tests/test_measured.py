@@ -180,7 +180,7 @@ def test_channels() -> None:
 
 
 def test_adapters() -> None:
-    rows = by_scene("adapters-medium")
+    rows = by_scene("adapters")
     body = table(DOCS / "adapters.md", lambda t: t[0][0] == "channel of a message")
     assert [name for name, *_ in body] == list(dict.fromkeys(method for _, method in rows))
     for name, _, *cells in body:

@@ -147,6 +147,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 FAST = (
+    "adapters",
     "adapters-medium",
     "furl-channels",
     "kteps-table2",
