@@ -294,6 +294,16 @@ def test_mixture_figure_2() -> None:
             check(f"{method}, {label}", cell, percent(rows[scene, method]))
 
 
+def test_mixture_figure_3() -> None:
+    rows = by_scene("moe-figure3")
+    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "q = 0.9 (%)"]
+    assert len(body) == 3
+    for label, *cells in body:
+        for method, cell in zip(head[1:], cells, strict=True):
+            scene = f"CIFAR-10, 5 × 500, {label}, q = 0.9, clean protocol"
+            check(f"{method}, {label}", cell, percent(rows[scene, method]))
+
+
 def test_public_fashion() -> None:
     rows = by_scene("public-fashion-medium")
     scenes = {
