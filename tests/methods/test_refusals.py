@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -76,6 +78,42 @@ def test_what_is_no_plain_module_is_refused_by_name(make: Callable[[], nn.Module
     with pytest.raises(MethodError) as error:
         methods.fedavg().made_for(make())
     assert str(error.value) == wanted
+
+
+class Locked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 3)
+        self.body.lock = threading.Lock()
+
+
+def normed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its older form
+        return nn.utils.weight_norm(nn.Linear(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (
+            Locked,
+            "; its attribute 'lock' of the layer 'body' is a lock: cannot pickle '_thread.lock' object. ",
+        ),
+        (normed, "; its attribute 'weight' is a Tensor: "),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_by_name(make: Callable[[], nn.Module], wanted: str) -> None:
+    with pytest.raises(MethodError) as error:
+        methods.fedavg().made_for(make())
+    assert str(error.value).startswith("The model can't be copied, and fedkeep trains a copy of it" + wanted)
+    assert str(error.value).endswith("those of torch.nn.utils.parametrizations.weight_norm can.)")
+
+
+def test_weights_under_the_newer_form_of_weight_norm_are_trained() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
+    names = {name for name, _ in methods.fedavg().made_for(model).named_parameters()}
+    assert names == {"bias", "parametrizations.weight.original0", "parametrizations.weight.original1"}
 
 
 class Held(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -13,7 +12,7 @@ from fedkeep.core.describe import at_home, check_kind, describe
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State
-from fedkeep.methods.checks import check_plain
+from fedkeep.methods.checks import check_plain, copied
 from fedkeep.methods.client import Client
 from fedkeep.methods.phase import Changeable, Phase
 from fedkeep.methods.server import Optimize, Server
@@ -132,7 +131,7 @@ class Method:
             SplitError, MethodError, ConfigError: model and method don't fit each other.
         """
         check_plain(model)
-        module = copy.deepcopy(model)
+        module = copied(model)
         module = swap_(module) if accelerate else module
         module = self.extend(module) if self.extend else module
         for layer in module.modules():

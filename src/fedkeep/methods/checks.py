@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -62,6 +63,31 @@ def check_plain(model: nn.Module) -> None:
             "The model is what torch.compile returns, which hides what columns its forward takes. Give the module that "
             "it holds (._orig_mod); layers in it may be compiled."
         )
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, or raise MethodError that names what in it can't be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise MethodError(
+            f"The model can't be copied, and fedkeep trains a copy of it{_uncopied(model)}: {error}. Let forward make "
+            f"what it needs, or keep it outside the model. (Weights under torch.nn.utils.weight_norm can't be copied; "
+            f"those of torch.nn.utils.parametrizations.weight_norm can.)"
+        ) from error
+
+
+def _uncopied(model: nn.Module) -> str:
+    for name, layer in model.named_modules():
+        for attribute, value in vars(layer).items():
+            if attribute == "_modules":
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception:  # noqa: BLE001 - whatever a value of the user raises
+                of = f" of the layer {name!r}" if name else ""
+                return f"; its attribute {attribute!r}{of} is a {type(value).__name__}"
+    return ""
 
 
 def _values(given: dict[str, float | None]) -> str:
