@@ -15,7 +15,7 @@ from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import file_of
 from fedkeep.remote.device_store import Wanted
 from tests.cli.conftest import Command
-from tests.remote.device_states import RUN, after, made, opened, train_rounds
+from tests.remote.device_states import RUN, after, made, opened, train_rounds, values
 
 OTHER = "other"
 
@@ -133,6 +133,17 @@ class TestForget:
         store = opened(states, accept=by_share)
         assert {v.client for v in store.file.versions()} == {"b"}
         store.close()
+
+    def test_a_client_is_the_same_however_its_id_is_typed(self, fedkeep: Command, states: Path) -> None:
+        store = opened(states, accept=by_share)
+        store.stage("\u00e9", values(5), Wanted(), round=4, attempt=40)
+        store.commit()
+        store.close()
+        typed = ["--client", "e\u0301"]
+        assert "round 5" in fedkeep("device", "status", "states", *typed).stdout
+        assert fedkeep("device", "export", "states", *typed, "--out", "o.safetensors").exit_code == 0
+        assert fedkeep("device", "forget", "states", *typed, "--yes").exit_code == 0
+        assert fedkeep("device", "status", "states", *typed).exit_code == 2
 
     def test_a_run_goes_with_all_its_files(self, fedkeep: Command, states: Path) -> None:
         result = fedkeep("device", "forget", "states", "--run", RUN, "--yes")

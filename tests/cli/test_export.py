@@ -63,6 +63,27 @@ def test_a_clients_model_predicts_as_in_the_run(trained: Callable[..., Run], fed
         library.load_model("deep/m", "user-4")
 
 
+def test_a_client_is_the_same_however_its_id_is_written(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = library.FederatedData.from_columns(
+        [7, 7, "e\u0301", "e\u0301"],
+        {"input": torch.randn(4, 4).numpy(), "label": [0, 1, 2, 0]},
+        split=["train"] * 4,
+    )
+    run = library.simulate(nn.Linear(4, 3), library.methods.fedrep("bias"), data, rounds=1, cohort=2)
+    model = nn.Linear(4, 3)
+    for given, kept in ((7, "7"), ("e\u0301", "\u00e9")):
+        library.export_models(run, tmp_path / kept, [given])
+        own = run.kept(kept).params["bias"]
+        assert torch.equal(run.kept(given).params["bias"], own)
+        assert torch.equal(run.parameters(given)["bias"], own)
+        assert run.sent(given).params.keys() == {"weight"}
+        for client in (given, kept):
+            assert torch.equal(
+                library.load_model(tmp_path / kept, client, model=model).state_dict()["bias"], own
+            )
+
+
 @pytest.mark.parametrize("kind", ["apfl", "ditto", "ifca"])
 def test_methods_that_predict_in_their_own_way(
     kind: str, trained: Callable[..., Run], fedkeep: Command

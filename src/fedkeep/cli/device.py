@@ -16,6 +16,7 @@ from safetensors.torch import save
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
 from fedkeep.core.files import NEW_FILE, layout
+from fedkeep.data.ids import as_id
 from fedkeep.remote.config import states_folder
 from fedkeep.remote.device_file import DeviceFile, Version, file_of, remove, runs_in
 from fedkeep.report.wording import size
@@ -51,6 +52,7 @@ def status(
 ) -> None:
     """Show what is kept, for whom, of which run, and since which round; rounds count from 1, as in records."""
     folder, damaged, shown = _folder(place), False, False
+    client = None if client is None else as_id(client)
     for name in _runs(folder, run):
         try:
             with _opened(folder, name) as file:
@@ -114,7 +116,7 @@ def export(
     run: RunOption = None,
 ) -> None:
     """Write what a client keeps, as its server accepted it last, to a file that other programs can read."""
-    folder = _folder(place)
+    folder, client = _folder(place), as_id(client)
     there: dict[str, list[Version]] = {}
     for name in _runs(folder, run):
         with _opened(folder, name) as file:
@@ -164,7 +166,7 @@ def forget(
     What is removed is overwritten with zeros in the file, and the log is emptied. A server that goes on with such a
     run is told that the client's state is missing.
     """
-    folder, clients = _folder(place), set(client or ())
+    folder, clients = _folder(place), set(map(as_id, client or ()))
     runs = _runs(folder, run)
     if clients:
         _check_known(folder, runs, clients)

@@ -172,15 +172,14 @@ class Run:
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model, frozen, federated and private parameters by name, given the client's id."""
         frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
-        name = str(self.data.ids[self.data.index(client)])
-        own = self.method.split.merge(self.sent(name).params, self.kept(name).params)
+        own = self.method.split.merge(self.sent(client).params, self.kept(client).params)
         return {**frozen, **own}
 
-    def sent(self, client: str) -> Sent:
-        """Return what the server would send a client now."""
-        return self.method.server.sent(self.whole, client)
+    def sent(self, client: str | int) -> Sent:
+        """Return what the server would send a client now, given the client's id."""
+        return self.method.server.sent(self.whole, str(self.data.ids[self.data.index(client)]))
 
-    def kept(self, client: str) -> Kept:
+    def kept(self, client: str | int) -> Kept:
         """Return what a client keeps, or the default of one that was never trained."""
         stacked = self.private.read([self.data.index(client)])
         return Kept.of({n: v[0] for n, v in stacked.items()})

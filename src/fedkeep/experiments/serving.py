@@ -28,6 +28,7 @@ from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
+from fedkeep.data.ids import as_id
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Method
@@ -181,7 +182,7 @@ def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def load_model(folder: Path | str, client: str, *, model: nn.Module | None = None) -> nn.Module:
+def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None = None) -> nn.Module:
     """Return a client's personalised model from a folder that ``fedkeep export`` wrote, ready to predict.
 
     Args:
@@ -194,6 +195,7 @@ def load_model(folder: Path | str, client: str, *, model: nn.Module | None = Non
 
     Raises:
         RunError: the folder holds no models, none of this client, or is damaged.
+        DataError: the client's id is none.
         ConfigError: ``model`` is missing.
     """
     place = Path(folder)
@@ -202,7 +204,7 @@ def load_model(folder: Path | str, client: str, *, model: nn.Module | None = Non
             f"{place} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
         )
     info = read_sealed(place / INFO)
-    clients = info["clients"]
+    client, clients = as_id(client), info["clients"]
     if client not in clients:
         raise RunError(
             f"{place} holds no model of {client!r} ({len(clients)} clients).{did_you_mean(client, clients)}"
