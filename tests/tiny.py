@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -329,3 +329,8 @@ def private_split() -> Split:
 
 
 Array = NDArray[Any]
+
+
+def users(numbers: Iterable[int]) -> list[str]:
+    """Return the ids of clients by number, as ``classes`` names them."""
+    return [f"user-{number}" for number in numbers]

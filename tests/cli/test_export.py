@@ -99,14 +99,14 @@ def test_methods_that_predict_in_their_own_way(
 
 def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: Callable[..., str]) -> None:
     run = trained("run.hold_out=0.4")
-    name = str(run.data.ids[run.held_out[0]])
+    name = run.held_out[0]
     assert refused("export", "r", "--client", name, "--out", "m") == (
         f"Error: {name!r} was held out of federation, so it has no values of its own yet. Fit them on its examples: "
         "--adapt (adapt=True)."
     )
     assert not Path("m").exists()
     assert fedkeep("export", "r", "--client", name, "--adapt", "--out", "m").exit_code == 0
-    own = adapt_clients(run, [run.data.index(name)]).own(run.data.index(name))
+    own = adapt_clients(run, [name]).own(name)
     assert own["user"].abs().sum() > 0
     assert torch.equal(library.load_model("m", name).state_dict()["user"], own["user"])
 

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 
 from fedkeep import FederatedData, methods, simulate
 from fedkeep.core.errors import DataError
-from fedkeep.data.ids import PackedIds, RangeIds, as_id, check_ids, group_rows
-from fedkeep.experiments.personalize import personalize_client
+from fedkeep.data.ids import PackedIds, RangeIds, SomeIds, as_id, check_ids, group_rows
+from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.analyses import user_vectors
+from fedkeep.experiments.personalize import cold_start, personalize_client
 from fedkeep.models import Linear
 
 RULE = "A client id is a text of 1 to 200 printable characters, or an integer"
@@ -267,3 +270,53 @@ def test_an_id_that_nobody_has() -> None:
     with pytest.raises(DataError) as error:
         data.index(True)
     assert message(error) == f"{RULE}; got True, a bool. Use str(...) or .decode()."
+
+
+# --- some clients of a run
+
+
+def numbered_run() -> Any:
+    """Return a run whose clients' ids are integers that are other clients' positions, too."""
+    data = FederatedData.from_columns(
+        np.repeat([1, 2, 3], 4),
+        columns(12),
+        split=["train", "train", "test", "test"] * 3,
+        meta={"classes": 2},
+    )
+    return simulate(Linear(2, 2), methods.furl("user"), data, rounds=4, cohort=2, hold_out=0.34, seed=1)
+
+
+def test_an_integer_is_an_id_wherever_a_run_is_asked_for_clients() -> None:
+    """And never a position, which in data with ids of their own would be another client's."""
+    run = numbered_run()
+    judged = {name: run.evaluate("test", clients=[name])["loss"] for name in "123"}
+    assert len(set(judged.values())) == 3
+    for name, loss in judged.items():
+        for number in (int(name), np.int64(name)):
+            assert run.evaluate("test", clients=[number])["loss"] == loss
+            assert run.evaluate("test", clients=np.array([number]))["loss"] == loss
+            assert adapt_clients(run, [number]).evaluate() == adapt_clients(run, [name]).evaluate()
+            assert cold_start(run, [number], (1,)) == cold_start(run, [name], (1,))
+            assert user_vectors(run, [number])[0].tolist() == run.parameters(number)["user"].tolist()
+        assert [order.client for order in run.orders([int(name)])] == [name]
+    with pytest.raises(DataError, match="No client of these data has the id '0'"):
+        run.evaluate("test", clients=[0])
+
+
+def test_who_takes_part_and_who_is_held_out_are_ids_with_positions() -> None:
+    run = numbered_run()
+    assert sorted([*run.clients, *run.held_out]) == ["1", "2", "3"]
+    assert [run.data.ids[c] for c in run.clients.positions] == list(run.clients)
+    assert run.clients[-1] == list(run.clients)[-1]
+    assert run.clients[1:] == [run.clients[1]]
+    assert run.evaluate("test", clients=run.held_out) == run.evaluate("test", clients=list(run.held_out))
+    assert repr(SomeIds(RangeIds(9), np.arange(2, 7))) == (
+        "SomeIds(['user-2', 'user-3', 'user-4'], … 5 of 9 clients)"
+    )
+
+
+def test_ids_of_one_data_set_are_looked_up_in_another() -> None:
+    run = numbered_run()
+    other = replace(run, data=run.data.select([2, 0, 1]))
+    assert other.members(run.clients).positions.tolist() == [other.data.index(name) for name in run.clients]
+    assert other.members(run.clients).positions.tolist() != run.clients.positions.tolist()

@@ -27,7 +27,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.tally import Leaves
 from fedkeep.experiments.drive import Drive, Plan
 from fedkeep.experiments.personalize import adapt_client, first_examples
-from tests.tiny import Logits, classes, job, same_bits
+from tests.tiny import Logits, classes, job, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), valid=2, test=5)
 ADAPT = Adapt(phases=(Phase(trains="private", optimizer=sgd(0.4), epochs=3, batch_size=5),))
@@ -60,19 +60,19 @@ class Two(nn.Module):
 
 def judged_by(leaves: Leaves, models: tuple[Model, ...] = ("own", "shared")) -> Any:
     device = LocalDevice(RUN.job, Sequential(), leaves=leaves)
-    return device.judge(RUN.orders(range(6)), "test", models)
+    return device.judge(RUN.orders(users(range(6))), "test", models)
 
 
 @pytest.mark.parametrize("kind", [Logits, Plain])
 def test_several_models_in_one_call_equal_separate_calls_to_the_bit(kind: type[Logits]) -> None:
     run = simulate(kind().double(), FURL, DATA, rounds=4, cohort=3, evaluate_every=0)
     device = run.local_device()
-    device.adapt(run.orders(range(6)), Adaptation(split=""))
+    device.adapt(run.orders(users(range(6))), Adaptation(split=""))
     models: tuple[Model, ...] = ("own", "shared", "default", "adapted")
-    (together,) = device.judge(run.orders(range(6)), "test", models)
+    (together,) = device.judge(run.orders(users(range(6))), "test", models)
     losses = set()
     for model in models:
-        (alone,) = device.judge(run.orders(range(6)), "test", (model,))
+        (alone,) = device.judge(run.orders(users(range(6))), "test", (model,))
         for one, other in zip(together.of(model).columns, alone.of(model).columns, strict=True):
             assert one.tobytes() == other.tobytes()
         losses.add(alone.of(model).loss.tobytes())
@@ -171,7 +171,7 @@ def test_what_leaves_holds_neither_examples_nor_private_values(leaves: Leaves, k
         [0, 1], {"user": torch.stack([canary[: model.user.numel()].reshape(model.user.shape)] * 2)}
     )
     device = LocalDevice(run.job, Sequential(), leaves=leaves)
-    found = device.judge(run.orders([0, 1]), "test", ("own", "shared"))
+    found = device.judge(run.orders(run.clients), "test", ("own", "shared"))
     rows = 1 if leaves == "sums" else 2
     exact = run.judge(("own", "shared"))[0].of("own")
     secrets = {*CANARY, *exact.loss.tolist(), *exact.score.tolist()} - {0.0, 1.0}
@@ -241,23 +241,25 @@ def test_models_that_are_not_known_are_refused(models: Any, got: str) -> None:
 
 def test_clients_adapt_on_the_device_and_are_judged_before_and_after() -> None:
     device = RUN.local_device()
-    (found,) = device.adapt(RUN.orders(range(4)), Adaptation(split="test"))
+    (found,) = device.adapt(RUN.orders(users(range(4))), Adaptation(split="test"))
     assert found.models == ("own", "adapted")
     for client in range(4):
         start = {n: v[0] for n, v in RUN.private.read([client]).items()}
-        own = adapt_client(RUN, client, first_examples(RUN, client, None), start=start).own
+        own = adapt_client(
+            RUN, f"user-{client}", first_examples(RUN, f"user-{client}", None), start=start
+        ).own
         held = {n: v[0] for n, v in device.held("adapted").read([client]).items()}
         assert same_bits(held, own)
         assert not same_bits(held, start)
-    (before,) = RUN.judge(("own",), "test", range(4))
+    (before,) = RUN.judge(("own",), "test", users(range(4)))
     assert found.of("own").loss.tobytes() == before.of("own").loss.tobytes()
     assert found.of("adapted").loss.tobytes() != before.of("own").loss.tobytes()
     assert found.tallies.pair("own", "adapted").count.tolist() == [5] * 4
     with pytest.raises(MethodError) as error:
-        device.judge(RUN.orders([5]), "test", ("adapted",))
+        device.judge(RUN.orders(["user-5"]), "test", ("adapted",))
     assert str(error.value) == "Client 'user-5' has no 'adapted' values on this device. Let it adapt first."
     with pytest.raises(MethodError) as error:
-        device.judge(RUN.orders([0]), "test", ("local",))
+        device.judge(RUN.orders(["user-0"]), "test", ("local",))
     assert str(error.value) == "This device holds no 'local' values of its clients. Let them adapt first."
 
 
@@ -266,9 +268,9 @@ def test_a_local_reference_is_trained_from_the_initial_model_alone() -> None:
     alone = Adapt(split=Split("*"), phases=(Phase(optimizer=sgd(0.3), epochs=2, batch_size=4),))
     device = RUN.local_device()
     reference = Adaptation(adapt=alone, begin="initial", name="local", split="test", beside="own")
-    (found,) = device.adapt(RUN.orders(range(6)), reference)
+    (found,) = device.adapt(RUN.orders(users(range(6))), reference)
     other = dataclasses.replace(RUN, server={n: v + 1 for n, v in RUN.server.items()})
-    (again,) = other.local_device().adapt(other.orders(range(6)), reference)
+    (again,) = other.local_device().adapt(other.orders(users(range(6))), reference)
     assert found.of("local").loss.tobytes() == again.of("local").loss.tobytes()
     assert found.of("own").loss.tobytes() != again.of("own").loss.tobytes()
     initial = RUN.net.initial()
@@ -332,8 +334,8 @@ def test_a_run_needs_no_more_than_a_roster_and_a_device(leaves: Leaves) -> None:
 
 
 def test_orders_that_are_not_in_the_order_of_the_data() -> None:
-    (found,) = RUN.judge(("own",), "test", [4, 0, 1, 5, 2])
-    (sorted_,) = RUN.judge(("own",), "test", [0, 1, 2, 4, 5])
+    (found,) = RUN.judge(("own",), "test", users([4, 0, 1, 5, 2]))
+    (sorted_,) = RUN.judge(("own",), "test", users([0, 1, 2, 4, 5]))
     assert found.of("own").client[::5].tolist() == [4, 0, 1, 5, 2]
     assert found.per_client("own") == sorted_.per_client("own")
     given = list(orders_of(RUN.method, RUN.whole, ["user-4", "user-0"]))
@@ -341,8 +343,16 @@ def test_orders_that_are_not_in_the_order_of_the_data() -> None:
     assert given[0].sent is given[1].sent  # not a copy for each
 
 
-@pytest.mark.parametrize("client", [6, -1])
-def test_a_client_that_is_not_there(client: int) -> None:
+@pytest.mark.parametrize("client", [6, -1, "user-6"])
+def test_a_client_that_is_not_there(client: int | str) -> None:
+    with pytest.raises(DataError, match=f"No client of these data has the id '{client}' \\(6 clients\\)."):
+        RUN.evaluate(clients=["user-0", client])
+
+
+@pytest.mark.parametrize("client", [7, "user-1", np.int64(7)])
+def test_one_id_where_several_are_wanted(client: Any) -> None:
     with pytest.raises(DataError) as error:
-        RUN.evaluate(clients=[0, client])
-    assert str(error.value) == f"There is no client {client}: clients are numbered 0 to 5."
+        RUN.evaluate(clients=client)
+    assert str(error.value) == (
+        f"Wanted the ids of clients; got one, {client!r}. Put it into a list: [{client!r}]."
+    )

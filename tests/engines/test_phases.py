@@ -363,5 +363,5 @@ def test_adaptation_may_stop_early() -> None:
     run = simulate(Logits(), rule.adapting(phases=adapt), DATA, rounds=2, cohort=3)
     from fedkeep.experiments.personalize import fit_private
 
-    own = fit_private(run, 1, rows_of(DATA, 1))
+    own = fit_private(run, "user-1", rows_of(DATA, 1))
     assert not torch.equal(own["linear.weight"], run.server["linear.weight"])

@@ -181,9 +181,10 @@ def test_clients_without_training_examples_are_judged_but_never_drawn() -> None:
     run = simulate(Logits(), methods.furl("user"), data, rounds=3, cohort=5)
     assert run.private.seen([0, 1, 2]) == [True, True, False]
     assert run.rounds_per_epoch == 1
-    own, default = run.evaluate(clients=[0, 2]), run.evaluate(clients=[0, 2], shared=True)
+    some = [data.ids[0], data.ids[2]]
+    own, default = run.evaluate(clients=some), run.evaluate(clients=some, shared=True)
     assert own["loss"] != default["loss"]
-    assert run.evaluate(clients=[2]) == run.evaluate(clients=[2], shared=True)
+    assert run.evaluate(clients=some[1:]) == run.evaluate(clients=some[1:], shared=True)
     assert [r.n for r in run.history if (r.split, r.metric) == ("test", "accuracy") and r.client is None] == [
         2
     ] * 3

@@ -16,7 +16,7 @@ from fedkeep.experiments.adapt import adapt_clients, kept, rooted
 from fedkeep.experiments.personalize import cold_start, first_examples, fit_private
 from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Global, Sent
-from tests.tiny import Logits, bits, classes, everyone, same_bits
+from tests.tiny import Logits, bits, classes, everyone, same_bits, users
 
 DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=4)
 TUNE = Phase(optimizer=sgd(0.2), epochs=3, batch_size=5, examples="all")
@@ -33,11 +33,12 @@ def test_fine_tuning_another_run_is_fine_tuning_ones_own() -> None:
     tuned = methods.fine_tuned(tune_epochs=3, local=Phase(optimizer=sgd(0.3), batch_size=4))
     other = rooted(FEDAVG, Logits().double(), tuned)
     found, own = adapt_clients(other), adapt_clients(federated(tuned))
-    for client in range(4):
+    assert list(found.clients) == users(range(4))
+    for client in found.clients:
         assert same_bits(found.own(client), own.own(client))
     assert found.evaluate() == own.evaluate()
     assert found.evaluate("valid") != FEDAVG.evaluate("valid")
-    curve = cold_start(other, clients=range(4), ks=(None,))
+    curve = cold_start(other, clients=users(range(4)), ks=(None,))
     assert (
         curve.mean[0] == found.evaluate()["accuracy_user_mean"] == pytest.approx(np.mean(found.accuracies()))
     )
@@ -46,7 +47,7 @@ def test_fine_tuning_another_run_is_fine_tuning_ones_own() -> None:
 def test_all_of_a_client_is_its_own_and_the_run_stays() -> None:
     run = rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2))
     before = {n: bits(v) for n, v in run.server.items()}
-    own = adapt_clients(run, [2]).own(2)
+    own = adapt_clients(run, ["user-2"]).own("user-2")
     assert set(own) == set(before)
     assert all(bits(own[n]) != before[n] for n in own)
     assert {n: bits(v) for n, v in run.server.items()} == before
@@ -54,9 +55,9 @@ def test_all_of_a_client_is_its_own_and_the_run_stays() -> None:
 
 def test_nothing_of_the_run_is_needed_to_train_alone() -> None:
     alone = methods.local().adapting(phases=(TUNE,))
-    found = adapt_clients(rooted(FEDAVG, Logits(seed=3).double(), alone), [1])
+    found = adapt_clients(rooted(FEDAVG, Logits(seed=3).double(), alone), ["user-1"])
     fresh = simulate(Logits(seed=3).double(), alone, DATA, rounds=0, seed=1)
-    assert same_bits(found.own(1), adapt_clients(fresh, [1]).own(1))
+    assert same_bits(found.own("user-1"), adapt_clients(fresh, ["user-1"]).own("user-1"))
 
 
 def test_another_name_in_front() -> None:
@@ -88,10 +89,9 @@ def test_clients_start_from_what_they_kept() -> None:
         "user", adapt=Phase(trains="private", optimizer=sgd(0.1), steps=1), local=Phase(optimizer=sgd(0.3))
     )
     run = federated(method, hold_out=0.25)
-    held = int(run.held_out[0])
-    seen = next(c for c in range(4) if run.private.seen([c])[0])
+    (held,), seen = run.held_out, run.clients[0]
     assert kept(run, held) == {}
-    assert torch.equal(kept(run, seen)["user"], everyone(run.private, 4)["user"][seen])
+    assert torch.equal(kept(run, seen)["user"], everyone(run.private, 4)["user"][run.clients.positions[0]])
     found = adapt_clients(run)
     rows = first_examples(run, held, None)
     assert same_bits(found.own(held), fit_private(run, held, rows))
@@ -113,7 +113,7 @@ def test_clients_start_from_what_they_kept() -> None:
 def test_processes_give_the_same() -> None:
     run = rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2))
     one, two = adapt_clients(run), adapt_clients(run, workers=2)
-    assert all(same_bits(one.own(c), two.own(c)) for c in range(4))
+    assert all(same_bits(one.own(f"user-{c}"), two.own(f"user-{c}")) for c in range(4))
     assert one.stopped == two.stopped
 
 
@@ -126,10 +126,10 @@ def test_processes_are_given_what_each_client_is_sent() -> None:
     method = methods.fine_tuned(tune_epochs=2).on_server(send=by_name)
     run = rooted(FEDAVG, Logits().double(), method)
     one, two = adapt_clients(run), adapt_clients(run, workers=2)
-    assert all(same_bits(one.own(c), two.own(c)) for c in range(4))
+    assert all(same_bits(one.own(f"user-{c}"), two.own(f"user-{c}")) for c in range(4))
     alike = adapt_clients(rooted(FEDAVG, Logits().double(), methods.fine_tuned(tune_epochs=2)))
-    assert same_bits(one.own(0), alike.own(0))  # user-0 is sent what the server has
-    assert not same_bits(one.own(1), alike.own(1))
+    assert same_bits(one.own("user-0"), alike.own("user-0"))  # user-0 is sent what the server has
+    assert not same_bits(one.own("user-1"), alike.own("user-1"))
 
 
 def test_refusals() -> None:
@@ -154,4 +154,4 @@ def test_who_has_opted_out_is_not_drawn_where_a_round_would_train_nothing() -> N
     run = simulate(Logits().double(), methods.fedavg(), data, rounds=3, cohort=2)
     assert run.rounds_per_epoch == 1
     assert {r.n for r in run.history if r.metric == "upload_bytes"} == {2}
-    assert run.clients.tolist() == [0, 1, 2, 3]  # all are judged
+    assert list(run.clients) == users(range(4))  # all are judged

@@ -123,11 +123,11 @@ def test_user_vectors_are_the_private_user_or_all_that_is_private() -> None:
 
     data = pairs({"a": [(1, 1)], "b": [(1, 2)]})
     both = simulate(Two(), methods.furl(["user", "bias"]), data, rounds=0)
-    assert user_vectors(both, [1]).tolist() == [[0.0, 0.0]]
+    assert user_vectors(both, ["b"]).tolist() == [[0.0, 0.0]]
     other = simulate(Two(), methods.furl(["bias", "w"], private_init="model"), data, rounds=0)
     with pytest.raises(ConfigError, match="no private parameters"):
-        user_vectors(simulate(Two(), methods.fedavg(), data, rounds=0), [0])
-    assert sorted(user_vectors(other, [0, 1])[1].tolist()) == [1.0, 3.0, 4.0]
+        user_vectors(simulate(Two(), methods.fedavg(), data, rounds=0), ["a"])
+    assert sorted(user_vectors(other, other.clients)[1].tolist()) == [1.0, 3.0, 4.0]
 
 
 def test_clients_before_and_after_adapting_and_their_means() -> None:
@@ -139,7 +139,7 @@ def test_clients_before_and_after_adapting_and_their_means() -> None:
     form = adapted_form(found)
     assert form["columns"] == ["client", "accuracy on test, before", "accuracy on test, after"]
     assert [row[0] for row in form["rows"]] == ["user-0", "user-1", "mean over clients"]
-    for place, client in enumerate((0, 1)):
+    for place, client in enumerate(found.clients):
         before = run.evaluate("test", clients=[client], shared=True)["accuracy"]
         assert form["rows"][place][1:] == [before, found.accuracies()[place]]
     for column in (1, 2):

@@ -93,7 +93,7 @@ def test_what_rounds_left_frozen_is_judged_as_it_was_fine_tuned() -> None:
         seen.append(torch.equal(params["linear.weight"], start))
         return forward(net, params, batch)  # type: ignore[no-any-return]
 
-    personalization_curve(run, STEEP, clients=[1], predicts={"noted": noted})
+    personalization_curve(run, STEEP, clients=["user-1"], predicts={"noted": noted})
     assert seen[0]
     assert not any(seen[1:])
     assert len(seen) > 1
@@ -138,7 +138,7 @@ def test_several_predictions_share_the_fine_tuning(run: Run) -> None:
 
 
 def test_the_whole_curve_is_records(run: Run) -> None:
-    curves = personalization_curve(run, STEEP, clients=[1])
+    curves = personalization_curve(run, STEEP, clients=["user-1"])
     (name,) = curves.examples
     records = curves.records()
     assert [r.split for r in records] == [f"personalization/{s}" for s in (0, 2, 4, 6)]

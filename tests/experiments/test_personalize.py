@@ -40,29 +40,26 @@ def run() -> Run:
 
 
 def test_more_examples_contain_the_fewer(run: Run) -> None:
-    for client in run.held_out.tolist():
-        rows = DATA.rows(client, "train")
+    for client in run.held_out:
+        rows = DATA.rows(DATA.index(client), "train")
         everything = first_examples(run, client, None)
         assert sorted(everything) == list(rows)
         for k in range(len(rows) + 3):
             assert first_examples(run, client, k).tolist() == everything[:k].tolist()
-    orders = [first_examples(run, c, None) - DATA.rows(c, "train").start for c in (0, 2)]
+    orders = [first_examples(run, f"user-{c}", None) - DATA.rows(c, "train").start for c in (0, 2)]
     assert orders[0].tolist() != orders[1][: len(orders[0])].tolist()
     assert orders[0].tolist() != sorted(orders[0])
 
 
 def test_no_example_leaves_the_default(run: Run) -> None:
-    own = fit_private(run, int(run.held_out[0]), np.zeros(0, np.int64))
+    own = fit_private(run, run.held_out[0], np.zeros(0, np.int64))
     assert own.keys() == {"user"}
     assert own["user"].tolist() == [0.125] * 3
 
 
-def test_clients_may_be_named_by_their_ids(run: Run) -> None:
-    held = run.held_out.tolist()
-    ids = [DATA.ids[c] for c in held]
-    assert cold_start(run, ids, (0, 2)) == cold_start(run, held, (0, 2))
-    rows = first_examples(run, held[0], 3)
-    assert fit_private(run, ids[0], rows)["user"].tolist() == fit_private(run, held[0], rows)["user"].tolist()
+def test_clients_are_named_by_their_ids(run: Run) -> None:
+    assert cold_start(run, list(run.held_out), (0, 2)) == cold_start(run, ks=(0, 2))
+    rows = first_examples(run, run.held_out[0], 3)
     with pytest.raises(DataError, match="No client of these data has the id 'nobody'"):
         cold_start(run, ["nobody"])
     with pytest.raises(DataError, match="No client of these data has the id 'nobody'"):
@@ -71,20 +68,23 @@ def test_clients_may_be_named_by_their_ids(run: Run) -> None:
 
 def test_the_default_itself_cannot_be_changed_by_the_caller() -> None:
     own = simulate(Logits(), methods.furl("user", private_init=0.0), classes(kind="f4"), rounds=0)
-    for values in (fit_private(own, 0, np.zeros(0, np.int64)), personalize_client(own, "user-0", 0)[0]):
+    for values in (
+        fit_private(own, "user-0", np.zeros(0, np.int64)),
+        personalize_client(own, "user-0", 0)[0],
+    ):
         values["user"].add_(1)
     assert own.private.default(0)["user"].tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("k", [1, 3, None])
 def test_fitting_equals_plain_pytorch_on_the_vector_alone(run: Run, k: int | None) -> None:
-    client = int(run.held_out[0])
+    client = run.held_out[0]
     rows = first_examples(run, client, k)
     own = fit_private(run, client, rows)
     vector = torch.full((3,), 0.125, dtype=torch.float64, requires_grad=True)
     weight, bias = run.server["linear.weight"], run.server["linear.bias"]
     stepper = torch.optim.SGD([vector], 0.4, 0.5)
-    draws = Stream(1, f"personalize/{DATA.ids[client]}", len(rows))
+    draws = Stream(1, f"personalize/{client}", len(rows))
     chunks = list(batches(DATA, rows, ADAPT, draws, 0))
     assert len(chunks) == 3 * -(-len(rows) // 5)
     for step, chosen in enumerate(chunks):
@@ -98,7 +98,7 @@ def test_fitting_equals_plain_pytorch_on_the_vector_alone(run: Run, k: int | Non
     assert not torch.equal(own["user"], torch.full((3,), 0.125, dtype=torch.float64))
 
 
-def training_loss(run: Run, client: int, k: int | None) -> float:
+def training_loss(run: Run, client: str, k: int | None) -> float:
     """Return the cross-entropy of the examples that a client was fitted to."""
     rows = first_examples(run, client, k)
     batch = DATA.batch(rows)
@@ -112,7 +112,7 @@ def test_a_high_rate_does_not_leave_what_the_last_mini_batches_made(run: Run) ->
     loud = Phase(trains="private", optimizer=sgd(6.0), epochs=20, batch_size=2, examples="all")
     falling = replace(run, method=run.method.adapting(phases=(loud,)))
     constant = replace(falling, method=falling.method.adapting(rate_decay=None))
-    for client in run.held_out.tolist():
+    for client in run.held_out:
         assert training_loss(falling, client, None) < 0.7 * training_loss(constant, client, None)
     with pytest.raises(MethodError) as error:
         Adapt(rate_decay="cosine")  # type: ignore[arg-type]
@@ -131,11 +131,15 @@ def test_rates_fall_over_the_mini_batches_of_each_phase(
 
     monkeypatch.setattr(Optimizer, "update", noted)
     two = (ADAPT.but(**changes), ADAPT.but(epochs=1, batch_size=7))
-    fit_private(replace(run, method=run.method.adapting(phases=two)), 0, first_examples(run, 0, 7))
+    fit_private(
+        replace(run, method=run.method.adapting(phases=two)), "user-0", first_examples(run, "user-0", 7)
+    )
     assert scales == [*(1 - step / planned for step in range(planned)), 1.0]
     scales.clear()
     early = ADAPT.but(epochs=4, batch_size=4, early_stopping=methods.EarlyStopping(every=1, patience=1))
-    fit_private(replace(run, method=run.method.adapting(phases=(early,))), 0, first_examples(run, 0, 7))
+    fit_private(
+        replace(run, method=run.method.adapting(phases=(early,))), "user-0", first_examples(run, "user-0", 7)
+    )
     assert scales  # of as many as there may be
     assert scales == [1 - step / 8 for step in range(len(scales))]
 
@@ -158,14 +162,14 @@ def test_nothing_but_the_given_vector_changes_and_nothing_is_uploaded(
     assert before == (
         {n: bits(v) for n, v in run.server.items()}, bits(everyone(run.private, 6)["user"]), len(run.history),
     )  # fmt: skip
-    assert run.private.seen(run.held_out.tolist()) == [False, False]
+    assert run.private.seen(run.held_out.positions.tolist()) == [False, False]
 
 
 def test_federated_statistics_stay_too() -> None:
     data = classes(counts=(12, 9, 13), kind="f4")
     run = simulate(Noisy(dropout=0.3), methods.furl("user"), data, rounds=2, hold_out=0.34, seed=1)
     before = {n: bits(v) for n, v in run.server.items()}
-    own = fit_private(run, int(run.held_out[0]), first_examples(run, int(run.held_out[0]), 6))
+    own = fit_private(run, run.held_out[0], first_examples(run, run.held_out[0], 6))
     assert before == {n: bits(v) for n, v in run.server.items()}
     assert list(own) == ["user"]
 
@@ -176,9 +180,9 @@ def test_the_curve_by_a_plain_loop(run: Run) -> None:
     assert (found.metric, found.k, found.clients) == ("accuracy", ks, 2)
     for number, k in enumerate(ks):
         shares, right = [], []
-        for client in run.held_out.tolist():
+        for client in run.held_out:
             own = fit_private(run, client, first_examples(run, client, k))
-            batch = DATA.batch(DATA.rows(client, "test"))
+            batch = DATA.batch(DATA.rows(DATA.index(client), "test"))
             logits = batch["x"] @ run.server["linear.weight"].T + run.server["linear.bias"] + own["user"]
             hits = (logits.argmax(1) == batch["label"]).tolist()
             shares.append(sum(hits) / len(hits))
@@ -189,7 +193,7 @@ def test_the_curve_by_a_plain_loop(run: Run) -> None:
         assert found.each[number] == pytest.approx(shares)
     names = {r.split for r in found.records}
     assert names == {"cold_start/0", "cold_start/1", "cold_start/5", "cold_start/all"}
-    assert {r.client for r in found.records if r.client} == {DATA.ids[c] for c in run.held_out}
+    assert {r.client for r in found.records if r.client} == set(run.held_out)
 
 
 def test_the_most_frequent_label_by_hand_and_ties_by_their_mean() -> None:
@@ -210,7 +214,7 @@ def test_the_most_frequent_label_by_hand_and_ties_by_their_mean() -> None:
         {**data.columns, "label": other}, data.offsets, data.ids, data.bounds, data.meta
     )
     again = replace(run, data=tied)
-    first = int(tied.columns["label"][first_examples(again, 0, 1)[0]])  # type: ignore[index]
+    first = int(tied.columns["label"][first_examples(again, "a", 1)[0]])  # type: ignore[index]
     assert cold_start(again, clients=("a",), ks=(1, None)).frequent == pytest.approx(((2, 1)[first] / 3, 0.5))
 
 
@@ -273,7 +277,7 @@ def test_changes_are_paired_over_users_and_falls_are_those_that_leave_zero_out()
 
 def test_no_example_is_the_shared_model(run: Run) -> None:
     found = cold_start(run, ks=(0,))
-    assert found.pooled[0] == run.evaluate("test", clients=run.held_out.tolist(), shared=True)["accuracy"]
+    assert found.pooled[0] == run.evaluate("test", clients=run.held_out, shared=True)["accuracy"]
 
 
 def test_it_is_reproducible(run: Run) -> None:
@@ -283,10 +287,9 @@ def test_it_is_reproducible(run: Run) -> None:
 
 def test_one_client_before_and_after(run: Run) -> None:
     own, metrics = personalize_client(run, "user-5", 3)
-    index = DATA.index("user-5")
-    assert torch.equal(own["user"], fit_private(run, index, first_examples(run, index, 3))["user"])
+    assert torch.equal(own["user"], fit_private(run, "user-5", first_examples(run, "user-5", 3))["user"])
     assert {"before_accuracy", "accuracy", "before_loss", "loss"} <= metrics.keys()
-    assert metrics["before_accuracy"] == run.evaluate("test", clients=[index], shared=True)["accuracy"]
+    assert metrics["before_accuracy"] == run.evaluate("test", clients=["user-5"], shared=True)["accuracy"]
     none, same = personalize_client(run, "user-5", 0)
     assert same["before_loss"] == same["loss"]
     assert none["user"].tolist() == [0.125] * 3
@@ -295,7 +298,7 @@ def test_one_client_before_and_after(run: Run) -> None:
 def refused(run: Run, **changes: Any) -> str:
     broken = replace(run, method=run.method.but(**changes))
     with pytest.raises(MethodError) as error:
-        fit_private(broken, 0, first_examples(run, 0, 2))
+        fit_private(broken, "user-0", first_examples(run, "user-0", 2))
     return str(error.value)
 
 
@@ -304,10 +307,10 @@ def moved(server: Global, client: str) -> Sent:
 
 
 def test_a_client_adapts_from_what_it_is_sent(run: Run) -> None:
-    client = int(run.held_out[0])
+    client = run.held_out[0]
     rows = first_examples(run, client, 3)
     sending = replace(run, method=run.method.on_server(send=moved))
-    params = moved(run.whole, DATA.ids[client]).params
+    params = moved(run.whole, client).params
     by_hand = fit_private(replace(run, server=params), client, rows)
     assert torch.equal(fit_private(sending, client, rows)["user"], by_hand["user"])
     assert not torch.equal(fit_private(run, client, rows)["user"], by_hand["user"])

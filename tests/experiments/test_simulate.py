@@ -14,7 +14,7 @@ from fedkeep import FederatedData, Init, Phase, Run, adam, methods, sgd, simulat
 from fedkeep.core.errors import ConfigError, DataError, NonFiniteError
 from fedkeep.data import RangeIds
 from fedkeep.engines import LocalDevice, Sampler
-from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits
+from tests.tiny import Logits, Noisy, classes, everyone, parts, same_bits, users
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
 FURL = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.3)))
@@ -110,18 +110,16 @@ def test_who_is_held_out_never_trains() -> None:
     data = classes(counts=(5, 9, 3, 7, 4, 6), kind="f4")
     run = simulate(Logits(), FURL, data, rounds=9, cohort=2, hold_out=0.34, seed=2)
     assert len(run.held_out) == 2
-    assert sorted([*run.clients, *run.held_out]) == list(range(6))
-    assert run.private.seen(run.held_out) == [False, False]
-    assert all(run.private.seen(run.clients))
+    assert sorted([*run.clients, *run.held_out]) == users(range(6))
+    assert run.private.seen(run.held_out.positions) == [False, False]
+    assert all(run.private.seen(run.clients.positions))
     other = {n: np.array(c) for n, c in data.columns.items()}  # type: ignore[arg-type]
-    for c in run.held_out:
+    for c in run.held_out.positions:
         other["x"][data.offsets[c] : data.offsets[c + 1]] += 100
     changed = FederatedData(other, data.offsets, data.ids, data.bounds, data.meta)
     again = simulate(Logits(), FURL, changed, rounds=9, cohort=2, hold_out=0.34, seed=2)
     assert bits(run) == bits(again)  # not even the records of evaluations know of them
-    assert run.evaluate("test", clients=run.held_out.tolist()) != again.evaluate(
-        "test", clients=run.held_out.tolist()
-    )
+    assert run.evaluate("test", clients=run.held_out) != again.evaluate("test", clients=run.held_out)
 
 
 def test_the_clients_own_records_are_those_of_the_best_epoch() -> None:
@@ -251,7 +249,7 @@ def test_parameters_are_the_clients_whole_model() -> None:
     model.load_state_dict(whole)
     x = torch.from_numpy(np.asarray(DATA.batch(DATA.rows(4, "test"))["x"]))
     right = (model(x).argmax(1) == DATA.batch(DATA.rows(4, "test"))["label"]).double().mean()
-    assert run.evaluate(clients=[4])["accuracy"] == pytest.approx(float(right))
+    assert run.evaluate(clients=["user-4"])["accuracy"] == pytest.approx(float(right))
     with pytest.raises(DataError, match="Did you mean 'user-4'"):
         run.parameters("usr-4")
 

@@ -217,7 +217,7 @@ def test_asp_mtl_equals_plain_pytorch(momentum: float) -> None:
     batch = DATA.batch(np.arange(DATA.rows(1, "test").start, DATA.rows(1, "test").stop))
     found = predict_task(run.net, {**server, **own[1]}, batch)
     expected = nn.functional.cross_entropy(found, batch["label"])
-    assert run.evaluate(clients=[1])["loss"] == pytest.approx(float(expected))
+    assert run.evaluate(clients=["user-1"])["loss"] == pytest.approx(float(expected))
 
 
 def test_any_method_can_be_trained_centrally_by_client() -> None:

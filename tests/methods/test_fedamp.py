@@ -55,7 +55,7 @@ def test_rounds_equal_a_plain_loop(alpha: float, sigma: float, engine: str) -> N
         assert apart({n: kept[f"own.{n}"][k] for n in mine}, mine) < 1e-12
         assert apart({n: run.state[MODELS + n][k] for n in mine}, mine) < 1e-12
         expected = float(loss_of(mine, examples_of(k, "test")))
-        assert run.evaluate(clients=[k])["loss"] == pytest.approx(expected, abs=1e-12)
+        assert run.evaluate(clients=[f"user-{k}"])["loss"] == pytest.approx(expected, abs=1e-12)
     assert same_bits(run.server, initial())  # there is no shared model
     assert min(shares) < 0.9
     assert (abs(min(shares)) < 1e-15) == (alpha == 3.0)  # too large a share of others' is cut

@@ -85,12 +85,12 @@ def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
     rows, phase = rows_of(DATA, 1), run.method.adapt.phases[0]
     assert phase.epochs == 10
     w = {**run.server, **{n: v for n, v in initial().items() if n in HEAD}}
-    first = fit_private(run, 1, rows[:0])  # without examples: what fine-tuning starts from
+    first = fit_private(run, "user-1", rows[:0])  # without examples: what fine-tuning starts from
     assert apart(first, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) == 0
     for chosen in batches(DATA, rows, phase, Stream(SEED, "personalize/user-1", len(rows)), 0):
         g = slopes_of(w, DATA.batch(chosen))
         w = {n: v - 0.3 * g[n] if tunes == "all" or n in HEAD else v for n, v in w.items()}
-    own = fit_private(run, 1, rows)
+    own = fit_private(run, "user-1", rows)
     assert apart(own, {n: v for n, v in w.items() if tunes == "all" or n in HEAD}) < 1e-12
     assert all(not same_bits({n: v}, {n: run.parameters("user-1")[n]}) for n, v in own.items())
     assert everyone(run.private, 6) == {}
@@ -99,7 +99,7 @@ def test_fine_tuning_equals_a_plain_loop(tunes: Any) -> None:
 def test_fine_tuning_may_train_a_part_of_the_head() -> None:
     part = Phase(trains=("head.bias",), batch_size=4, examples="all")
     run = run_of(methods.fedbabu(local=LOCAL).adapting(phases=(part,)))
-    own, first = fit_private(run, 1, rows_of(DATA, 1)), run.parameters("user-1")
+    own, first = fit_private(run, "user-1", rows_of(DATA, 1)), run.parameters("user-1")
     assert [n for n, v in own.items() if not same_bits({n: v}, {n: first[n]})] == ["head.bias"]
     with pytest.raises(MethodError) as error:  # said before anything is trained
         methods.fedbabu(local=part.but(examples="opted_in")).check(Deep())

@@ -113,7 +113,7 @@ def test_rounds_equal_plain_pytorch(head_epochs: int, engine: str) -> None:
         batch = examples_of(k, "test")
         output = body(server, batch["x"]) @ heads[k][HEAD[0]].T + heads[k][HEAD[1]]
         expected = float(nn.functional.cross_entropy(output, batch["label"]))
-        assert run.evaluate(clients=[k])["loss"] == pytest.approx(expected, abs=1e-9)
+        assert run.evaluate(clients=[f"user-{k}"])["loss"] == pytest.approx(expected, abs=1e-9)
     first = run.state[HEADS + HEAD[0]]
     assert len({tuple(v.flatten().tolist()) for v in first}) == len(DATA)
     other = trained(methods.fedpac(0.0, head_epochs=head_epochs, local=LOCAL)).server["encoder.weight"]

@@ -97,7 +97,7 @@ def test_rounds_equal_plain_pytorch(mu: float, engine: str) -> None:
         batch = examples_of(k, "test")
         output = personal({**server, **mine}, server["categories"], shares(k), batch["x"])
         expected = float(nn.functional.cross_entropy(output, batch["label"]))
-        assert run.evaluate(clients=[k])["loss"] == pytest.approx(expected, abs=1e-9)
+        assert run.evaluate(clients=[f"user-{k}"])["loss"] == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_loss_by_hand() -> None:

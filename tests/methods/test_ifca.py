@@ -76,7 +76,7 @@ def test_ifca_equals_a_plain_loop(by: Any) -> None:
     assert any(len(each) < 3 for each in moved)  # a model that nobody picks stays
     for k, pick in enumerate(picks):
         expected = float(loss_of(models[pick], examples_of(k, "test")))
-        assert run.evaluate(clients=[k])["loss"] == pytest.approx(expected, abs=1e-12)
+        assert run.evaluate(clients=[f"user-{k}"])["loss"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_models_first_differ_by_noise_of_a_stream_of_their_own() -> None:

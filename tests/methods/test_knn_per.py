@@ -65,7 +65,7 @@ def test_predictions_equal_a_loop_over_neighbours(k: int) -> None:
     expected = [losses(run.server, k, c, "test", 0.3) for c in range(len(DATA))]
     assert run.evaluate()["loss"] == pytest.approx(np.concatenate(expected).mean(), abs=1e-12)
     for c, mine in enumerate(expected):
-        assert run.evaluate(clients=[c])["loss"] == pytest.approx(mine.mean(), abs=1e-12)
+        assert run.evaluate(clients=[f"user-{c}"])["loss"] == pytest.approx(mine.mean(), abs=1e-12)
     fedavg = trained(methods.fedavg(local=LOCAL))
     assert same_bits(run.server, fedavg.server)
     assert run.evaluate(shared=True) == fedavg.evaluate() != run.evaluate()
@@ -81,7 +81,7 @@ def test_every_client_chooses_its_weight_on_its_validation_examples() -> None:
         chosen.append(best)
         expected = losses(run.server, 3, c, "test", best)
         if np.isfinite(expected).all():
-            assert run.evaluate(clients=[c])["loss"] == pytest.approx(expected.mean(), abs=1e-12)
+            assert run.evaluate(clients=[f"user-{c}"])["loss"] == pytest.approx(expected.mean(), abs=1e-12)
     assert len(set(chosen)) > 1
     none = classes(valid=0)
     half, free = (trained(methods.knn_per(3, weight=w, local=LOCAL), none).evaluate() for w in (0.5, None))
@@ -138,8 +138,8 @@ def hit(w: Params, client: int) -> float:
 def test_a_client_without_examples_predicts_as_the_shared_model() -> None:
     data = classes(counts=(5, 0, 6, 7))
     run = trained(methods.knn_per(3, weight=1.0, local=LOCAL), data, cohort=3)
-    assert run.evaluate(clients=[1]) == run.evaluate(clients=[1], shared=True)
-    assert run.evaluate(clients=[0]) != run.evaluate(clients=[0], shared=True)
+    assert run.evaluate(clients=["user-1"]) == run.evaluate(clients=["user-1"], shared=True)
+    assert run.evaluate(clients=["user-0"]) != run.evaluate(clients=["user-0"], shared=True)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def test_any_method_may_recall_and_a_new_clients_model_does_not() -> None:
     for c in range(len(DATA)):
         most = torch.bincount(examples_of(c)["label"], minlength=3).argmax()
         expected = float((examples_of(c, "test")["label"] == most).double().mean())
-        (judged,) = device.judge(run.orders([c]), "test", ("own", "default"))
+        (judged,) = device.judge(run.orders([f"user-{c}"]), "test", ("own", "default"))
         assert judged.of("own").metrics()["accuracy"] == pytest.approx(expected)
         assert judged.of("default").metrics()["loss"] == pytest.approx(math.log(3))
 

@@ -22,7 +22,7 @@ from fedkeep.experiments.personalize import first_examples
 from fedkeep.methods import Phase, mixture
 from fedkeep.models import ConfidenceGate, MixtureOfExperts
 from tests.methods.experts import DATA, LATER, LOCAL, Expert, Switch, federated, model, part
-from tests.tiny import bits, classes, same_bits
+from tests.tiny import bits, classes, same_bits, users
 
 
 def draws(client: int, rows: np.ndarray, phase: Phase, number: int) -> Iterator[dict[str, Tensor]]:
@@ -63,7 +63,7 @@ def stopped_early(
     return at
 
 
-def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.Module, list[int]]:
+def by_hand(run: Run, number: int, tune: str, mix: str, init: str) -> tuple[nn.Module, list[int]]:
     """Return a client's mixture after steps 2 and 3, written with probabilities as they stand in eq. 5."""
     method = run.method
     module = model()
@@ -71,8 +71,8 @@ def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.M
     shared, own, gate = module.global_expert, module.local_expert, module.gate
     if init == "finetuned":
         own.load_state_dict(copy.deepcopy(shared.state_dict()))
-    rows = first_examples(run, client, None)
-    held = DATA.batch(DATA.rows(client, "valid"))
+    rows = first_examples(run, f"user-{number}", None)
+    held = DATA.batch(DATA.rows(number, "valid"))
     per_pass = -(-len(rows) // 4)
 
     def alone(batch: dict[str, Tensor]) -> Tensor:
@@ -86,11 +86,11 @@ def by_hand(run: Run, client: int, tune: str, mix: str, init: str) -> tuple[nn.M
 
     trained = {"local_copy": [shared, own, gate], "frozen": [own, gate], "gate_only": [gate]}[tune]
     first = stopped_early(
-        list(own.parameters()), alone, 0.02, draws(client, rows, method.adapt.phases[0], 0), per_pass, held
+        list(own.parameters()), alone, 0.02, draws(number, rows, method.adapt.phases[0], 0), per_pass, held
     )
     tensors = [t for m in trained for t in m.parameters()]
     second = stopped_early(
-        tensors, joint, 0.02, draws(client, rows, method.adapt.phases[1], 1), per_pass, held
+        tensors, joint, 0.02, draws(number, rows, method.adapt.phases[1], 1), per_pass, held
     )
     return module, [first, second]
 
@@ -103,8 +103,8 @@ def test_adapting_equals_plain_pytorch(tune: Any, mix: Any, init: Any) -> None:
     before = {n: bits(v) for n, v in run.server.items()}
     found = adapt_clients(run)
     assert {n: bits(v) for n, v in run.server.items()} == before
-    for client in range(4):
-        expected, stops = by_hand(run, client, tune, mix, init)
+    for number, client in enumerate(users(range(4))):
+        expected, stops = by_hand(run, number, tune, mix, init)
         own = found.own(client)
         names = {
             n for n, _ in expected.named_parameters() if tune == "local_copy" or not n.startswith("global")
@@ -125,7 +125,7 @@ def test_what_step_3_trains() -> None:
         run = federated(
             mixture(tune_global=tune, local=LOCAL, **{**LATER, "local_epochs": 0, "early_stopping": None})
         )  # type: ignore[arg-type]
-        own = adapt_clients(run, [1]).own(1)
+        own = adapt_clients(run, ["user-1"]).own("user-1")
         start = {**Net(model()).initial(), **run.server}
         for letter, prefix in (("g", "gate."), ("l", "local_expert."), ("s", "global_expert.")):
             same = same_bits(part(own, prefix), part(start, prefix))
@@ -150,7 +150,7 @@ def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
     for init, baseline in (("scratch", local), ("finetuned", fine)):
         method = mixture(local_init=init, local=LOCAL, **{**LATER, "mixture_epochs": 0})  # type: ignore[arg-type]
         found = adapt_clients(rooted(plain, model(0.3), method, "global_expert."))
-        for client in range(4):
+        for client in users(range(4)):
             assert same_bits(part(found.own(client), "local_expert."), baseline.own(client))
             assert found.stopped[client][0] == baseline.stopped[client][0] > 0
     assert local.accuracies() != fine.accuracies()
@@ -158,7 +158,7 @@ def test_step_2_is_local_training_and_fine_tuning_bit_for_bit() -> None:
 
 def test_opted_out_clients_get_the_global_expert_and_their_own() -> None:
     data = opt_out(DATA, 0.5, seed=1)
-    out = [c for c in range(4) if not np.asarray(data.columns["opted_in"])[data.rows(c).start]]
+    out = users(c for c in range(4) if not np.asarray(data.columns["opted_in"])[data.rows(c).start])
     run = federated(mixture(local=LOCAL, **LATER), data)
     assert len(out) == 2
     assert {r.n for r in run.history if r.metric == "upload_bytes"} == {2}  # the others alone are drawn
@@ -198,5 +198,5 @@ def test_early_stopping_without_validation_examples() -> None:
 def test_a_gate_that_sees_confidences_trains_too() -> None:
     joined = MixtureOfExperts(Expert(1), Expert(2), ConfidenceGate(Switch())).double()
     run = simulate(joined, mixture(local=LOCAL, **LATER), DATA, rounds=2)
-    own = adapt_clients(run, [0]).own(0)
+    own = adapt_clients(run, ["user-0"]).own("user-0")
     assert float(own["gate.weigh.weight"].abs().sum()) > 0

@@ -139,7 +139,7 @@ def test_pfedme_equals_plain_pytorch() -> None:
     compare(run, server, own)
     batch = DATA.batch(rows_of(DATA, 1))
     expected = float(plain_loss(own[1], batch, "own."))
-    assert run.evaluate("train", clients=[1])["loss"] == pytest.approx(expected, abs=1e-10)
+    assert run.evaluate("train", clients=["user-1"])["loss"] == pytest.approx(expected, abs=1e-10)
 
 
 def test_pfedme_with_one_free_step_is_local_training() -> None:
@@ -269,7 +269,7 @@ def test_whoever_predicts_takes_a_step() -> None:
     run = trained(method)
     rows = rows_of(DATA, 1)
     expected = descend(run.server, [""], [DATA.batch(rows)], plain_loss, 0.3)
-    close(fit_private(run, 1, rows), expected, atol=1e-13)
+    close(fit_private(run, "user-1", rows), expected, atol=1e-13)
 
 
 @pytest.mark.parametrize("order", ["first", "free"])

@@ -103,7 +103,7 @@ def test_pfedhn_equals_a_plain_loop(hidden: tuple[int, ...], momentum: float) ->
         theta = {n: v.detach() for n, v in hyper(k).items()}
         assert apart(run.parameters(DATA.ids[k]), theta) < 1e-12
         expected = float(loss_of(theta, examples_of(k, "test")))
-        assert run.evaluate(clients=[k])["loss"] == pytest.approx(expected, abs=1e-12)
+        assert run.evaluate(clients=[f"user-{k}"])["loss"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_who_is_not_drawn_keeps_its_embedding() -> None:
@@ -170,7 +170,7 @@ def test_a_client_adapts_the_model_that_it_is_sent() -> None:
     method = methods.pfedhn((5,), embedding=3, local=LOCAL)
     tune = Phase(optimizer=sgd(0.2), epochs=1, batch_size=100)
     run = run_of(method.adapting(phases=(tune,), split=Split("*")))
-    theta, own = run.sent("user-1").params, fit_private(run, 1, rows_of(DATA, 1))
+    theta, own = run.sent("user-1").params, fit_private(run, "user-1", rows_of(DATA, 1))
     slopes = slopes_of(theta, examples_of(1))
     assert apart(own, {n: v - 0.2 * slopes[n] for n, v in theta.items()}) < 1e-12
 

@@ -19,7 +19,7 @@ from fedkeep.methods import Phase
 from tests.engines.reference import averaged, close, cohorts, rows_of
 from tests.methods.parts import Deep
 from tests.methods.table import DATA, ROWS, trained
-from tests.tiny import bits, everyone
+from tests.tiny import bits, everyone, users
 
 State = dict[str, Tensor]
 Client = Callable[["Plain", nn.Module, State, int, int], float]
@@ -206,7 +206,7 @@ def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
     run = simulate(Deep(norm=True).double(), method, DATA, rounds=2, cohort=4, seed=3)
     before = {n: bits(v) for n, v in run.server.items()}
     rows = rows_of(DATA, 1)
-    own = fit_private(run, 1, rows)
+    own = fit_private(run, "user-1", rows)
     local = Deep(norm=True).double().train()
     local.load_state_dict(run.server)
     stepper = torch.optim.SGD(local.parameters(), 0.2)
@@ -224,20 +224,20 @@ def test_a_fine_tuned_copy_equals_plain_pytorch() -> None:
     found, metrics = personalize_client(run, "user-1")
     local.eval()
     batch = DATA.batch(np.arange(DATA.rows(1, "test").start, DATA.rows(1, "test").stop))
-    assert metrics["before_loss"] == pytest.approx(run.evaluate(clients=[1])["loss"])
+    assert metrics["before_loss"] == pytest.approx(run.evaluate(clients=["user-1"])["loss"])
     local.load_state_dict(found)
     with torch.no_grad():
         assert metrics["loss"] == pytest.approx(
             float(nn.functional.cross_entropy(local(batch["x"]), batch["label"]))
         )
-    curve = cold_start(run, range(6), (0, None))
+    curve = cold_start(run, users(range(6)), (0, None))
     assert curve.pooled[0] == run.evaluate()["accuracy"]
 
 
 def test_reconstruction_is_how_a_client_of_fedrecon_predicts() -> None:
     run = trained("fedrecon")
     rows = rows_of(DATA, 2)
-    own = fit_private(run, 2, rows)
+    own = fit_private(run, "user-2", rows)
     local = Deep().double()
     local.load_state_dict({**local.state_dict(), **run.server})
     stepper = torch.optim.SGD(local.head.parameters(), 0.5)

@@ -79,7 +79,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(hold_out: float) -> None
     """Of those in federation; clients that are held out of it count nowhere."""
     run = run_of(methods.scaffold(local=LOCAL), hold_out=hold_out, cohort=2)
     assert len(run.held_out) == (2 if hold_out else 0)
-    every = [kept(run, int(k)) for k in run.clients]
+    every = [kept(run, int(k)) for k in run.clients.positions]
     assert apart(run.state, {n: sum(c[n] for c in every) / len(every) for n in run.state}) < 1e-14
 
 

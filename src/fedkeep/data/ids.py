@@ -237,6 +237,33 @@ Ids = RangeIds | PackedIds
 """A sequence of client ids that finds an id's position without an object per client."""
 
 
+class SomeIds(Sequence[str]):
+    """The ids of some of a data set's clients, made when asked for.
+
+    Attributes:
+        ids: of all clients.
+        positions: where these stand among them, int64.
+    """
+
+    def __init__(self, ids: Sequence[str], positions: NDArray[np.int64]) -> None:
+        self.ids, self.positions = ids, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self.ids[position] for position in self.positions[place].tolist()]
+        return self.ids[int(self.positions[place])]
+
+    def __repr__(self) -> str:
+        return f"SomeIds({self[:3]}{', …' * (len(self) > 3)} {len(self):,} of {len(self.ids):,} clients)"
+
+
 def check_ids(ids: Iterable[object]) -> Ids:
     """Return ids in a form that finds positions; each must be allowed and unique (DataError)."""
     if isinstance(ids, RangeIds | PackedIds):

@@ -7,7 +7,7 @@ of its training examples. Nothing is uploaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from torch import nn
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, misfit
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Adaptation, Adapted, Fitting, Job, Judgement, first_global, first_kept, fit
 from fedkeep.engines.adapt import kept_values, one_by_one
 from fedkeep.experiments.personalize import numpy_seed
@@ -35,15 +36,15 @@ class AdaptedClients:
 
     Attributes:
         run: the run whose federated values they adapted from.
-        clients: their indices.
+        clients: their ids.
         store: what is each client's own now.
-        stopped: by client, the pass that each phase with early stopping kept (0: none).
+        stopped: by client's id, the pass that each phase with early stopping kept (0: none).
     """
 
     run: Run
-    clients: tuple[int, ...]
+    clients: SomeIds
     store: PrivateStore
-    stopped: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    stopped: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def judge(self, split: str = "test") -> list[Judgement]:
         """Return a judgement for each task, of the clients' own models on their own examples of a split."""
@@ -59,11 +60,11 @@ class AdaptedClients:
     def accuracies(self, split: str = "test") -> list[float]:
         """Return each client's accuracy on the first task (RMSE for regression), NaN without examples."""
         own = self.judge(split)[0].per_client()
-        return [own[c][0] if c in own else float("nan") for c in self.clients]
+        return [own[c][0] if c in own else float("nan") for c in self.clients.positions.tolist()]
 
-    def own(self, client: int) -> Params:
-        """Return what is one client's own."""
-        return {name: value[0] for name, value in self.store.read([client]).items()}
+    def own(self, client: str | int) -> Params:
+        """Return what is one client's own, given its id."""
+        return {name: value[0] for name, value in self.store.read([self.run.data.index(client)]).items()}
 
 
 def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
@@ -99,9 +100,9 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
 
 def adapt_clients(
     run: Run,
-    clients: Sequence[int] | None = None,
+    clients: Iterable[str | int] | None = None,
     *,
-    start: Mapping[int, Params] | None = None,
+    start: Mapping[str, Params] | None = None,
     workers: int = 1,
     progress: bool | None = None,
 ) -> AdaptedClients:
@@ -112,30 +113,35 @@ def adapt_clients(
 
     Args:
         run: a finished run; nothing of it is changed.
-        clients: indices; by default all of the data.
-        start: by client, values to start from instead.
+        clients: their ids; by default of all of the data.
+        start: by client's id, values to start from instead.
         workers: processes side by side; results don't depend on it.
         progress: as for ``simulate``.
 
     Raises:
         ConfigError: there is no client to adapt.
+        DataError: there is no such client.
         MethodError: the method has no adaptation.
     """
-    chosen = tuple(range(len(run.data))) if clients is None else tuple(int(c) for c in clients)
-    if not chosen:
+    everyone = SomeIds(run.data.ids, np.arange(len(run.data)))
+    chosen = everyone if clients is None else run.members(clients)
+    if not len(chosen):
         raise ConfigError("There is no client to adapt.")
-    given = {str(run.data.ids[c]): values for c, values in (start or {}).items()}
     device = run.local_device(partial(_side_by_side, workers=workers) if workers > 1 else one_by_one)
     with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
         device.adapt(
-            run.orders(chosen), Adaptation(split=""), start=given, done=lambda done: bar.update(done, {})
+            run.orders(chosen),
+            Adaptation(split=""),
+            start=start or {},
+            done=lambda done: bar.update(done, {}),
         )
-    return AdaptedClients(run, chosen, device.held("adapted"), device.stopped)
+    stopped = {str(run.data.ids[c]): passes for c, passes in device.stopped.items()}
+    return AdaptedClients(run, chosen, device.held("adapted"), stopped)
 
 
-def kept(run: Run, client: int) -> Params:
-    """Return a client's private values from federation; none, if it has none or the method keeps none."""
-    return kept_values(run.job, client)
+def kept(run: Run, client: str | int) -> Params:
+    """Return a client's private values from federation, given its id; none, if it or the method keeps none."""
+    return kept_values(run.job, run.data.index(client))
 
 
 def _side_by_side(job: Job, adapt: Adapt, fittings: Sequence[Fitting], workers: int) -> Iterator[Adapted]:

@@ -6,7 +6,7 @@ Source: FURL, §5 (Figures 4 and 5, the cost of aggregation) and §6 (users with
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedkeep.core.params import Params
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.data import FederatedData
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import ColdStart, labels_of
@@ -71,12 +72,12 @@ def user_trait(data: FederatedData) -> Trait:
     return Trait("share of positive labels" if binary else "mean label", "continuous", values)
 
 
-def user_vectors(run: Run, clients: Sequence[int]) -> np.ndarray:
-    """Return the clients' private vectors, float32 (clients, entries).
+def user_vectors(run: Run, clients: Iterable[str | int]) -> np.ndarray:
+    """Return the private vectors of clients, given by their ids, float32 (clients, entries).
 
     That is the private parameter ``user``, or where there is none all private values side by side.
     """
-    values = run.private.read(list(clients))
+    values = run.private.read(run.members(clients).positions.tolist())
     values = {"user": values["user"]} if "user" in values else values
     parts = [v.unsqueeze(-1).flatten(1) for v in values.values() if v.is_floating_point()]
     if not parts:
@@ -102,7 +103,7 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
     first = next(iter(runs.values()))
     trait = user_trait(first.data)
     chosen = _shown(trait, first.clients)
-    traits = [trait.values[c] for c in chosen]
+    traits = [trait.values[c] for c in chosen.positions]
     tables = {name: user_vectors(run, chosen) for name, run in runs.items()}
     panels = []
     note = ""
@@ -116,10 +117,12 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
                 "numbers": _numbers(tables[name], traits, trait.kind),
                 "points": [
                     {
-                        "client": str(run.data.ids[c]), "x": float(x), "y": float(y), "trait": t,
+                        "client": name, "x": float(x), "y": float(y), "trait": t,
                         "value": own.get(c, (None, 0))[0], "n": run.data.count(c, "train"),
                     }
-                    for c, t, (x, y) in zip(chosen, traits, placed.points, strict=True)
+                    for name, c, t, (x, y) in zip(
+                        chosen, chosen.positions.tolist(), traits, placed.points, strict=True
+                    )
                 ],
             }
         )  # fmt: skip
@@ -135,12 +138,14 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
     }
 
 
-def _shown(trait: Trait, clients: np.ndarray) -> list[int]:
+def _shown(trait: Trait, clients: SomeIds) -> SomeIds:
+    values = [trait.values[c] for c in clients.positions]
     if trait.kind == "continuous":
-        return [int(c) for c in clients if np.isfinite(trait.values[c])]
-    values = [trait.values[c] for c in clients]
-    frequent = sorted(set(values), key=lambda v: (-values.count(v), v))[:LABELS_SHOWN]
-    return [int(c) for c in clients if trait.values[c] in frequent]
+        shown = np.isfinite(np.array(values, float))
+    else:
+        frequent = sorted(set(values), key=lambda v: (-values.count(v), v))[:LABELS_SHOWN]
+        shown = np.array([value in frequent for value in values], bool)
+    return SomeIds(clients.ids, clients.positions[shown])
 
 
 def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float | None]:
@@ -155,7 +160,7 @@ def _numbers(table: np.ndarray, traits: list[Any], kind: str) -> dict[str, float
     return {name: value if np.isfinite(value) else None for name, value in numbers.items()}
 
 
-def _own_metric(run: Run, clients: Sequence[int]) -> dict[int, tuple[float, int]]:
+def _own_metric(run: Run, clients: SomeIds) -> dict[int, tuple[float, int]]:
     return run.judge(("own",), "test", clients)[0].of("own").per_client()
 
 
@@ -209,7 +214,10 @@ def adapted_form(found: AdaptedClients) -> dict[str, Any]:
         after = found.judge(split)[0].per_client()
         columns += [f"{metric} on {split}, before", f"{metric} on {split}, after"]
         values += [before, after]
-    rows = [[str(run.data.ids[c]), *(v[c][0] if c in v else None for v in values)] for c in found.clients]
+    rows = [
+        [name, *(v[c][0] if c in v else None for v in values)]
+        for name, c in zip(found.clients, found.clients.positions.tolist(), strict=True)
+    ]
     means = [float(np.mean([value for value, _ in v.values()])) for v in values]
     return {
         "title": f"Clients before and after adapting ({run.method.name})",

@@ -112,7 +112,8 @@ def attack(
     plain = trained(methods["plain"])
     say("Training the split ...")
     split = trained(own) if run is None else replace(run, method=own)
-    able = split.clients[train_counts(data, own)[split.clients] > 0]
+    inside = split.clients.positions
+    able = inside[train_counts(data, own)[inside] > 0]
     drawn = numpy_generator(config.seed, "attack clients").permutation(able)[: asked.clients]
     people = [str(data.ids[c]) for c in np.sort(drawn)]
     if len(people) < 3:

@@ -96,7 +96,10 @@ class Scene:
         return watch(self._job(method, data), self.server, self.clients)[1]
 
     def _job(self, method: Method, data: FederatedData) -> Job:
-        store, numbers = MemoryStore(self.run.private.default, data.ids), self.run.indices(self.clients)
+        store, numbers = (
+            MemoryStore(self.run.private.default, data.ids),
+            self.run.members(self.clients).positions,
+        )
         store.write(numbers.tolist(), self.run.private.read(numbers.tolist()))
         return Job(method, self.net, data, store, self.run.private.default.seed, self.run.device)
 

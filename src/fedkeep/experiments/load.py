@@ -9,6 +9,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
 from fedkeep.core.params import to
 from fedkeep.data import FederatedData
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Sequential, first_global, first_kept
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
@@ -91,6 +92,7 @@ def load_run(
     if state is not None:
         server = restored(folder, to(state, device), server, engine, 0)
     return Run(
-        net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]), clients, held_out,
-        history, directory.round, folder, device, state=server.state, examples=examples,
+        net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]),
+        SomeIds(data.ids, clients), SomeIds(data.ids, held_out), history, directory.round, folder, device,
+        state=server.state, examples=examples,
     )  # fmt: skip

@@ -7,7 +7,7 @@ accuracy is taken. Nothing is uploaded, and the run is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedkeep.core.errors import ConfigError, RunError
@@ -16,6 +16,7 @@ from fedkeep.core.optim import Optimizer
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
 from fedkeep.engines.curve import Tuning
 from fedkeep.experiments.progress import make_progress
@@ -96,7 +97,7 @@ def personalization_curve(
     protocol: Protocol = Protocol(),
     *,
     predicts: Mapping[str, Predict] | None = None,
-    clients: Sequence[int] | None = None,
+    clients: Iterable[str | int] | None = None,
     split: str = "test",
     progress: bool | None = None,
 ) -> Curves:
@@ -106,7 +107,7 @@ def personalization_curve(
         run: a finished run; it is not changed.
         protocol: how.
         predicts: further ways to predict that are tested at the same steps, by name.
-        clients: indices; by default the clients of the federation that have such examples.
+        clients: their ids; by default of all in federation. Those without such examples are left out.
         split: the examples that clients are tested on; ``"valid"`` to choose among methods.
         progress: as for ``simulate``.
 
@@ -114,8 +115,9 @@ def personalization_curve(
         ConfigError: no client has examples to test on, or the task is regression.
         NonFiniteError: fine-tuning broke down to NaN; names the client.
     """
-    chosen = [int(c) for c in (run.clients if clients is None else clients) if run.data.count(int(c), split)]
-    if not chosen:
+    named = run.members(clients).positions
+    chosen = SomeIds(run.data.ids, named[run.data.counts(split)[named] > 0])
+    if not len(chosen):
         raise ConfigError(f"No client has {split} examples, so there is no personalisation curve.")
     check_task(run.data)
     ways = {OWN: run.method.predict, **(predicts or {})}
@@ -128,9 +130,8 @@ def personalization_curve(
     )  # fmt: skip
     curves = run.local_device().curves(run.orders(chosen), tuning)
     with make_progress(progress, "personalisation", len(chosen)) as bar:
-        for number, (client, curve) in enumerate(zip(chosen, curves, strict=True), 1):
-            name = str(run.data.ids[client])
-            examples[name] = run.data.count(client, split)
+        for number, (name, curve) in enumerate(zip(chosen, curves, strict=True), 1):
+            examples[name] = run.data.count(run.data.index(name), split)
             for way, accuracies in curve.items():
                 found[way][name] = accuracies
             bar.update(number, {})

@@ -5,7 +5,7 @@ Source: FURL, §6 (future work); the local step of Federated Reconstruction (Sin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -15,6 +15,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.params import Params
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Adaptation, Adapted, Fitting, Task, fit, tasks_of, to_records
 from fedkeep.engines.adapt import first_rows, own_default, own_split
 from fedkeep.experiments.drive import HEADLINE
@@ -91,7 +92,7 @@ def fit_private(run: Run, client: str | int, rows: np.ndarray, data: FederatedDa
 
     Args:
         run: gives the federated part, which is not changed.
-        client: the client's id (a text), or its index in ``data``.
+        client: the client's id.
         rows: the examples' row numbers; none leaves the default values.
         data: by default the run's data.
 
@@ -122,8 +123,8 @@ def adapt_client(
         MethodError: as for ``fit_private``.
     """
     job = run.job if data is None else replace(run.job, data=data)
-    index = job.data.index(client) if isinstance(client, str) else client
-    sent = run.sent(str(job.data.ids[index]))
+    index = job.data.index(client)
+    sent = run.method.server.sent(run.whole, str(job.data.ids[index]))
     return fit(job, run.method.adapt, Fitting(index, sent, rows, start or {}))
 
 
@@ -141,7 +142,7 @@ def numpy_seed(run: Run) -> int:
 
 def cold_start(
     run: Run,
-    clients: Sequence[str | int] | None = None,
+    clients: Iterable[str | int] | None = None,
     ks: Sequence[int | None] = DEFAULT_K,
     *,
     split: str = "test",
@@ -151,7 +152,7 @@ def cold_start(
 
     Args:
         run: a finished run.
-        clients: ids (texts), or indices (integers); by default the clients that the run held out.
+        clients: their ids; by default of the clients that the run held out.
         ks: numbers of training examples of each client; None means all. A client that has fewer uses all.
         split: where to measure.
         progress: as for ``simulate``.
@@ -160,7 +161,7 @@ def cold_start(
         ConfigError: there is no client to measure, or k is negative.
         DataError: there is no such client.
     """
-    chosen = (run.held_out if clients is None else run.indices(clients)).tolist()
+    chosen = run.members(run.held_out if clients is None else clients)
     if not chosen:
         raise ConfigError(
             "No client was held out of this run. Run with hold_out=0.1, or name clients to measure."
@@ -194,13 +195,13 @@ def cold_start(
     )  # fmt: skip
 
 
-def _frequent(run: Run, task: Task, clients: Sequence[int], k: int | None, split: str) -> float | None:
+def _frequent(run: Run, task: Task, clients: SomeIds, k: int | None, split: str) -> float | None:
     """Return the mean over clients of the accuracy of the label most frequent among k examples of their own."""
     if k == 0 or task.kind not in ("multiclass", "binary"):
         return None
     shares = []
-    for client in clients:
-        seen = labels_of(run.data, task, first_examples(run, client, k))
+    for client in clients.positions.tolist():
+        seen = labels_of(run.data, task, first_rows(run.job, client, k))
         judged = labels_of(run.data, task, np.asarray(run.data.rows(client, split), np.int64))
         if len(judged):
             labels, count = np.unique(seen, return_counts=True)
@@ -216,9 +217,9 @@ def labels_of(data: FederatedData, task: Task, rows: np.ndarray) -> np.ndarray:
     return labels[~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0]
 
 
-def first_examples(run: Run, client: int, k: int | None) -> np.ndarray:
+def first_examples(run: Run, client: str | int, k: int | None) -> np.ndarray:
     """Return k of a client's training rows in a seeded order, so that more examples contain the fewer."""
-    return first_rows(run.job, client, k)
+    return first_rows(run.job, run.data.index(client), k)
 
 
 def personalize_client(run: Run, client: str | int, k: int | None = None) -> tuple[Params, dict[str, float]]:
@@ -229,10 +230,10 @@ def personalize_client(run: Run, client: str | int, k: int | None = None) -> tup
     Returns:
         The client's own parameters, and the metrics before (``before_...``) and after fitting.
     """
-    index = run.data.index(client)
+    (index,) = run.members([client]).positions.tolist()
     device = run.local_device()
     adaptation = Adaptation(begin="default", examples=k, beside="default")
-    judged = device.adapt(run.orders([index]), adaptation)[0]
+    judged = device.adapt(run.orders([client]), adaptation)[0]
     own = {name: value[0] for name, value in device.held("adapted").read([index]).items()}
     before = {f"before_{name}": value for name, value in judged.metrics("default").items()}
     return own, before | judged.metrics("adapted")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Job, Judged, LocalDevice, Model, Order, Sequential, orders_of, tasks_of
 from fedkeep.engines.adapt import Fits, one_by_one
 from fedkeep.methods import Global, Kept, Method, Sent
@@ -38,8 +38,8 @@ class Run:
         engine: the engine that ran, as ``auto`` picked it.
         round: finished rounds.
         rounds_per_epoch: rounds that use every training example once.
-        clients: indices of the clients that take part in federation.
-        held_out: indices of those that don't.
+        clients: ids of the clients that take part in federation; ``.positions`` has their numbers in ``data``.
+        held_out: of those that don't.
         folder: the run's folder, or None.
         device: where it computes.
         engine_reason: why ``auto`` picked its engine.
@@ -54,8 +54,8 @@ class Run:
     private: PrivateStore
     engine: str
     rounds_per_epoch: int
-    clients: np.ndarray
-    held_out: np.ndarray
+    clients: SomeIds
+    held_out: SomeIds
     history: list[Record] = field(default_factory=list)
     round: int = 0
     folder: Path | None = None
@@ -76,7 +76,7 @@ class Run:
         self,
         split: str = "test",
         *,
-        clients: Sequence[str | int] | np.ndarray | None = None,
+        clients: Iterable[str | int] | None = None,
         shared: bool = False,
         metrics: Mapping[str, Metric] | None = None,
     ) -> dict[str, float]:
@@ -84,7 +84,7 @@ class Run:
 
         Args:
             split: ``train``, ``valid`` or ``test``.
-            clients: ids (texts), or indices (integers); by default the clients that take part in federation.
+            clients: their ids; by default of the clients that take part in federation.
             shared: judge the shared part alone, with default private values; so too where clients have models of their
                 own only after adapting (mixture of experts).
             metrics: metrics of your own, by name: each is given all outputs, (examples, …), and labels, (examples,), as
@@ -96,8 +96,8 @@ class Run:
         Raises:
             DataError: there is no such client, or none of them has an example in the split.
         """
-        chosen = self.clients if clients is None else self.indices(clients)
-        if not self.data.counts(split)[chosen].any():
+        chosen = self.members(clients)
+        if not self.data.counts(split)[chosen.positions].any():
             raise DataError(
                 f"There is nothing to judge: none of the {len(chosen)} clients has an example in the split {split!r}. "
                 f"Hold some out, e.g. data.split_per_user((0.8, 0.1, 0.1)), or name another split."
@@ -112,20 +112,24 @@ class Run:
                 out |= {task.metric(name): float(own(outputs, labels)) for name, own in metrics.items()}
         return out
 
-    def indices(self, clients: Sequence[str | int] | np.ndarray) -> np.ndarray:
-        """Return clients' indices, int64: those of ids (texts), and indices (integers) as they are.
+    def members(self, clients: Iterable[str | int] | None = None) -> SomeIds:
+        """Return clients' ids, with their positions in ``data``.
+
+        Args:
+            clients: their ids; an integer stands for its decimal digits. None: all that take part in federation.
 
         Raises:
-            DataError: there is no such client.
+            DataError: there is no such client, or one id stands where several are wanted.
         """
-        if isinstance(clients, np.ndarray) and clients.dtype.kind in "iu":
-            found = clients.astype(np.int64)
-        else:
-            each = [self.data.index(c) if isinstance(c, str) else operator.index(c) for c in clients]
-            found = np.array(each, np.int64)
-        for wrong in found[(found < 0) | (found >= len(self.data))]:
-            self.data.rows(int(wrong))  # says so
-        return found
+        if clients is None:
+            return self.clients
+        if isinstance(clients, SomeIds) and clients.ids is self.data.ids:
+            return clients
+        if isinstance(clients, str | int | np.integer):
+            raise DataError(
+                f"Wanted the ids of clients; got one, {clients!r}. Put it into a list: [{clients!r}]."
+            )
+        return SomeIds(self.data.ids, np.array([self.data.index(c) for c in clients], np.int64))
 
     @property
     def personal(self) -> Model:
@@ -136,20 +140,19 @@ class Run:
         self,
         models: Sequence[Model],
         split: str = "test",
-        clients: Sequence[str | int] | np.ndarray | None = None,
+        clients: Iterable[str | int] | None = None,
     ) -> list[Judged]:
         """Judge models on the same examples, with every example's result; one for each task of the data.
 
         Args:
             models: their names, see ``engines.Model``.
             split: ``train``, ``valid`` or ``test``.
-            clients: ids (texts), or indices (integers); by default the clients that take part in federation.
+            clients: their ids; by default of the clients that take part in federation.
 
         Raises:
             DataError: there is no such client.
         """
-        chosen = self.clients if clients is None else self.indices(clients)
-        return self.local_device().judge(self.orders(chosen), split, models)
+        return self.local_device().judge(self.orders(self.members(clients)), split, models)
 
     def local_device(self, fits: Fits = one_by_one) -> LocalDevice:
         """Return the device of all clients, which lets every example's result leave."""
@@ -160,14 +163,13 @@ class Run:
         """What all clients have in common; its seed is that of the private defaults."""
         return Job(self.method, self.net, self.data, self.private, self.private.default.seed, self.device)
 
-    def orders(self, clients: Sequence[str | int] | np.ndarray) -> Iterator[Order]:
-        """Yield what the server asks of clients, by id or index, that it does not train.
+    def orders(self, clients: Iterable[str | int]) -> Iterator[Order]:
+        """Yield what the server asks of clients, given by their ids, that it does not train.
 
         Raises:
             DataError: there is no such client.
         """
-        chosen = self.indices(clients).tolist()
-        return orders_of(self.method, self.whole, (str(self.data.ids[c]) for c in chosen))
+        return orders_of(self.method, self.whole, self.members(clients))
 
     def parameters(self, client: str | int) -> Params:
         """Return a client's whole model, frozen, federated and private parameters by name, given the client's id."""

@@ -14,7 +14,7 @@ import copy
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
-from fedkeep.data.ids import as_id
+from fedkeep.data.ids import SomeIds, as_id
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Method
@@ -59,7 +59,7 @@ class PersonalModel(nn.Module):
 def export_models(
     run: Run,
     folder: Path | str,
-    clients: Sequence[str | int] | None = None,
+    clients: Iterable[str | int] | None = None,
     *,
     adapt: bool = False,
     onnx: bool = False,
@@ -69,7 +69,7 @@ def export_models(
     Args:
         run: a run.
         folder: must not exist.
-        clients: ids or indices; by default all that took part in federation.
+        clients: their ids; by default of all that took part in federation.
         adapt: fit what is a client's own on all of its examples first, as ``fedkeep personalize`` does.
         onnx: write each client's model as ONNX too, computed by onnxruntime and compared with torch's numbers.
 
@@ -82,7 +82,7 @@ def export_models(
         DataError: there is no such client.
         ConfigError: a client was held out of federation and is not adapted; a package for ONNX is missing.
     """
-    out, chosen = Path(folder), (run.clients if clients is None else run.indices(clients)).tolist()
+    out, chosen = Path(folder), run.members(clients)
     config = _config_text(run)
     _check(run, chosen, adapt, bool(config))
     if out.exists():
@@ -90,11 +90,11 @@ def export_models(
     part = beside(out.absolute())
     try:
         (part / "clients").mkdir(parents=True)
-        ids = _write(run, part, chosen, adapt, config)
+        _write(run, part, chosen, adapt, config)
         if onnx:
             from fedkeep.experiments.onnx_files import write_onnx
 
-            for client, name in zip(chosen, ids, strict=True):
+            for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
                 model = load_model(part, name, model=None if config else run.net.module)
                 write_onnx(
                     model, run.data, client, (part / "clients" / state_name(name)).with_suffix(".onnx")
@@ -104,7 +104,7 @@ def export_models(
         raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return ids
+    return list(chosen)
 
 
 def _config_text(run: Run) -> str:
@@ -119,7 +119,7 @@ def _config_text(run: Run) -> str:
     return run_folder_config(run.folder)[1] if read_info(run.folder).get("config") else ""
 
 
-def _check(run: Run, chosen: Sequence[int], adapt: bool, configured: bool) -> None:
+def _check(run: Run, chosen: SomeIds, adapt: bool, configured: bool) -> None:
     method = run.method
     if isinstance(method.predict, Recalls):
         raise MethodError(
@@ -137,21 +137,21 @@ def _check(run: Run, chosen: Sequence[int], adapt: bool, configured: bool) -> No
         raise MethodError(
             f"Clients of {method.name!r} have models of their own only after adapting: say --adapt (adapt=True)."
         )
-    for client in set(chosen) & set(run.held_out.tolist()):
+    for client in set(chosen) & set(run.held_out):
         raise ConfigError(
-            f"{str(run.data.ids[client])!r} was held out of federation, so it has no values of its own yet. Fit them "
+            f"{client!r} was held out of federation, so it has no values of its own yet. Fit them "
             f"on its examples: --adapt (adapt=True)."
         )
 
 
-def _write(run: Run, part: Path, chosen: Sequence[int], adapt: bool, config: str) -> list[str]:
-    plain, names = run.method.predict is forward, [str(run.data.ids[c]) for c in chosen]
+def _write(run: Run, part: Path, chosen: SomeIds, adapt: bool, config: str) -> None:
+    plain = run.method.predict is forward
     store = adapt_clients(run, chosen).store if adapt else run.private
     frozen = run.method.split.halves(run.net.module).frozen(run.net.initial())
     whole = {**frozen, **run.server, **prefixed(SERVER, run.state)}
     shared: Params = {}
     entries = {}
-    for client, name in zip(chosen, names, strict=True):
+    for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
         own = {n: v[0] for n, v in store.read([client]).items()}
         values = {**frozen, **run.sent(name).flat, **own}
         if plain:
@@ -166,7 +166,6 @@ def _write(run: Run, part: Path, chosen: Sequence[int], adapt: bool, config: str
         "shared": _tensors(part / SHARED, shared), "clients": entries,
     }  # fmt: skip
     write_whole(part / INFO, sealed_bytes(info))
-    return names
 
 
 def _encoding(run: Run) -> str:

@@ -22,6 +22,7 @@ from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData, hold_out
+from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
@@ -240,8 +241,8 @@ class _Simulation:
             server = drive.server
             return Run(
                 self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
-                self.clients, self.held_out, history, server.round, out, self.device, reason, server.state,
-                drive.examples,
+                SomeIds(self.data.ids, self.clients), SomeIds(self.data.ids, self.held_out), history, server.round,
+                out, self.device, reason, server.state, drive.examples,
             )  # fmt: skip
         finally:
             self.engine.close()

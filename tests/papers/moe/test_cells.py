@@ -67,7 +67,8 @@ def test_shared_experts_change_no_bit(work: Work, variant: Variant) -> None:
     else:
         alone = rooted(run, mixture_model(SCENE, variant, work.data()).get_submodule("local_expert"), method)
     expected, found = adapt_clients(alone), work.adapted(variant)
-    for client in range(5):
+    assert len(found.clients) == 5
+    for client in found.clients:
         assert same_bits(found.own(client), expected.own(client))
     assert found.stopped == expected.stopped
     assert all(

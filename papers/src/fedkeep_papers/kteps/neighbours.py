@@ -93,7 +93,7 @@ def _most_words(run: Run) -> int:
 
 def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the client's rows of a table, trained, as restored, and aggregated, and the rows' numbers."""
-    everyone = [int(c) for c in run.clients]
+    everyone = run.clients.positions.tolist()
     store = MemoryStore(run.private.default, run.private.ids)
     store.write(everyone, run.private.read(everyone))
     seed = run.private.default.seed
@@ -113,9 +113,8 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     restored, _ = decode(run.method, {**run.server, **job.declared}, sent.upload, name_of)
     rows = bare.upload.rows.get(name, torch.arange(len(run.server[name])))
     rows = rows[rows > 1]  # neither padding nor the unknown word
-    ids = [str(run.data.ids[c]) for c in everyone]
     device = LocalDevice(job, Sequential())
-    server, _ = run_round(run.method, device, run.whole.but(progress=1.0), ids, job.declared)
+    server, _ = run_round(run.method, device, run.whole.but(progress=1.0), list(run.clients), job.declared)
     start = run.server[name]
     return (
         _moved(start, bare.upload, name)[rows],

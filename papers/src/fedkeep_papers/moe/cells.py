@@ -21,6 +21,7 @@ from fedkeep.core.files import read_tensors, write_tensors
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import FederatedData, ImageSet
+from fedkeep.data.ids import SomeIds
 from fedkeep.experiments.adapt import AdaptedClients, adapt_clients, rooted
 from fedkeep.experiments.build import (
     build_method,
@@ -89,7 +90,7 @@ class Work:
         """Return the clients with the models that a variant gives them."""
         if variant.kind == "fedavg":
             run = self.federated()
-            return AdaptedClients(run, tuple(range(len(run.data))), run.private)
+            return AdaptedClients(run, SomeIds(run.data.ids, np.arange(len(run.data))), run.private)
         method = adapting_method(variant, self.cell.adapting)
         if variant.kind != "mixture":
             return self.experts(variant, method)
@@ -197,8 +198,9 @@ def _of_all(scene: Scene) -> Scene:
 
 
 def _keep(found: AdaptedClients, file: Path) -> None:
-    tensors = {f"{c}/{n}": v for c in found.clients for n, v in found.own(c).items()}
-    stopped = {f"{c}//stopped": torch.tensor(found.stopped[c]) for c in found.clients}
+    numbered = list(zip(found.clients.positions.tolist(), found.clients, strict=True))
+    tensors = {f"{number}/{n}": v for number, c in numbered for n, v in found.own(c).items()}
+    stopped = {f"{number}//stopped": torch.tensor(found.stopped[c]) for number, c in numbered}
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.{os.getpid()}")  # cells side by side may share the file
     write_tensors(part, {**tensors, **stopped})
@@ -214,7 +216,8 @@ def _loaded(run: Run, file: Path) -> AdaptedClients:
     store = own_store(run)
     for number in stopped:
         store.write([number], {n: v.unsqueeze(0) for n, v in experts[number].items()})
-    return AdaptedClients(run, tuple(stopped), store, stopped)
+    clients = SomeIds(run.data.ids, np.array(list(stopped), np.int64))
+    return AdaptedClients(run, clients, store, dict(zip(clients, stopped.values(), strict=True)))
 
 
 @dataclass(frozen=True)
