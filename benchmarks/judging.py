@@ -128,7 +128,7 @@ def status(name: str) -> int:
 def measured(case: str, users: int, turns: int) -> dict[str, Any]:
     """Return what judging takes, many users at a time and one by one."""
     run = judged(case, users, np.float32)
-    few = list(range(users // ONE_BY_ONE))
+    few = run.clients[: users // ONE_BY_ONE]
     run.evaluate(clients=few)
     memory = most_memory(run.evaluate)
     many, alone, several = [], [], window.SEVERAL

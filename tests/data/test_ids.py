@@ -318,5 +318,6 @@ def test_who_takes_part_and_who_is_held_out_are_ids_with_positions() -> None:
 def test_ids_of_one_data_set_are_looked_up_in_another() -> None:
     run = numbered_run()
     other = replace(run, data=run.data.select([2, 0, 1]))
+    assert other.members().positions.tolist() == other.members(list(run.clients)).positions.tolist()
     assert other.members(run.clients).positions.tolist() == [other.data.index(name) for name in run.clients]
     assert other.members(run.clients).positions.tolist() != run.clients.positions.tolist()

@@ -260,6 +260,9 @@ class SomeIds(Sequence[str]):
             return [self.ids[position] for position in self.positions[place].tolist()]
         return self.ids[int(self.positions[place])]
 
+    def __iter__(self) -> Iterator[str]:
+        return map(self.ids.__getitem__, self.positions.tolist())
+
     def __repr__(self) -> str:
         return f"SomeIds({self[:3]}{', …' * (len(self) > 3)} {len(self):,} of {len(self.ids):,} clients)"
 

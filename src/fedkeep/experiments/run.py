@@ -121,8 +121,7 @@ class Run:
         Raises:
             DataError: there is no such client, or one id stands where several are wanted.
         """
-        if clients is None:
-            return self.clients
+        clients = self.clients if clients is None else clients
         if isinstance(clients, SomeIds) and clients.ids is self.data.ids:
             return clients
         if isinstance(clients, str | int | np.integer):
