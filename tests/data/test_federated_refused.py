@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,32 @@ def test_select_of_clients_that_are_none(clients: list[int], got: str) -> None:
     with pytest.raises(DataError) as error:
         small().select(clients)
     assert message(error) == f"Wanted different clients between 0 and 1; got {got}."
+
+
+@pytest.mark.parametrize(
+    ("call", "got"),
+    [
+        (lambda data: data.rows("a"), "'a'"),
+        (lambda data: data.count(0.0), "0.0"),
+        (lambda data: data.select(["a", "b"]), "['a', 'b']"),
+        (lambda data: data.select(1), "1"),
+        (lambda data: data.split_rows("all", [0.0, 1.0]), "[0.0, 1.0]"),
+    ],
+)
+def test_clients_that_are_given_by_no_number(call: Callable[[FederatedData], Any], got: str) -> None:
+    with pytest.raises(DataError) as error:
+        call(small())
+    assert message(error) == (
+        f"These data number their clients 0 to 1; got {got}. data.index('ID') returns the number of an id."
+    )
+
+
+@pytest.mark.parametrize("client", [2, -1])
+def test_rows_of_clients_that_are_not_there(client: int) -> None:
+    for call in (lambda: small().rows(client), lambda: small().split_rows("all", [0, client])):
+        with pytest.raises(DataError) as error:
+            call()
+        assert message(error) == f"There is no client {client}: clients are numbered 0 to 1."
 
 
 @pytest.mark.parametrize(

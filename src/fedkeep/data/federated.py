@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean, shown
 from fedkeep.core.params import Batch
 from fedkeep.data import disk, splits
 from fedkeep.data.best import best_possible
@@ -131,9 +131,15 @@ class FederatedData:
     def rows(self, client: int, split: str = "all") -> range:
         """Return the row numbers of a client's split ("train", "valid", "test" or "all").
 
+        Args:
+            client: its number in these data, which ``index`` returns for an id.
+            split: which.
+
         Raises:
             DataError: no such client or split, or the data are not split yet.
         """
+        if not isinstance(client, int | np.integer):
+            raise self._no_number(client)
         if not 0 <= client < len(self.offsets) - 1:
             raise DataError(f"There is no client {client}: clients are numbered 0 to {len(self) - 1}.")
         if split == "all":
@@ -153,14 +159,36 @@ class FederatedData:
         return bounds[:, part + 1] - bounds[:, part]
 
     def split_rows(self, split: str, clients: Sequence[int] | Rows | None = None) -> Rows:
-        """Return the row numbers of a split of many clients (default all), client after client, int64."""
-        chosen = np.arange(len(self)) if clients is None else np.asarray(clients, dtype=np.int64)
+        """Return the row numbers of a split of many clients, client after client, int64.
+
+        Args:
+            split: which.
+            clients: their numbers in these data, which ``index`` returns for an id; by default all.
+
+        Raises:
+            DataError: no such client or split, or the data are not split yet.
+        """
+        chosen = np.arange(len(self)) if clients is None else self._numbers(clients)
+        if clients is not None and len(wrong := chosen[(chosen < 0) | (chosen >= len(self))]):
+            raise DataError(f"There is no client {wrong[0]}: clients are numbered 0 to {len(self) - 1}.")
         if split == "all":
             start, length = self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
         else:
             part, bounds = self._part(split)
             start, length = bounds[chosen, part], bounds[chosen, part + 1] - bounds[chosen, part]
         return np.arange(length.sum()) + np.repeat(start - offsets_of(length)[:-1], length)
+
+    def _numbers(self, clients: Sequence[int] | Rows) -> Rows:
+        given = np.asarray(clients)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise self._no_number(given.tolist())
+        return given.astype(np.int64)
+
+    def _no_number(self, given: object) -> DataError:
+        return DataError(
+            f"These data number their clients 0 to {len(self) - 1}; got {shown(given, 60)}. data.index('ID') returns "
+            f"the number of an id."
+        )
 
     def clients_of(self, rows: Rows) -> NDArray[np.int64]:
         """Return the client number of each row, int64."""
@@ -202,8 +230,14 @@ class FederatedData:
         """Return the data of these clients alone, in this order; their rows are copied.
 
         ``meta["traits"]`` keeps the chosen clients' values, and the best possible result is computed again.
+
+        Args:
+            clients: their numbers in these data, which ``index`` returns for an id.
+
+        Raises:
+            DataError: no such client, one twice, or none at all.
         """
-        chosen = np.asarray(clients, dtype=np.int64)
+        chosen = self._numbers(clients)
         wrong = chosen[(chosen < 0) | (chosen >= len(self))]
         if not len(chosen) or len(wrong) or len(np.unique(chosen)) < len(chosen):
             got = f"client {wrong[0]}" if len(wrong) else "a client twice" if len(chosen) else "none"
