@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep import FederatedData, methods, simulate
+from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import DataError
 from fedkeep.data.ids import PackedIds, RangeIds, SomeIds, as_id, check_ids, group_rows
 from fedkeep.experiments.adapt import adapt_clients
@@ -299,8 +300,14 @@ def test_an_integer_is_an_id_wherever_a_run_is_asked_for_clients() -> None:
             assert cold_start(run, [number], (1,)) == cold_start(run, [name], (1,))
             assert user_vectors(run, [number])[0].tolist() == run.parameters(number)["user"].tolist()
         assert [order.client for order in run.orders([int(name)])] == [name]
+        still = (Phase(trains="private", optimizer=sgd(0.0)),)
+        given = {int(name): {"user": torch.full((2,), 9.0)}}
+        found = adapt_clients(replace(run, method=run.method.adapting(phases=still)), [name], start=given)
+        assert found.own(name)["user"].tolist() == [9.0, 9.0]
     with pytest.raises(DataError, match="No client of these data has the id '0'"):
         run.evaluate("test", clients=[0])
+    with pytest.raises(DataError, match="^Wanted different clients; '2' is named more than once.$"):
+        run.evaluate("test", clients=[3, "2", 2])
 
 
 def test_who_takes_part_and_who_is_held_out_are_ids_with_positions() -> None:

@@ -102,7 +102,7 @@ def adapt_clients(
     run: Run,
     clients: Iterable[str | int] | None = None,
     *,
-    start: Mapping[str, Params] | None = None,
+    start: Mapping[str, Params] | Mapping[int, Params] | None = None,
     workers: int = 1,
     progress: bool | None = None,
 ) -> AdaptedClients:
@@ -127,12 +127,13 @@ def adapt_clients(
     chosen = everyone if clients is None else run.members(clients)
     if not len(chosen):
         raise ConfigError("There is no client to adapt.")
+    given = {str(run.data.ids[run.data.index(c)]): values for c, values in (start or {}).items()}
     device = run.local_device(partial(_side_by_side, workers=workers) if workers > 1 else one_by_one)
     with make_progress(progress, f"adapting, {run.method.name}", len(chosen)) as bar:
         device.adapt(
             run.orders(chosen),
             Adaptation(split=""),
-            start=start or {},
+            start=given,
             done=lambda done: bar.update(done, {}),
         )
     stopped = {str(run.data.ids[c]): passes for c, passes in device.stopped.items()}

@@ -96,11 +96,9 @@ class Scene:
         return watch(self._job(method, data), self.server, self.clients)[1]
 
     def _job(self, method: Method, data: FederatedData) -> Job:
-        store, numbers = (
-            MemoryStore(self.run.private.default, data.ids),
-            self.run.members(self.clients).positions,
-        )
-        store.write(numbers.tolist(), self.run.private.read(numbers.tolist()))
+        store = MemoryStore(self.run.private.default, data.ids)
+        numbers = self.run.members(self.clients).positions.tolist()
+        store.write(numbers, self.run.private.read(numbers))
         return Job(method, self.net, data, store, self.run.private.default.seed, self.run.device)
 
     @property

@@ -119,7 +119,7 @@ class Run:
             clients: their ids; an integer stands for its decimal digits. None: all that take part in federation.
 
         Raises:
-            DataError: there is no such client, or one id stands where several are wanted.
+            DataError: there is no such client, one is named twice, or one id stands where several are wanted.
         """
         clients = self.clients if clients is None else clients
         if isinstance(clients, SomeIds) and clients.ids is self.data.ids:
@@ -128,7 +128,13 @@ class Run:
             raise DataError(
                 f"Wanted the ids of clients; got one, {clients!r}. Put it into a list: [{clients!r}]."
             )
-        return SomeIds(self.data.ids, np.array([self.data.index(c) for c in clients], np.int64))
+        found = np.array([self.data.index(c) for c in clients], np.int64)
+        numbers, times = np.unique(found, return_counts=True)
+        if (twice := numbers[times > 1]).size:
+            raise DataError(
+                f"Wanted different clients; {self.data.ids[int(twice[0])]!r} is named more than once."
+            )
+        return SomeIds(self.data.ids, found)
 
     @property
     def personal(self) -> Model:
