@@ -96,7 +96,7 @@ def test_losses_and_their_order_are_those_of_one_client_after_the_other(
     """20 clients have one example each, 20 two, 18 five; one has four, one 40."""
     run, order = trained(kind, data()), [7, *range(8, CLIENTS), *range(7)]
     kind.calls = 0
-    found = run.judge(("own",), "test", order)[0].of("own")
+    found = run.judge(("own",), "test", [run.data.ids[c] for c in order])[0].of("own")
     assert kind.calls == calls
     np.testing.assert_allclose(found.loss, wanted(run, order), rtol=0, atol=1e-12)
     assert found.client.tolist() == [c for c in order for _ in range(TESTS[c])]

@@ -3,6 +3,7 @@
 from fedkeep.data.consent import add_censored, opt_out
 from fedkeep.data.federated import SPLITS, FederatedData, Ragged, RangeIds
 from fedkeep.data.hashing import HashedWords
+from fedkeep.data.ids import SomeIds
 from fedkeep.data.images import ImageSet
 from fedkeep.data.partition import PARTITIONS, by_size, class_counts, dirichlet, majority, shards
 from fedkeep.data.readers import (
@@ -30,6 +31,7 @@ __all__ = [
     "ImageSet",
     "Ragged",
     "RangeIds",
+    "SomeIds",
     "TextStatistics",
     "TokenVocabulary",
     "WordVectors",
