@@ -372,3 +372,20 @@ def test_kteps() -> None:
             assert cell.startswith("not run") == (rows[method]["value"] is None), name
             known = [rows[method][n] for n in ("value", "published") if rows[method][n] is not None]
             check(name, cell, [100 * number for number in known])
+
+
+def test_kteps_readings() -> None:
+    rows = {(row["scene"], row["method"]): row for row in results("kteps-readings")}
+    shown = set()
+    for reading, *body in table(DOCS / "measured" / "kteps.md", lambda t: t[0][0] == "reading"):
+        columns = [(m, s) for m in ("KTEPS", "FedAvg") for s in ("held-out training", "test")]
+        for (method, split), cell in zip(columns, body, strict=True):
+            place = (f"FDU, {split} reviews", f"{method}, {reading}")
+            assert (cell == "–") == (place not in rows), place
+            if cell == "–":
+                continue
+            shown.add(place)
+            value = rows[place]["value"]
+            assert (cell == "not run") == (value is None), place
+            check(str(place), cell, [] if value is None else [100 * value])
+    assert shown == rows.keys()
