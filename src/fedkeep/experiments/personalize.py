@@ -230,7 +230,7 @@ def personalize_client(run: Run, client: str | int, k: int | None = None) -> tup
     Returns:
         The client's own parameters, and the metrics before (``before_...``) and after fitting.
     """
-    (index,) = run.members([client]).positions.tolist()
+    index = run.data.index(client)
     device = run.local_device()
     adaptation = Adaptation(begin="default", examples=k, beside="default")
     judged = device.adapt(run.orders([client]), adaptation)[0]
