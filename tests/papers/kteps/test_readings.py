@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_method, build_model
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep.methods.kteps import BranchLoss
@@ -15,7 +19,9 @@ from fedkeep.privacy import GaussianNoise
 from fedkeep.report.results import read_results
 from fedkeep_papers.kteps import book, readings
 from fedkeep_papers.kteps.cells import Task
-from tests.papers.kteps.runs import read_numbers, request
+from tests.papers.kteps.runs import read_numbers, request, rows
+
+HELD, TESTED = "FDU, held-out training reviews", "FDU, test reviews"
 
 
 @pytest.fixture
@@ -72,3 +78,68 @@ def test_a_reading_is_judged_on_held_out_reviews(
     assert found["FDU, held-out training reviews", name] == pytest.approx(held, abs=1e-6)
     assert found["FDU, test reviews", name] == pytest.approx(np.mean(list(numbers.shared.values())), abs=1e-6)
     assert found["FDU, test reviews", "KTEPS, dropout"] is None
+
+
+@pytest.mark.slow
+def test_the_best_reading_is_trained_on_all_reviews_and_tested(
+    finished: Path, data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = ("mean over padding", "halved losses", "as configured")  # of equal ones the first is chosen
+    monkeypatch.setattr(readings, "HELD_OUT", 3)
+    monkeypatch.setattr(readings, "READINGS", {name: readings.READINGS[name] for name in tried})
+    shutil.copytree(finished / "kteps", tmp_path / "kteps")
+    names = [f"{m}-{name.replace(' ', '-')}" for name in tried for m in ("kteps", "fedavg")]
+    names.remove("fedavg-halved-losses")
+    both = request(data, tmp_path, seeds=[0, 1])
+
+    reproduce("kteps-readings", replace(both, only=["*-fedavg-*", "*-kteps-mean-*", "*-kteps-halved-*"]))
+    first = [f"fdu-reading-{name}-held-out-full-0" for name in names]
+    usual = first.pop(names.index("kteps-as-configured"))
+    assert computed == first  # nothing is chosen while a reading of KTEPS is not there
+    assert {r.scene for r in read_results(tmp_path / "kteps-readings.json")} == {HELD, TESTED}
+
+    reproduce("kteps-readings", both)
+    held = {r.method: r.value for r in read_results(tmp_path / "kteps-readings.json") if r.scene == HELD}
+    best = max(tried, key=lambda name: held[f"KTEPS, {name}"])
+    usable = [
+        name for name in names if not name.endswith("as-configured")
+    ]  # those are the cells of the tables
+    others = [f"fdu-reading-{name}-full" for name in usable if name.endswith(best.replace(" ", "-"))]
+    assert computed[len(first) :] == [usual, *(f"{name}-{seed}" for name in others for seed in (0, 1))]
+
+    def values(method: str, metric: str) -> float | None:
+        scene = "FDU, trained on all training reviews"
+        found = read_results(tmp_path / "kteps-readings.json")
+        return next(r.value for r in found if (r.scene, r.method, r.metric) == (scene, method, metric))
+
+    text = (tmp_path / "kteps-readings.md").read_text(encoding="utf-8")
+    assert f"The best of KTEPS's is '{best}'." in text
+    for metric, table in (("accuracy_ap", "kteps-table3"), ("accuracy_ag", "kteps-table2")):
+        for method in ("KTEPS", "FedAvg"):
+            if table == "kteps-table3":  # as configured they are the cells of the tables
+                known = rows(finished, table)[method, metric].value
+                assert values(f"{method}, as configured", metric) == known
+    if best != "as configured":
+        gaps = [
+            100 * (values(f"KTEPS, {best}", m) - values("FedAvg, as configured", m))  # type: ignore[operator]
+            for m in ("accuracy_ap", "accuracy_ag")
+        ]
+        (row,) = (line for line in text.splitlines() if re.match(r"\| FedAvg, as configured \| [+-]", line))
+        assert [float(cell.split("±")[0]) for cell in row.split("|")[2:4]] == pytest.approx(gaps, abs=0.0051)
+    computed.clear()
+    reproduce("kteps-readings", both)
+    assert computed == []
+    cell = next((tmp_path / "kteps").glob(f"{others[0]}-1-*")) if others else None
+    assert cell is None or len(read_numbers(cell).curves["0.01"]["own"]) == 16
+
+
+def test_a_reading_that_waits_may_be_named(
+    data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readings, "HELD_OUT", 3)
+    reproduce("kteps-readings", request(data, tmp_path, only=["fdu-reading-kteps-dropout-full-*"]))
+    assert computed == []
+    text = (tmp_path / "kteps-readings.md").read_text(encoding="utf-8")
+    assert "Once all of KTEPS's are finished the best is trained" in text
+    with pytest.raises(ConfigError, match="No run matches"):
+        reproduce("kteps-readings", request(data, tmp_path, only=["fdu-reading-kteps-else-*"]))

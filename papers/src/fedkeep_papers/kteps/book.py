@@ -232,10 +232,21 @@ class Book:
         about: str,
         further: Callable[[], str] = lambda: "",
         figures: Callable[[Path], list[Path]] = lambda _: [],
+        possible: Sequence[Mapping[int, Cell]] = (),
     ) -> Path:
-        """Run what is missing, and write the results after every cell; returns the Markdown's path."""
+        """Run what is missing, and write the results after every cell; returns the Markdown's path.
+
+        Args:
+            lines: the numbers of the table.
+            title: its heading.
+            about: what is below it.
+            further: writes what follows, from the cells that are finished.
+            figures: draws the pictures beside a path without an ending; returns their files.
+            possible: cells, by seed, that another call may ask for; the request's patterns may name them too.
+        """
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
-        self.request.check(list(dict.fromkeys(task.name for task in tasks)))
+        others = [self.task(cell) for cells in possible for cell in cells.values()]
+        self.request.check(list(dict.fromkeys(task.name for task in (*tasks, *others))))
         wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
 
         def write() -> None:

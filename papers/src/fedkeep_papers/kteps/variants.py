@@ -131,17 +131,17 @@ def _difference(book: Book, cells: Mapping[str, Mapping[int, Cell]], best: str) 
     if not seeds:
         return ""
     ap = personalized(METHODS["KTEPS"])
-    gap = _gap([ap(own[seed]) - ap(base[seed]) for seed in seeds])
+    ahead = gap([ap(own[seed]) - ap(base[seed]) for seed in seeds])
     one, two = base[seeds[0]], own[seeds[0]]
     text = (
-        f'"{best}" minus KTEPS, Ap on the test reviews, paired by seed: {gap} points over {len(seeds)} '
+        f'"{best}" minus KTEPS, Ap on the test reviews, paired by seed: {ahead} points over {len(seeds)} '
         f"seeds. KTEPS trains for {one.rounds} rounds, it for {two.rounds}; uploaded bytes per client and round: "
         f"{one.upload_bytes or 0:.0f} and {two.upload_bytes or 0:.0f}."
     )
     if two.rounds < one.rounds:
         stop = two.rounds
-        early = _gap([_at(base[s], stop) - _at(base[s], base[s].rounds) for s in seeds])
-        same = _gap([_at(own[s], stop) - _at(base[s], stop) for s in seeds])
+        early = gap([_at(base[s], stop) - _at(base[s], base[s].rounds) for s in seeds])
+        same = gap([_at(own[s], stop) - _at(base[s], stop) for s in seeds])
         text += (
             f" What stopping alone is worth: before fine-tuning, the clients' models of KTEPS were {early} points "
             f'better after round {stop} than after its last one; those of "{best}" were then {same} points better '
@@ -155,7 +155,7 @@ def _at(numbers: Numbers, number: int) -> float:
     return next(value for at, value in numbers.test_curve if at == number)
 
 
-def _gap(differences: Sequence[float]) -> str:
+def gap(differences: Sequence[float]) -> str:
     """Write the mean of differences of accuracies in points, with their standard deviation."""
     mean, std = mean_std([100 * d for d in differences])
     return f"{mean:+.2f}" if std is None else f"{mean:+.2f} ± {std:.2f}"
