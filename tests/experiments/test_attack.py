@@ -7,10 +7,11 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.attack import Asked, attack
-from fedkeep.experiments.attack_measures import share
+from fedkeep.experiments.attack_measures import MEASURES, share
 from fedkeep.experiments.attack_scenes import divided, multiplier
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.metrics.worth import Interval
 from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import Finding
 
@@ -112,6 +113,15 @@ def test_what_does_not_apply_says_so(found: dict[tuple[str, str, str], Finding])
     ):
         assert found[key].value is None
         assert found[key].note.startswith("a sum has no single sender")
+
+
+def test_a_number_without_an_interval_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not defined without one of the clients: whether it lies above guessing can't be told."""
+    number = Interval(0.9, np.nan, np.nan)
+    monkeypatch.setitem(MEASURES, "upload", lambda *_: [("cosine", number, 0.5, "")])
+    asked = Asked(attacks=("upload",), epsilons=())
+    findings = attack(parse_config(TEXT, overrides={"run.rounds": "1"}), asked).findings
+    assert {(f.value, f.low, f.high, f.verdict) for f in findings} == {(0.9, None, None, "–")}
 
 
 @pytest.mark.slow

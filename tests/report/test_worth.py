@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.examples import Examples, Roster
 from fedkeep.experiments.worth import worth_of
-from fedkeep.metrics.worth import Paired, worth
+from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.report.page import write_report
 from fedkeep.report.worth import Comparison, limits, plain, sentences, tenths
-from fedkeep.report.worth_blocks import fairness_table, told_table
+from fedkeep.report.worth_blocks import fairness_table, pooled_table, told_table
 from tests.report.run_folders import write_examples
 
 
@@ -95,6 +96,14 @@ def test_losses_are_written_with_their_own_sign() -> None:
     assert sentences(c)[0].startswith("Gain 1 nats (1 to 1).")
     (row,) = fairness_table([c]).rows
     assert row[2:6] == ("2", "2", "6.6", "5.6")  # means 3 and 7; the tenth that is worst lies above 6.6
+
+
+def test_a_pooled_gain_that_hangs_on_one_user_is_shown_without_an_interval() -> None:
+    pooled = (("auc", Interval(0.31, np.nan, np.nan)), ("accuracy", Interval(0.02, -0.01, 0.05)))
+    rows = pooled_table([replace(comparison([3], [0]), pooled=pooled)]).rows
+    assert [row[2:] for row in rows] == [
+        ("AUC", "+31.0 points", "–"), ("Accuracy", "+2.0 points", "−1.0 points to +5.0 points"),
+    ]  # fmt: skip
 
 
 def test_plain_values_say_the_same() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -150,13 +151,16 @@ def attack(
                     else MEASURES[name](view, config)
                 )
                 for measure, number, guess, note in rows:
-                    mean, low, high = (
-                        (None,) * 3 if number is None else (number.mean, number.low, number.high)
-                    )
+                    mean, low, high = (None,) * 3 if number is None else map(_known, astuple(number))
                     found.append(
                         made(measure=measure, value=mean, low=low, high=high, guess=guess, note=note)
                     )
     return Attacked(findings=found, settings=[f"{v.name}: {v.note}" for v in seen if v.note])
+
+
+def _known(value: float) -> float | None:
+    """Return a number, or None for NaN: the ends of an interval that hangs on one client."""
+    return None if math.isnan(value) else value
 
 
 def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.ndarray) -> Iterator[Row]:

@@ -59,8 +59,9 @@ def pooled_table(found: Sequence[Comparison]) -> Table:
     for c in found:
         for metric, i in c.pooled:
             ends = f"{wording.difference(i.low, metric)} to {wording.difference(i.high, metric)}"
+            known = ends if np.isfinite([i.low, i.high]).all() else wording.MISSING  # it hangs on one user
             rows.append(
-                (c.ours, c.theirs, wording.metric_name(metric), wording.difference(i.mean, metric), ends)
+                (c.ours, c.theirs, wording.metric_name(metric), wording.difference(i.mean, metric), known)
             )
         if c.aucs is not None and not np.isnan(c.aucs).all():
             gain, able = float(np.nanmean(c.aucs[0] - c.aucs[1])), int((~np.isnan(c.aucs[0])).sum())

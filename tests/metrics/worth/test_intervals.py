@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from fedkeep.metrics.worth.intervals import (
+    chance_of_users,
     jackknife,
     t_inside,
     t_quantile,
@@ -90,3 +91,12 @@ def test_the_jackknife_of_a_mean_is_its_t_interval() -> None:
     found = jackknife(float(x.mean()), [(x.sum() - v) / 3 for v in x])
     half = stats.t.ppf(0.975, 3) * x.std(ddof=1) / 2
     assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - half, 2 + half), rel=1e-9)
+
+
+def test_what_is_not_known_has_no_interval_and_no_p() -> None:
+    found = jackknife(0.5, [0.4, np.nan, 0.6])
+    assert found.mean == 0.5
+    assert np.isnan([found.low, found.high]).all()
+    y = np.array([[[0.1, 0.2, 0.4]], [[0.1, np.nan, 0.4]]])
+    assert np.isnan(chance_of_users(y)).tolist() == [False, True]
+    assert np.isnan(users_like_these(y)).all(-1).tolist() == [False, True]

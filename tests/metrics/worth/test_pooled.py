@@ -29,6 +29,14 @@ def test_auc_is_not_defined_where_one_client_has_all_of_a_class() -> None:
     assert np.isnan(without).tolist() == [True, False]
 
 
+def test_a_gain_that_hangs_on_one_client_has_no_interval() -> None:
+    client, label = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1])  # without client 0 there is no negative
+    one, other = np.array([0.1, 0.9, 0.5, 0.3]), np.array([0.4, 0.9, 0.5, 0.3])
+    found = pooled_gain(auc_pooled, client, [(one, label)], [(other, label)])
+    assert found.mean == pytest.approx(1 - 2 / 3)
+    assert np.isnan([found.low, found.high]).all()
+
+
 def test_means_and_rmse_without_each_client() -> None:
     values = SCORE**2
     for number, after in ((mean_pooled, float), (rmse_pooled, np.sqrt)):

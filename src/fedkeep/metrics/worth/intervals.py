@@ -105,7 +105,7 @@ def jackknife(whole: float, without: Sequence[float] | Floats) -> Interval:
 
     Args:
         whole: the number over all clients.
-        without: (K,) the number without each client in turn; at least two.
+        without: (K,) the number without each client in turn; at least two. Where one is NaN, both ends are.
     """
     left = np.asarray(without, np.float64)
     clients = len(left)
@@ -116,14 +116,14 @@ def jackknife(whole: float, without: Sequence[float] | Floats) -> Interval:
 
 def _around(mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int) -> Floats:
     total, degrees = _total(a, b, a_squared_over_degrees, seeds)
-    half = np.where(total > 0, t_quantile(degrees) * np.sqrt(total), 0.0)
+    half = np.where(total == 0, 0.0, t_quantile(degrees) * np.sqrt(total))  # NaN stays NaN
     return np.stack([mean, mean - half, mean + half], -1)
 
 
 def _chance(mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int) -> Floats:
     total, degrees = _total(a, b, a_squared_over_degrees, seeds)
-    t = np.divide(np.abs(mean), np.sqrt(total), out=np.full(np.shape(total), np.inf), where=total > 0)
-    found: Floats = np.where(total > 0, 1 - t_inside(np.minimum(t, 1e8), degrees), np.equal(mean, 0))
+    t = np.divide(np.abs(mean), np.sqrt(total), out=np.full(np.shape(total), np.inf), where=total != 0)
+    found: Floats = np.where(total == 0, np.equal(mean, 0), 1 - t_inside(np.minimum(t, 1e8), degrees))
     return np.clip(found, 0.0, 1.0)
 
 

@@ -81,6 +81,9 @@ def pooled_gain(
 ) -> Interval:  # fmt: skip
     """Return the gain in a pooled number, positive where ours is better.
 
+    Its ends are NaN where the number is not defined without some client, e.g. the AUC without the only one that has
+    positives.
+
     Args:
         number: one of the functions above.
         client: (n,) each example's client, 0 .. K − 1; at least two clients.
