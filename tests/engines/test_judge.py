@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
-from fedkeep.core.errors import DataError, MethodError
+from fedkeep.core.errors import DataError, MethodError, NonFiniteError
 from fedkeep.engines import tasks_of, to_records
 from tests.tiny import Logits, Noisy, Slope, classes, pairs, parts, users
 
@@ -150,6 +150,34 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
     expected = np.mean([(p > n) + 0.5 * (p == n) for p in positive for n in negative])
     assert metrics["auc"] == pytest.approx(expected, abs=1e-12)
     assert metrics["accuracy"] == pytest.approx(np.mean((x[1:, 0] > 0) == label[1:]), abs=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_what_is_not_a_number_is_no_right_answer(outputs: int) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.w + x.expand(-1, outputs).clone()
+            out[:, 0] = torch.where(x[:, 0] > 0, math.nan, 1.0)  # argmax would call these class 0
+            return out
+
+    data = FederatedData.from_columns(
+        ["a"] * 5,
+        {"x": np.array([[0.0], [0.0], [0.0], [1.0], [1.0]]), "label": np.array([0, 0, 1, 0, 1])},
+        ["train"] + ["test"] * 4,
+        meta={"task": "binary" if outputs == 2 else "multiclass", "classes": outputs},
+    )
+    run = simulate(Broken(), methods.fedavg(local=Phase(optimizer=sgd(0.0))), data, rounds=0)
+    assert run.judge(("own",), "test")[0].of("own").right().tolist() == [1.0, 0.0, 0.0, 0.0]
+    if outputs == 2:
+        with pytest.raises(NonFiniteError, match="auc: a score is NaN"):
+            run.evaluate()
+    else:
+        found = run.evaluate()
+        assert (found["accuracy"], math.isnan(found["loss"])) == (0.25, True)
 
 
 def test_regression_by_hand() -> None:

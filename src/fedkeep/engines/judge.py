@@ -149,6 +149,10 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: n
         if task.kind == "ranking":
             ranks = ranks_of(out.cpu().numpy(), label.cpu().numpy())
             score = torch.from_numpy(ranks).double()
+        elif task.kind == "binary":
+            score = out[:, 1] - out[:, 0]
         else:
-            score = out[:, 1] - out[:, 0] if task.kind == "binary" else (out.argmax(1) == label).double()
+            likeliest = out.argmax(1)  # a NaN where there is one
+            unknown = out.gather(1, likeliest.unsqueeze(1)).squeeze(1).isnan()
+            score = ((likeliest == label) & ~unknown).double()
     return owner[there], loss.cpu().numpy(), score.cpu().numpy(), label.cpu().numpy(), places[there]

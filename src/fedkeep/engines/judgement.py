@@ -107,11 +107,14 @@ class Judgement:
         return out
 
     def right(self) -> np.ndarray:
-        """Return 1.0 where the most probable class is the label, or it is in a ranking's first ten; else 0.0."""
+        """Return 1.0 where the most probable class is the label, or it is in a ranking's first ten; else 0.0.
+
+        A NaN among the outputs makes every answer wrong.
+        """
         if self.task.kind == "ranking":
             return hits(self.score).astype(float)
         if self.task.kind == "binary":
-            agrees: np.ndarray = (self.score > 0) == (self.label > 0)
+            agrees: np.ndarray = ((self.score > 0) == (self.label > 0)) & ~np.isnan(self.score)
             return agrees.astype(float)
         return self.score
 
