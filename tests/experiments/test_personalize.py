@@ -332,7 +332,9 @@ def test_methods_that_cannot_personalise_are_refused(run: Run) -> None:
 def test_bad_calls(run: Run) -> None:
     with pytest.raises(ConfigError) as error:
         cold_start(run, ks=(1, -2))
-    assert str(error.value) == "k must be at least 0, or None for all; got [1, -2]."
+    assert str(error.value) == "k must be a whole number from 0 on, or None for all; got [1, -2]."
+    with pytest.raises(ConfigError, match=r"got \[1\.5\]\.$"):
+        cold_start(run, ks=(1.5,))  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as error:
         cold_start(run, clients=[])
     assert str(error.value) == (
@@ -340,6 +342,24 @@ def test_bad_calls(run: Run) -> None:
     )
     with pytest.raises(DataError, match="'user-55'"):
         personalize_client(run, "user-55", 1)
+
+
+def test_clients_without_examples_to_judge_are_left_out_of_a_cold_start() -> None:
+    split = ["train"] * 12 + ["train", "train", "test"] * 2
+    data = fedkeep.FederatedData.from_columns(
+        ["a"] * 6 + ["b"] * 6 + ["c"] * 3 + ["d"] * 3,
+        {"x": np.random.default_rng(0).standard_normal((18, 3)), "label": np.arange(18) % 3},
+        split,
+    )
+    method = methods.furl("user", adapt=ADAPT, local=Phase(optimizer=sgd(0.3)))
+    run = simulate(Logits().double(), method, data, rounds=1, cohort=2, evaluate_every=0)
+    found = cold_start(run, ["a", "c", "d"], (0, np.int64(2)))  # type: ignore[arg-type]
+    assert found.clients == 2
+    assert {r.client for r in found.records} == {None, "c", "d"}
+    assert found == cold_start(run, ["c", "d"], (0, 2))
+    with pytest.raises(ConfigError) as error:
+        cold_start(run, ["a", "b"])
+    assert str(error.value) == "None of the 2 clients has test examples, so there is no cold start."
 
 
 def test_a_binary_cold_start_names_the_accuracy_that_its_means_are() -> None:

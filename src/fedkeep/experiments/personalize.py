@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+from numbers import Integral
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class ColdStart:
         k: the numbers of examples; None means all.
         mean, std: mean over clients (each counted once) and deviation between clients.
         pooled: the metric over all clients' test examples.
-        clients: how many clients were measured.
+        clients: how many clients were measured: those with test examples.
         records: a line per k, split ``cold_start``; ``n`` is the number of test examples, ``metric`` carries k.
         each: a row per k, ``user_metric`` of every client with test examples, in one order.
         frequent: mean over clients of the accuracy of the label that is most frequent among the same k examples.
@@ -152,22 +153,27 @@ def cold_start(
 
     Args:
         run: a finished run.
-        clients: their ids; by default of the clients that the run held out.
+        clients: their ids; by default of the clients that the run held out. Those without such examples are left out.
         ks: numbers of training examples of each client; None means all. A client that has fewer uses all.
         split: where to measure.
         progress: as for ``simulate``.
 
     Raises:
-        ConfigError: there is no client to measure, or k is negative.
+        ConfigError: there is no client to measure, or a k is no whole number from 0 on.
         DataError: there is no such client.
     """
-    chosen = run.members(run.held_out if clients is None else clients)
-    if not chosen:
+    named = run.members(run.held_out if clients is None else clients)
+    if not named:
         raise ConfigError(
             "No client was held out of this run. Run with hold_out=0.1, or name clients to measure."
         )
-    if any(k is not None and k < 0 for k in ks):
-        raise ConfigError(f"k must be at least 0, or None for all; got {list(ks)}.")
+    chosen = SomeIds(run.data.ids, named.positions[run.data.counts(split)[named.positions] > 0])
+    if not chosen:
+        raise ConfigError(
+            f"None of the {len(named)} clients has {split} examples, so there is no cold start."
+        )
+    if any(not (k is None or (isinstance(k, Integral) and k >= 0)) for k in ks):
+        raise ConfigError(f"k must be a whole number from 0 on, or None for all; got {list(ks)}.")
     task = tasks_of(run.data)[0]
     metric = task.metric(HEADLINE[task.kind])
     user_metric = task.client_metric
