@@ -289,6 +289,8 @@ def test_sizes_by_hand() -> None:
         (lambda s: shards(s, 0), "Wanted clients as a whole number of at least 1; got 0."),
         (lambda s: by_size(s, 2, sizes=[1, 0]), "Wanted 2 sizes above 0, one per client; got [1, 0]."),
         (lambda s: by_size(s, 2, sigma=-1), "Wanted a spread sigma of 0 or more; got -1. Usual ones are 0.5 to 2."),
+        (lambda s: by_size(s, 4, sigma=1000), "The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes."),
+        (lambda s: by_size(s, 2, sizes=[1e308, 1e308]), "The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes."),
         (lambda s: by_size(s, 301), "301 clients with at least two images each need 602; squares has 600 training images, 2 are missing."),
     ],
 )  # fmt: skip

@@ -246,11 +246,14 @@ def by_size(
             f"training images, {2 * clients - images.train:,} are missing."
         )
     if sizes is None:
-        relative = np.exp(sigma * numpy_generator(seed, "partition/sizes").standard_normal(clients))
+        with np.errstate(over="ignore"):
+            relative = np.exp(sigma * numpy_generator(seed, "partition/sizes").standard_normal(clients))
     else:
         relative = np.asarray(sizes, dtype=np.float64)
         if relative.shape != (clients,) or not (np.isfinite(relative) & (relative > 0)).all():
             raise DataError(f"Wanted {clients} sizes above 0, one per client; got {list(sizes)}.")
+    if not sum(relative.tolist()) < np.inf:
+        raise DataError("The clients' sizes add up to infinity. Take a smaller sigma, or smaller sizes.")
     numbers = 2 + apportion(images.train - 2 * clients, relative)
     mixed = numpy_generator(seed, "partition/by_size").permutation(images.train)
     own = np.split(mixed, np.cumsum(numbers)[:-1])
