@@ -56,6 +56,47 @@ def test_nothing_costs_nothing_and_no_noise_costs_all() -> None:
     assert epsilon({ROUND: 3, Release(rate=0.5, noise=0.0): 1}, 1e-5) == math.inf
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("delta", [math.nan, -1.0, 0.0, 1.0, 2.0])
+def test_a_delta_that_promises_nothing_is_refused(accountant: Any, delta: float) -> None:
+    """The package makes ε = 0 of some of these."""
+    with pytest.raises(ConfigError, match="delta must lie between 0 and 1; got"):
+        epsilon({ROUND: 3}, delta, accountant)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "message"),
+    [
+        (0.0, 1.0, "The rate of a release must lie in (0, 1]; got 0.0."),
+        (2.0, 1.0, "The rate of a release must lie in (0, 1]; got 2.0."),
+        (math.nan, 1.0, "The rate of a release must lie in (0, 1]; got nan."),
+        (0.5, -1.0, "The noise of a release must be a number of at least 0; got -1.0."),
+        (0.5, math.nan, "The noise of a release must be a number of at least 0; got nan."),
+        (0.5, math.inf, "The noise of a release must be a number of at least 0; got inf."),
+    ],
+)
+def test_a_release_that_no_round_is(rate: float, noise: float, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Release(rate=rate, noise=noise)
+    assert str(error.value) == message
+
+
+def test_bad_numbers_of_rounds_and_accountants() -> None:
+    for count in (-3, 10.5):
+        with pytest.raises(ConfigError, match="A number of rounds must be a whole number of at least 0; got"):
+            epsilon({ROUND: count}, 1e-5)  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="accountant must be 'pld' or 'rdp'; got 'renyi'"):
+        epsilon({ROUND: 3}, 1e-5, "renyi")  # type: ignore[arg-type]
+
+
+def test_what_an_accountant_has_no_room_for_is_said() -> None:
+    with pytest.raises(
+        ConfigError, match="The accountant 'pld' can't say what noise of 1e-08 costs: .*'rdp'"
+    ):
+        epsilon({Release(rate=1.0, noise=1e-8): 1}, 1e-5)
+    assert epsilon({Release(rate=1.0, noise=1e-8): 1}, 1e-5, "rdp") > 1e15
+
+
 @pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
 def test_how_many_rounds_fit(accountant: Any) -> None:
     budget = epsilon({ROUND: 5}, 1e-5, accountant) + 1e-9

@@ -32,6 +32,8 @@ from fedkeep.store import MemoryStore
 
 REGROUPED = 8
 """How often the clients of the second round are put into cohorts again, as a few sums alone say little."""
+MOST_NOISE = 10_000.0
+"""The largest noise multiplier that is tried for an ε."""
 STEP = 0.1
 """The learning rate of the one step that inversions see."""
 
@@ -195,15 +197,18 @@ def multiplier(wanted: float, rate: float, rounds: int, delta: float) -> float:
     """Return the noise multiplier at which so many rounds cost ``wanted`` ε, by bisection, to two thousandths.
 
     Raises:
-        ConfigError: ε is not positive, or the package dp-accounting is not installed.
+        ConfigError: ε is not positive, or too small for any noise that is tried, or the package dp-accounting is not
+            installed.
     """
     if not wanted > 0:
         raise ConfigError(f"ε must be a positive number; got {wanted}.")
-    low, high = 0.05, 10_000.0
+    low, high = 0.05, MOST_NOISE
     while high / low > 1.002:
         middle = (low * high) ** 0.5
         spent = epsilon({Release(rate=rate, noise=middle): max(rounds, 1)}, delta, "rdp")
         low, high = (low, middle) if spent <= wanted else (middle, high)
+    if high == MOST_NOISE:
+        raise ConfigError(f"No noise up to {MOST_NOISE:,g} comes to ε = {wanted:g}. Ask for a larger ε.")
     return high
 
 

@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from numbers import Integral
+from typing import Any, Literal, get_args
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, check_choice
 
 Accountant = Literal["pld", "rdp"]
 
@@ -26,18 +27,34 @@ class Release:
     Attributes:
         rate: q, the probability that a client is in it, (0, 1].
         noise: z, the noise multiplier; 0: none.
+
+    Raises:
+        ConfigError: the rate is not in (0, 1], or the noise no number of at least 0.
     """
 
     rate: float
     noise: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"The rate of a release must lie in (0, 1]; got {self.rate!r}.")
+        if not 0 <= self.noise < math.inf:
+            raise ConfigError(f"The noise of a release must be a number of at least 0; got {self.noise!r}.")
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountant = "pld") -> float:
     """Return ε at δ of rounds, given how many there are of each kind; infinite where one has no noise.
 
     Raises:
-        ConfigError: the package dp-accounting is not installed.
+        ConfigError: the accountant is unknown, δ does not lie between 0 and 1, a number of rounds is no whole number of
+            at least 0, the package dp-accounting is not installed, or the noise is too little for the accountant.
     """
+    check_choice("accountant must be", accountant, get_args(Accountant))
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie between 0 and 1; got {delta!r}.")
+    for count in releases.values():
+        if not (isinstance(count, Integral) and count >= 0):
+            raise ConfigError(f"A number of rounds must be a whole number of at least 0; got {count!r}.")
     dp: Any = _package()
     used = {release: count for release, count in releases.items() if count}
     if any(release.noise == 0 for release in used):
@@ -45,10 +62,18 @@ def epsilon(releases: Mapping[Release, int], delta: float, accountant: Accountan
     if not used:
         return 0.0
     found = dp.pld.PLDAccountant() if accountant == "pld" else dp.rdp.RdpAccountant()
-    with _quiet():
-        for release, count in used.items():
-            found.compose(dp.PoissonSampledDpEvent(release.rate, dp.GaussianDpEvent(release.noise)), count)
-        return float(found.get_epsilon(delta))
+    try:
+        with _quiet():
+            for release, count in used.items():
+                event = dp.PoissonSampledDpEvent(release.rate, dp.GaussianDpEvent(release.noise))
+                found.compose(event, int(count))
+            return float(found.get_epsilon(delta))
+    except (MemoryError, ValueError, OverflowError) as error:
+        least = min(release.noise for release in used)
+        raise ConfigError(
+            f"The accountant {accountant!r} can't say what noise of {least:g} costs: {error}. Take more noise, or the "
+            f"accountant 'rdp'."
+        ) from error
 
 
 def rounds_within(

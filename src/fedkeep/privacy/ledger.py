@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from fedkeep.core.errors import BudgetError, RunError
+from fedkeep.core.errors import BudgetError, ConfigError, RunError
 from fedkeep.core.files import sync_folder, whole_or_error
 from fedkeep.privacy.accounting import Accountant, Release, epsilon, rounds_within
 
@@ -226,7 +226,7 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
         head = hashlib.sha256(line).hexdigest()
     try:
         ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise RunError(f"{path} is no ledger of this run: {error}. Restore the run from a copy.") from error
     return ledger
 
