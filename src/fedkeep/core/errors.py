@@ -22,7 +22,8 @@ A message says what was wanted, what was got, and what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Integral
 
 
 class FedkeepError(Exception):
@@ -93,6 +94,13 @@ def check_choice(
         *names, last = map(repr, known)
         choices = map(str, known)
         raise error(f"{text} {', '.join(names)} or {last}; got {got!r}.{did_you_mean(str(got), choices)}")
+
+
+def check_whole(given: Mapping[str, object], error: type[FedkeepError] = ConfigError) -> None:
+    """Raise ``error`` unless every value is a whole number; keys are the values' names."""
+    for name, value in given.items():
+        if not isinstance(value, Integral):
+            raise error(f"{name} must be a whole number; got {shown(value)}.")
 
 
 def shown(value: object, most: int = 80) -> str:

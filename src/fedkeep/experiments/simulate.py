@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedkeep.core.describe import check_kind, describe
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, check_whole
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
@@ -125,6 +125,9 @@ def simulate(
     check_kind("model", model, nn.Module, "a torch.nn.Module")
     check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
     check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
+    optional = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
+    check_whole({"cohort": cohort, "seed": seed, "min_clients": min_clients})
+    check_whole({name: value for name, value in optional.items() if value is not None})
     seed, cohort = operator.index(seed), operator.index(cohort)
     rounds = None if rounds is None else operator.index(rounds)
     evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)

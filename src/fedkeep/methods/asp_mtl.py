@@ -22,7 +22,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE
-from fedkeep.methods.checks import check_least
+from fedkeep.methods.checks import check_count, check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
 from fedkeep.methods.phase import Phase
@@ -168,7 +168,7 @@ def asp_mtl(
             epoch is a pass over all examples of a round.
         server: what the server does; a centralised round has one upload, so only its update can matter.
     """
-    check_least(1, tasks=tasks)
+    check_count(1, tasks=tasks)
     loss = AdversarialLoss(loss=local.loss, adversarial=float(adversarial), difference=float(difference))
     phase = local.but(loss=loss)
     return Method(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, check_whole
 
 
 def check_choice(name: str, given: object, known: Sequence[str]) -> None:
@@ -22,6 +22,12 @@ def check_least(least: int, **given: float | None) -> None:
     """Raise MethodError unless every number is at least ``least``; None stands for no number."""
     if not all(value is None or value >= least for value in given.values()):
         raise MethodError(f"{' and '.join(given)} must be at least {least}; got {_values(given)}.")
+
+
+def check_count(least: int, **given: int | None) -> None:
+    """Raise MethodError unless every number is a whole one of at least ``least``; None stands for no number."""
+    check_whole({name: value for name, value in given.items() if value is not None}, MethodError)
+    check_least(least, **given)
 
 
 def check_positive(**given: float | None) -> None:

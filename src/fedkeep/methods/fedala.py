@@ -24,7 +24,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_least
+from fedkeep.methods.checks import check_count, check_least
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.features import extended, nested
 from fedkeep.methods.phase import Patterns, Phase, matching
@@ -141,7 +141,7 @@ def fedala(
         MethodError: ``tolerance`` is negative or ``most_passes`` is below 1.
     """
     check_least(0, tolerance=tolerance)
-    check_least(1, most_passes=most_passes)
+    check_count(1, most_passes=most_passes)
     bounded = sgd(float(rate), bounds={f"{MIX}*": (0.0, 1.0)})
     learn = local.but(
         loss=OnMixture(local.loss), trains="private", optimizer=bounded, epochs=1, steps=None, clip_norm=None

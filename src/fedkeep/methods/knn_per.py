@@ -18,7 +18,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params, State
 from fedkeep.methods.base import Method, Recall
-from fedkeep.methods.checks import check_least
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import features, head, one_hot
 from fedkeep.methods.phase import Phase
@@ -108,7 +108,7 @@ def knn_per(
     Raises:
         MethodError: an argument is out of range.
     """
-    check_least(1, neighbours=neighbours)
+    check_count(1, neighbours=neighbours)
     if weight is not None and not 0 <= weight <= 1:
         raise MethodError(f"weight must be in [0, 1], or None for every client's own choice; got {weight}.")
     predict = Memorize(neighbours=neighbours, weight=None if weight is None else float(weight), label=label)

@@ -20,7 +20,7 @@ import torch
 from fedkeep.core.params import Params
 from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
-from fedkeep.methods.checks import check_least
+from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client, Sent
 from fedkeep.methods.hypernetwork import EMBEDDING, FirstHypernetwork, generated, without_embedding
 from fedkeep.methods.phase import Phase
@@ -106,7 +106,7 @@ def pfedhn(
     Raises:
         MethodError: a width is not positive, or the server weights clients.
     """
-    check_least(1, embedding=embedding, hidden=min(hidden, default=1))
+    check_count(1, embedding=embedding, hidden=min(hidden, default=1))
     check_uniform("pfedhn", server)
     first = FirstHypernetwork(embedding=embedding, hidden=tuple(hidden), seed=seed)
     moving = Server(

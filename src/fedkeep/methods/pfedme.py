@@ -18,7 +18,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.base import Adapt, Method
-from fedkeep.methods.checks import check_least, check_positive
+from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import COPY, OnCopy, copy_of, predict_copy, with_copy
 from fedkeep.methods.phase import Phase
@@ -69,7 +69,7 @@ def pfedme(
         own_optimizer: of θ (patterns of its rates begin with ``own.``); its rate times λ should stay below 1.
         server: what the server does; ``averaging(sgd(β))``.
     """
-    check_least(1, steps=steps)
+    check_count(1, steps=steps)
     apart = Apart(lam=float(lam))
     outer = local.but(loss=apart, trains="federated")
     inner = local.but(loss=OnCopy(term=local.loss) + apart, trains="private", optimizer=own_optimizer)

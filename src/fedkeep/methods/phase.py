@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import Optimizer, sgd
-from fedkeep.methods.checks import check_choice, check_least
+from fedkeep.methods.checks import check_choice, check_count, check_least
 from fedkeep.methods.terms import Term, cross_entropy
 from fedkeep.split import Split
 
@@ -45,7 +45,7 @@ class EarlyStopping:
     min_improvement: float = 0.0
 
     def __post_init__(self) -> None:
-        check_least(1, every=self.every, patience=self.patience)
+        check_count(1, every=self.every, patience=self.patience)
         check_least(0, min_improvement=self.min_improvement)
 
 
@@ -89,8 +89,8 @@ class Phase:
     def __post_init__(self) -> None:
         check_kind("loss", self.loss, Term, "a term, e.g. fedkeep.methods.terms.cross_entropy()")
         check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
-        check_least(0, epochs=self.epochs, steps=self.steps)
-        check_least(1, batch_size=self.batch_size)
+        check_count(0, epochs=self.epochs, steps=self.steps)
+        check_count(1, batch_size=self.batch_size)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise MethodError(f"clip_norm must be positive, or None for no clipping; got {self.clip_norm}.")
         check_choice("clip_over", self.clip_over, ("all", "halves"))

@@ -18,7 +18,7 @@ from fedkeep.core.errors import MethodError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.kernels.values import exact
 from fedkeep.methods.aggregate import RunningMean
-from fedkeep.methods.checks import check_least, check_positive
+from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.median import KeptUploads, Median
 from fedkeep.methods.server import Global, WeightedMean
 from fedkeep.privacy.clip import norm
@@ -78,8 +78,8 @@ class Krum(Median):
     taken: int = 1
 
     def __post_init__(self) -> None:
-        check_least(0, faulty=self.faulty)
-        check_least(1, taken=self.taken)
+        check_count(0, faulty=self.faulty)
+        check_count(1, taken=self.taken)
 
     def begin(self, server: Global, start: Params, cohort: Sequence[str]) -> Nearest:
         """Return a place for the round's uploads."""
