@@ -375,17 +375,24 @@ def test_kteps() -> None:
 
 
 def test_kteps_readings() -> None:
-    rows = {(row["scene"], row["method"]): row for row in results("kteps-readings")}
+    rows = {(row["scene"], row["method"], row["metric"]): row for row in results("kteps-readings")}
+    held, left, whole = "held-out training reviews", "test reviews", "trained on all training reviews"
+    both = ("accuracy_ap", "accuracy_ag")
+    tables = {
+        "reading": ((held, "accuracy_ap"), (left, "accuracy_ag")),
+        whole: tuple((whole, m) for m in both),
+    }
     shown = set()
-    for reading, *body in table(DOCS / "measured" / "kteps.md", lambda t: t[0][0] == "reading"):
-        columns = [(m, s) for m in ("KTEPS", "FedAvg") for s in ("held-out training", "test")]
-        for (method, split), cell in zip(columns, body, strict=True):
-            place = (f"FDU, {split} reviews", f"{method}, {reading}")
-            assert (cell == "–") == (place not in rows), place
-            if cell == "–":
-                continue
-            shown.add(place)
-            value = rows[place]["value"]
-            assert (cell == "not run") == (value is None), place
-            check(str(place), cell, [] if value is None else [100 * value])
+    for heading, numbers in tables.items():
+        for reading, *body in table(DOCS / "measured" / "kteps.md", lambda t, name=heading: t[0][0] == name):  # type: ignore[misc]
+            columns = [(method, *number) for method in ("KTEPS", "FedAvg") for number in numbers]
+            for (method, scene, metric), cell in zip(columns, body, strict=True):
+                place = (f"FDU, {scene}", f"{method}, {reading}", metric)
+                assert (cell == "–") == (place not in rows), place
+                if cell == "–":
+                    continue
+                shown.add(place)
+                found = [rows[place][name] for name in ("value", "std") if rows[place][name] is not None]
+                assert (cell == "not run") == (not found), place
+                check(str(place), cell, [100 * number for number in found])
     assert shown == rows.keys()

@@ -83,8 +83,8 @@ def readings(request: Request) -> Path:
     scene = f"{book.fdu.name}, trained on all training reviews"
     lines += _lines(chosen, scene, "accuracy_ap") + _lines(chosen, scene, "accuracy_ag")
     about += (
-        f"The best of KTEPS's is {best!r}. It, FedAvg by the same reading and both methods as configured were then "
-        "trained on all training reviews and tested."
+        f"The best of KTEPS's is {best!r}. Last come it, FedAvg by the same reading and both methods as configured, "
+        "trained on all training reviews, on test reviews."
     )
     return book.make(lines, title, about, lambda: _differences(book, chosen, best), possible=possible)
 
