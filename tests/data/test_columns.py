@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,3 +99,12 @@ def test_values_that_are_no_ids() -> None:
 def test_offsets_that_are_none(offsets: np.ndarray) -> None:
     with pytest.raises(DataError, match="Wanted a ragged column's offsets"):
         Ragged(np.zeros(0, np.int64), offsets)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [([[1, 2], [1.7]], "int64"), ([[300]], "uint8"), ([["a"]], "int64")]
+)
+def test_rows_that_a_type_does_not_hold(rows: list[list[Any]], dtype: str) -> None:
+    with pytest.raises(DataError) as error:
+        Ragged.from_rows(rows, dtype)
+    assert message(error) == f"Wanted rows of whole numbers that {dtype} holds; got {rows[-1]}."

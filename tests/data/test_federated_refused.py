@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, Ragged
@@ -119,6 +120,14 @@ def test_rows_of_clients_that_are_not_there(client: int) -> None:
                 "Wanted labels 0 to 1 (2 classes); got -1 in row 1 (client 'a') and 1 more out of range. Correct the "
                 "labels or meta['classes']."
             ),
+        ),
+        (
+            {"columns": {"label": np.array([0, 1, 2])}, "meta": {"task": "binary"}},
+            "A binary task has the labels 0 and 1; got 3 classes. Say meta['task'] = 'multiclass', or task='multiclass' where a reader reads the data.",
+        ),
+        (
+            {"columns": {"x": torch.ones(3, dtype=torch.bfloat16), "label": np.arange(3)}},
+            "Column 'x' is no array that numpy can hold: Got unsupported ScalarType BFloat16. Give tensors as column.detach().float().",
         ),
         (
             {"columns": {"label": np.array([0.0, np.nan, 1.0])}, "meta": {"task": "binary"}},

@@ -275,6 +275,7 @@ def test_any_sizes(clients: int, sigma: float, seed: int) -> None:
 def test_sizes_by_hand() -> None:
     data = by_size(images(), 3, sizes=[1, 2, 7], valid=0)
     assert data.counts("train").tolist() == [61, 121, 418]  # 2 each, and 594 as 59.4 : 118.8 : 415.8
+    assert data.meta["partition"] == {"kind": "by_size", "sizes": [1.0, 2.0, 7.0], "seed": 0, "valid": 0}
     assert np.ptp(by_size(images(), 4, sigma=0, valid=0).counts("train")) == 0
 
 

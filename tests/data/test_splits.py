@@ -130,7 +130,8 @@ def test_what_splitting_refuses() -> None:
 
 
 @pytest.mark.parametrize(
-    "fractions", [(0.8, 0.1), (0.8, 0.1, 0.2), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1), (float("nan"), 0.1, 0.1)]
+    "fractions",
+    [(0.8, 0.1), (0.8, 0.1, 0.2), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1), (float("nan"), 0.1, 0.1), 0.8],
 )
 def test_fractions_that_are_none(fractions: tuple[float, ...]) -> None:
     with pytest.raises(DataError) as error:

@@ -40,6 +40,12 @@ def test_text_of_glove_and_word2vec(tmp_path: Path, content: str, name: str) -> 
     assert (some.words, some.vectors.tolist()) == (("a",), [[-0.5, np.float32(0.3)]])
 
 
+def test_a_word_with_spaces(tmp_path: Path) -> None:
+    found = read_word_vectors(text(tmp_path, GLOVE + ". . . 7 8\n"))
+    assert found.words[-1] == ". . ."
+    assert found.vectors[-1].tolist() == [7, 8]
+
+
 def test_npz(tmp_path: Path) -> None:
     vectors = read_word_vectors(npz(tmp_path))
     assert vectors.words == ("the", "a")
@@ -91,7 +97,7 @@ def test_vectors_of_another_language() -> None:
         ("4 2\n" + GLOVE, "{path} is truncated: its first line announces 4 words; it holds 3."),
         ("3 3\n" + GLOVE, ("{path}, line 2: wanted a word and 3 numbers between single spaces; got 3 cells: 'the 1 2'.")),
         (GLOVE + "b 1\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 2 cells: 'b 1'."),
-        (GLOVE + "b c 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b c 1 2'."),
+        (GLOVE + "b 1 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b 1 1 2'."),
         (GLOVE + " 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 3 cells: ' 1 2'."),
         (GLOVE + "\nb 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 1 cells: ''."),
         ("the\n", "{path}, line 1: wanted a word and 1 numbers between single spaces; got 1 cells: 'the'."),

@@ -167,3 +167,45 @@ def test_a_run_keeps_its_encoding_and_a_run_without_one_goes_on(tmp_path: Path) 
     longer = text_config(run={"rounds": 3, "cohort": 2, "engine": "sequential"})
     assert run_config(longer, folder=tmp_path, out=tmp_path / "run", resume=True).round == 3
     assert load_run(tmp_path / "run", data_folder=tmp_path).round == 3
+
+
+@pytest.mark.parametrize("by", ["client", "example"])
+@pytest.mark.parametrize("order", ["random", "chronological"])
+def test_examples_that_are_drawn_to_opt_out_shape_no_vocabulary_and_no_scale(
+    tmp_path: Path, by: str, order: str
+) -> None:
+    rows = [f"u{n % 5},all own{n},{n % 2},{n * n},{n}" for n in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["user,text,label,x,time", *rows]))
+    drawn = {"split": {"order": order}, "opt_out": {"fraction": 0.4, "by": by}}
+    texts = config(
+        data={"reader": "table", "path": "t.csv", "tokens": "word", **drawn},
+        model={"kind": "text_classifier", "embedding_dim": 2, "hidden": 2},
+    )
+    source = build_source(texts.data, 0, tmp_path)
+    made = source.prepared(build_rules(texts))
+    inside = np.asarray(made.columns["opted_in"])
+    own = np.asarray(made.columns["time"])
+    told = source.summary().columns["text"].counts  # type: ignore[attr-defined]
+    assert 10 < inside.sum() < 35
+    assert told == {"all": int(inside.sum())} | {f"own{n}": 1 for n in own[inside].tolist()}
+    assert set(made.meta["vocabulary"]["symbols"]) == set(told)
+    numbers = config(data={"reader": "table", "path": "t.csv", "features": ["x"], **drawn})
+    scaled = build_source(numbers.data, 0, tmp_path).prepared(Rules(standardise=True))
+    assert np.array_equal(scaled.columns["opted_in"], inside)  # type: ignore[arg-type]
+    assert np.array_equal(scaled.columns["time"], own)  # type: ignore[arg-type]
+    assert scaled.meta["standardised"]["means"] == pytest.approx([(own[inside].astype(float) ** 2).mean()])
+
+
+def test_a_device_that_draws_none_to_opt_out_fits_one_that_does(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["user,text,label", *(f"u{n % 4},t{n},{n % 2}" for n in range(16))])
+    )
+    table = {"reader": "table", "path": "t.csv"}
+    some, all_in = (
+        build_source(DataConfig.model_validate({**table, **more}), 0, tmp_path)
+        for more in ({"opt_out": {"fraction": 0.5}}, {})
+    )
+    encoding = Encoding.of(merged([some.summary(), all_in.summary()]))
+    assert "opted_in" not in encoding.columns
+    assert some.encoded(encoding).columns["opted_in"].sum() == 8  # type: ignore[union-attr]
+    assert "opted_in" not in all_in.encoded(encoding).columns

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fedkeep
 from fedkeep import Split, check_split
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import SplitError
@@ -256,3 +258,40 @@ def test_the_checker_probes_a_model_with_a_frozen_half() -> None:
 def test_halves_are_values() -> None:
     assert hash(Split("user").halves(Logits())) == hash(Split("user").halves(Logits()))
     assert Halves() == Halves(private_names=(), federated_names=(), frozen_names=())
+
+
+def test_what_is_trained_is_real() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("angle", torch.ones(2, dtype=torch.cfloat))
+    assert Split().halves(model).half("angle") == "frozen"
+    model.wave = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+    with pytest.raises(SplitError) as error:
+        Split("wave").halves(model)
+    assert str(error.value) == (
+        "'wave' is trained and complex (torch.complex64), which no mean and no optimiser here takes. Keep "
+        "torch.view_as_real of it as the parameter, shape [3, 2], and say torch.view_as_complex in forward."
+    )
+    assert Split(frozen="wave").halves(model).half("wave") == "frozen"
+
+
+def test_what_a_layer_keeps_besides_tensors_stays_in_it(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        calls = 3
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": self.calls}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.calls = state["calls"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    model = Counting(4, 3)
+    assert Split("bias").halves(model).federated_names == ("weight",)
+    run = fedkeep.simulate(
+        model, fedkeep.methods.furl("bias"), fedkeep.data.toy(users=3, examples=9, classes=3), rounds=1
+    )
+    fedkeep.export_models(run, tmp_path / "models")
+    kept = fedkeep.load_model(tmp_path / "models", "user-1", model=Counting(4, 3))
+    assert torch.equal(kept.state_dict()["bias"], run.parameters("user-1")["bias"])

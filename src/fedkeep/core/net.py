@@ -16,10 +16,20 @@ from fedkeep.core.params import Batch, Params, clone, is_state
 
 
 def tensors_of(module: nn.Module) -> Params:
-    """Return a module's own parameters and persistent buffers, by name; tied ones once, under their first name."""
+    """Return a module's own parameters and persistent buffers, by name; tied ones once, under their first name.
+
+    What ``get_extra_state`` of a layer gives is none of them: it stays in the module.
+    """
     first: dict[int, str] = {}
-    tensors = module.state_dict(keep_vars=True)
+    tensors = every_tensor(module)
     return {name: value for name, value in tensors.items() if first.setdefault(id(value), name) == name}
+
+
+def every_tensor(module: nn.Module) -> Params:
+    """Return a module's own parameters and persistent buffers under each of their names."""
+    extra = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if name.rpartition(".")[2] != extra}
 
 
 def is_compiled(module: nn.Module) -> bool:

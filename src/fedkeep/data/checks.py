@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError, check_choice, did_you_mean
+from fedkeep.core.errors import DataError, check_choice, did_you_mean, first_line
 from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.splits import SPLITS
 
@@ -63,6 +63,14 @@ def _as_column(name: str, column: Column) -> Column:
         return column
     try:
         array = np.asarray(column)
+    except (
+        TypeError,
+        RuntimeError,
+    ) as error:  # a tensor that numpy has no type for, or that wants a gradient
+        raise DataError(
+            f"Column {name!r} is no array that numpy can hold: {first_line(error).rstrip('.')}. Give tensors as "
+            f"column.detach().float()."
+        ) from error
     except ValueError as error:
         raise DataError(
             f"Column {name!r} has rows of unequal size. Use Ragged.from_rows for token ids, or pad the rows."
@@ -151,6 +159,11 @@ def completed(
             raise DataError(
                 f"Wanted integer labels for a {meta['task']} task; got {label.dtype}. Use integers, or say "
                 f"meta['task'] = 'regression'."
+            )
+        if meta["task"] == "binary" and max(classes or 0, int(label.max(initial=0)) + 1) > 2:
+            raise DataError(
+                f"A binary task has the labels 0 and 1; got {classes or int(label.max()) + 1} classes. Say "
+                f"meta['task'] = 'multiclass', or task='multiclass' where a reader reads the data."
             )
         if meta["task"] == "next_token":
             _check_shifted(label, columns.get("input_ids"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, shown
 
 Rows = NDArray[np.int64]
 """Row numbers of a data set, in any order."""
@@ -37,8 +37,12 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int] | NDArray[Any]], dtype: str = "int64") -> Ragged:
-        """Return a ragged column of these rows."""
-        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        """Return a ragged column of these rows.
+
+        Raises:
+            DataError: a value is no whole number of this type.
+        """
+        arrays = [_whole(row, dtype) for row in rows]
         return cls(
             np.concatenate(arrays) if arrays else np.zeros(0, dtype),
             offsets_of(np.asarray([len(row) for row in arrays], dtype=np.int64)),
@@ -97,6 +101,17 @@ class Ragged:
         else:
             ids = np.zeros((len(start), longest), np.int64)
         return ids, np.maximum(length, 1)
+
+
+def _whole(row: Sequence[int] | NDArray[Any], dtype: str) -> NDArray[Any]:
+    given = np.asarray(row)
+    if not given.size:
+        return np.zeros(0, dtype)
+    with np.errstate(invalid="ignore"):
+        made = given.astype(dtype) if given.dtype.kind in "biuf" else None
+    if made is None or (made != given).any():
+        raise DataError(f"Wanted rows of whole numbers that {dtype} holds; got {shown(given.tolist())}.")
+    return made
 
 
 Column = np.ndarray[Any, Any] | Ragged

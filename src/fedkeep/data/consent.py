@@ -128,7 +128,7 @@ def add_censored(
     if not len(rows):
         raise DataError("No training example has opted out, so there is nothing to censor.")
     raw = take(data.columns, rows)
-    copies = {**raw, **censor(raw), "opted_in": np.ones(len(rows), bool)}
+    copies = {**raw, **censor(raw), "opted_in": np.ones_like(raw["opted_in"])}
     unknown = sorted(copies.keys() - raw.keys())
     if unknown:
         raise DataError(

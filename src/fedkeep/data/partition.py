@@ -257,7 +257,8 @@ def by_size(
     numbers = 2 + apportion(images.train - 2 * clients, relative)
     mixed = numpy_generator(seed, "partition/by_size").permutation(images.train)
     own = np.split(mixed, np.cumsum(numbers)[:-1])
-    return _divided(images, own, valid, seed, {"kind": "by_size", "sigma": float(sigma), "seed": seed})
+    drawn = {"sigma": float(sigma)} if sizes is None else {"sizes": relative.tolist()}
+    return _divided(images, own, valid, seed, {"kind": "by_size", **drawn, "seed": seed})
 
 
 PARTITIONS: dict[str, Callable[..., FederatedData]] = {
@@ -273,7 +274,7 @@ def class_counts(data: FederatedData, split: str = "all") -> Counts:
         DataError: no such split, or labels that are no classes.
     """
     label = data.columns.get("label")
-    if label is None or isinstance(label, Ragged) or data.meta["task"] == "regression":
+    if label is None or isinstance(label, Ragged) or data.meta["task"] == "regression" or label.ndim != 1:
         raise DataError("Wanted data with a class per example, to count classes; these have none.")
     rows, classes = data.split_rows(split), int(data.meta["classes"])
     cells = data.clients_of(rows) * classes + label[rows]

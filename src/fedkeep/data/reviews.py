@@ -91,10 +91,11 @@ def raw_reviews(
         raise DataError(
             f"Wanted max_length and limit of at least 1 and valid of at least 0; got {max_length}, {limit} and {valid}."
         )
-    if valid and not reviews.split:
+    asked = {"valid": valid, "limit": limit, "drop_duplicates": drop_duplicates}
+    if not reviews.split and (wanted := [name for name, value in asked.items() if value]):
         raise DataError(
-            "Wanted reviews that are split into train and test, to take validation reviews from train; these are not "
-            "split. Call data.split_per_user() instead."
+            f"{wanted[0]} wants reviews that are split into train and test; these are not split. Call "
+            f"data.split_per_user() without it."
         )
     if isinstance(vocabulary, int) and vocabulary < 1:
         raise DataError(f"A vocabulary needs at least 1 word; got {vocabulary}.")

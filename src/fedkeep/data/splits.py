@@ -27,7 +27,7 @@ def divide(counts: NDArray[np.int64], fractions: Sequence[float]) -> NDArray[np.
     shares = np.asarray(fractions, dtype=np.float64)
     if shares.shape != (3,) or not (shares >= 0).all() or shares[0] == 0 or abs(shares.sum() - 1) > 1e-6:
         raise DataError(
-            f"Wanted three fractions for train, valid and test that sum to 1, train above 0; got {tuple(fractions)}. "
+            f"Wanted three fractions for train, valid and test that sum to 1, train above 0; got {fractions}. "
             f"The usual ones are (0.8, 0.1, 0.1)."
         )
     n = counts.astype(np.int64)
@@ -59,7 +59,7 @@ def order_within(
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
         return np.lexsort((_mix(_draws(ids, seed, "split")[client] + _weyl(place)), client))
     time = columns.get("time")
-    if time is None or isinstance(time, Ragged):
+    if time is None or isinstance(time, Ragged) or time.ndim != 1:
         raise DataError(
             f"A chronological split needs a column 'time' with a number per example; the data have {sorted(columns)}. "
             f"Add it, or use order='random'."

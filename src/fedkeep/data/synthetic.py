@@ -182,7 +182,7 @@ def user_bias_regression(
     """Generate y = ⟨w, x⟩ + bᵤ + noise: the smallest task that a private part solves and a shared one cannot.
 
     ``meta["best"]`` is the mean squared error of the true w and b on the drawn test examples;
-    ``meta["weight"]`` and ``meta["bias"]`` (per user, in order) hold them.
+    ``meta["weight"]`` and ``meta["traits"]["bias"]`` (one value a user, in order) hold them.
     """
     _check_size(users * examples * features)
     draw = numpy_generator(seed, "user_bias_regression")
@@ -193,22 +193,19 @@ def user_bias_regression(
     columns: dict[str, Column] = {
         "x": x.astype(dtype),
         "label": (x @ weight + bias[user] + error).astype(dtype),
-        "_error": error,
+        "_best": error**2,
     }
     meta: dict[str, Any] = {
         "name": "user_bias_regression",
         "task": "regression",
         "classes": 1,
         "weight": weight.tolist(),
-        "bias": bias.tolist(),
+        "traits": {"bias": bias.tolist()},
         "source": {"generator": "user_bias_regression", "seed": seed},
     }
     counts = np.full(users, examples)
     data = FederatedData(columns, offsets_of(counts), [f"user-{u}" for u in range(users)], None, meta)
-    data = data.split_per_user(seed=seed)
-    error = np.asarray(data.columns["_error"])[data.split_rows("test")]
-    data.meta["best"] = float((error**2).mean()) if len(error) else None
-    return data
+    return data.split_per_user(seed=seed)
 
 
 def _check_size(numbers: float) -> None:

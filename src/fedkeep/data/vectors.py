@@ -66,7 +66,8 @@ class WordVectors:
 def read_word_vectors(path: str | Path, keep: Collection[str] | None = None) -> WordVectors:
     """Read word vectors: GloVe or word2vec text (also ``.gz``), or an ``.npz`` file with ``words`` and ``vectors``.
 
-    In text, each line holds a word and its numbers, between single spaces; a first line of two integers (how many
+    In text, each line holds a word and its numbers, between single spaces; a word may hold
+    spaces itself (". . .", as published ones do) where the first line has none. A first line of two integers (how many
     words, how many numbers each) is word2vec's. Of a word that comes twice, the first vector counts: files are ordered
     by frequency, and published ones do repeat words.
 
@@ -96,6 +97,8 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
             announced, width = int(cells[0]), int(cells[1])
             continue
         width = width or len(cells) - 1
+        if len(cells) > width + 1 > 1 and not any(map(_is_number, cells[1:-width])):
+            cells = [" ".join(cells[:-width]), *cells[-width:]]
         if len(cells) != width + 1 or width < 1 or not cells[0]:
             raise DataError(
                 f"{path}, line {number}: wanted a word and {max(width, 1)} numbers between single spaces; got "
@@ -108,6 +111,14 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
         raise DataError(f"{path} is truncated: its first line announces {announced} words; it holds {count}.")
     stacked = np.stack(list(vectors.values())) if vectors else np.zeros((0, width), np.float32)
     return WordVectors(tuple(vectors), stacked)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(path: Path, line: int, cells: list[str]) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, MethodError, first_line
-from fedkeep.core.net import Takes
+from fedkeep.core.net import Takes, every_tensor
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import tasks_of
@@ -88,5 +88,5 @@ def _examples(model: nn.Module, data: FederatedData, client: int, count: int) ->
     """Return so many of a client's examples, from the first again where it has fewer, without their labels."""
     rows, labels = data.rows(client), {task.label for task in tasks_of(data)}
     repeated = np.resize(np.arange(rows.start, rows.stop), count)
-    batch = load_batch(data, repeated, "cpu", float_type(model.state_dict()))
+    batch = load_batch(data, repeated, "cpu", float_type(every_tensor(model)))
     return {name: value for name, value in batch.items() if name not in labels}

@@ -214,7 +214,7 @@ def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None
     module, method = _module(place, info, model)
     wanted, found = layout(tensors_of(module)), {n: v for n, v in values.items() if n not in state}
     check_tensors(path, wanted, layout(found), found)
-    module.load_state_dict(Net(module).placed(found))
+    module.load_state_dict({**module.state_dict(), **Net(module).placed(found)})  # what is no tensor stays
     ready = module if method is None or method.predict is forward else PersonalModel(module, method, state)
     return ready.eval()
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from fedkeep.core.errors import ConfigError, DataError, did_you_mean
 from fedkeep.data import PARTITIONS, FederatedData, ImageSet, opt_out
-from fedkeep.data.preparation import Encoding, Ready, Rules, Source, Summary, prepared
+from fedkeep.data.preparation import Encoding, Plain, Raw, Ready, Rules, Source, Summary, Times, prepared
 from fedkeep.experiments.config import Config, DataConfig
 from fedkeep.experiments.options import check_options
 from fedkeep.experiments.plugins import papers_hint
-from fedkeep.experiments.readers import offered_readers
+from fedkeep.experiments.readers import Reader, offered_readers
 
 T = TypeVar("T")
 
@@ -49,17 +52,33 @@ class ConfiguredSource:
 
     def summary(self, rules: Rules = Rules()) -> Summary:
         """Return what may leave the device."""
-        return self.read.summary(rules)
+        return self._opted.summary(rules)
 
     def encoded(self, encoding: Encoding) -> FederatedData:
         """Return the data in numbers, divided into train, valid and test."""
-        return self._divided(self.read.encoded(encoding))
+        return self._divided(self._opted.encoded(encoding))
 
     def prepared(self, rules: Rules = Rules()) -> FederatedData:
         """Return the data in the encoding that follows from these clients alone."""
-        return self._divided(prepared(self.read, rules))
+        return self._divided(prepared(self._opted, rules))
+
+    @cached_property
+    def _opted(self) -> Source:
+        """The reader's source, with those examples marked that are drawn to opt out: they shape no encoding."""
+        read = self.read
+        if self.settings.opt_out is None or not isinstance(read, Raw):
+            return read
+        columns: dict[str, Any] = {"row": np.arange(len(read))}
+        time = read.columns.get("time")
+        if isinstance(time, Plain | Times):
+            columns["time"] = time.values
+        drawn = self._divided(FederatedData.from_columns(read.client, columns, read.split)).columns
+        inside = np.zeros(len(read), bool)
+        inside[np.asarray(drawn["row"])] = np.asarray(drawn["opted_in"])
+        return replace(read, opted_in=inside if read.opted_in is None else inside & read.opted_in)
 
     def _divided(self, made: FederatedData) -> FederatedData:
+        """Return data divided into train, valid and test, with those examples marked that opt out."""
         settings = self.settings
         splits = made.meta["divided_here"] = settings.split is not None or made.bounds is None
         if splits:
@@ -70,7 +89,7 @@ class ConfiguredSource:
                 "data.opt_out", opt_out, {"seed": self.seed, **settings.opt_out}, ("data", "where")
             )
             made = opt_out(made, **out)
-        drawn = _drawn(settings, made, splits)
+        drawn = _drawn(settings, splits)
         made.meta["follows_seed"] = any("seed" not in options for options in drawn.values())
         return made
 
@@ -80,7 +99,7 @@ class ConfiguredSource:
         Args:
             made: what ``prepared`` gave.
         """
-        drawn = _drawn(self.settings, made, bool(made.meta["divided_here"]))
+        drawn = _drawn(self.settings, bool(made.meta["divided_here"]))
         found = self.settings.model_dump(exclude_unset=True)
         for table, options in drawn.items():
             place = found if table == "data" else found.setdefault(table, {})
@@ -88,13 +107,13 @@ class ConfiguredSource:
         return DataConfig.model_validate(found)
 
 
-def _drawn(settings: DataConfig, made: FederatedData, splits: bool) -> dict[str, Mapping[str, Any]]:
+def _drawn(settings: DataConfig, splits: bool) -> dict[str, Mapping[str, Any]]:
     """Return the tables of what is drawn: how data are made, divided among clients, split, kept out.
 
     Where one names no seed it is the configuration's, and another seed makes other data; reports ask for it.
     """
     found: dict[str, Mapping[str, Any]] = {}
-    if "seed" in (made.meta.get("source") or {}):
+    if _takes_seed(offered_readers()[settings.reader]):
         found["data"] = settings.options
     if settings.partition is not None:
         found["partition"] = settings.partition.options
@@ -103,6 +122,10 @@ def _drawn(settings: DataConfig, made: FederatedData, splits: bool) -> dict[str,
     if settings.opt_out is not None:
         found["opt_out"] = settings.opt_out
     return found
+
+
+def _takes_seed(reader: Reader) -> bool:
+    return "seed" in inspect.signature(reader.read).parameters
 
 
 def build_data(config: Config, folder: Path | None = None) -> FederatedData:
@@ -165,7 +188,7 @@ def read_source(
                 f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
             )
         options[reader.argument] = located(f"The reader {settings.reader!r}", place, folder)
-    if "seed" in inspect.signature(reader.read).parameters:
+    if _takes_seed(reader):
         options.setdefault("seed", seed)
     return reader.read(**check_options("data", reader.read, options))
 

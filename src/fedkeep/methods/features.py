@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, did_you_mean
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params
 from fedkeep.core.seeds import stream
 from fedkeep.methods.terms import Around
@@ -204,7 +204,7 @@ def drawn_for(module: nn.Module, purpose: str) -> Iterator[None]:
     before = torch.get_default_dtype()
     kinds = [v.dtype for v in module.parameters() if v.is_floating_point()]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(int(digest(module.state_dict())[:15], 16), purpose))
+        torch.manual_seed(stream(int(digest(every_tensor(module))[:15], 16), purpose))
         torch.set_default_dtype(kinds[0] if kinds else before)
         try:
             yield

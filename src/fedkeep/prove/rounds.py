@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedkeep.audit.canaries import OUT
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, every_tensor
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.data import FederatedData
 from fedkeep.engines import ClientResult, Job, LocalDevice, Work, first_global, first_kept, run_round
@@ -245,7 +245,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     made = Rounds(tracer, job, engine.taken)
     server = first_global(method, net, data)
     promised = declared(method, net)
-    for value in (*net.module.state_dict(keep_vars=True).values(), *net.module.buffers(), *default.initial.values(),
+    for value in (*every_tensor(net.module).values(), *net.module.buffers(), *default.initial.values(),
                   *server.params.values(), *server.state.values(), *server.links.values(), *promised.values(),
                   *job.declared.values()):  # fmt: skip
         tracer.put(value, Node("a first value", 0))

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import SplitError, did_you_mean
-from fedkeep.core.net import tensors_of
+from fedkeep.core.net import every_tensor, tensors_of
 from fedkeep.core.params import Params
 
 Half = Literal["private", "federated", "frozen"]
@@ -115,10 +115,10 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
 
     Raises:
         SplitError: a pattern matches nothing, or only what is frozen for another reason; or a tensor is named both
-            private and frozen.
+            private and frozen; or one that is trained is complex.
     """
     tensors = tensors_of(module)
-    everything = module.state_dict(keep_vars=True)
+    everything = every_tensor(module)
     kept, still = tuple(private), tuple(frozen)
     for pattern in (*kept, *still):
         if not any(fnmatchcase(name, pattern) for name in everything):
@@ -140,6 +140,7 @@ def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()
         else:
             halves[name] = "private" if matches(name, kept) else "federated"
     _check_private(module, kept, halves, everything)
+    _check_real(tensors, halves)
     names = {
         h: tuple(n for n, half in halves.items() if half == h) for h in ("private", "federated", "frozen")
     }
@@ -185,6 +186,16 @@ def _no_match(module: nn.Module, pattern: str, tensors: Mapping[str, Tensor]) ->
         f"Split pattern {pattern!r} matches no parameter of {type(module).__name__}."
         f"{did_you_mean(pattern, tensors) or f' Its parameters are {list(tensors)}.'}"
     )
+
+
+def _check_real(tensors: Mapping[str, Tensor], halves: Mapping[str, str]) -> None:
+    for name, value in tensors.items():
+        if value.is_complex() and halves[name] != "frozen":
+            raise SplitError(
+                f"{name!r} is trained and complex ({value.dtype}), which no mean and no optimiser here takes. Keep "
+                f"torch.view_as_real of it as the parameter, shape {[*value.shape, 2]}, and say torch.view_as_complex "
+                f"in forward."
+            )
 
 
 def _check_private(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import SplitError, UploadError
-from fedkeep.core.net import tensors_of
+from fedkeep.core.net import every_tensor, tensors_of
 from fedkeep.core.params import CLIENT, Params, difference_of_names, is_state, nbytes, nonfinite
 from fedkeep.split.halves import Half, Halves, divide, matches
 
@@ -131,7 +131,7 @@ class Split:
         Raises:
             SplitError: as for ``halves``, or tensors of different halves are tied.
         """
-        halves, tensors = self.halves(module), module.state_dict(keep_vars=True)
+        halves, tensors = self.halves(module), every_tensor(module)
         first = {id(tensors[name]): name for name in tensors_of(module)}
         owners: dict[int, str] = {}
         for name, value in tensors.items():

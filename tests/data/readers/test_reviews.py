@@ -71,12 +71,33 @@ def test_without_a_split_all_texts_shape_the_vocabulary(tmp_path: Path) -> None:
     assert data.bounds is None
     assert len(data.meta["vocabulary"]["symbols"]) == 10
     assert data.split_per_user().counts("train").tolist() == [8]
+    for name, value in {"valid": 2, "limit": 3, "drop_duplicates": True}.items():
+        with pytest.raises(DataError) as error:
+            review_files(tmp_path, **{name: value})  # type: ignore[arg-type]
+        assert str(error.value) == (
+            f"{name} wants reviews that are split into train and test; these are not split. Call "
+            f"data.split_per_user() without it."
+        )
+
+
+def test_reviews_that_would_come_twice_and_those_that_opted_out_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", ("w", 1))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
     with pytest.raises(DataError) as error:
-        review_files(tmp_path, valid=2)
+        review_files(tmp_path)
     assert str(error.value) == (
-        "Wanted reviews that are split into train and test, to take validation reviews from train; these are not "
-        "split. Call data.split_per_user() instead."
+        f"{tmp_path / 'a.csv'} and a.csv.gz are both the whole file of client 'a'. Drop one of the two."
     )
+    (tmp_path / "a.csv.gz").unlink()
+    (tmp_path / "a.csv").unlink()
+    for part in ("valid", "dev"):
+        write(tmp_path / f"a.{part}.csv", ("w", 1))
+    with pytest.raises(DataError, match=r"a.dev.csv and a.valid.csv are both the valid file of client 'a'"):
+        review_files(tmp_path)
+    (tmp_path / "a.dev.csv").unlink()
+    write(tmp_path / "a.valid.csv", ("w", 1, "false"), header="text,label,opted_in")
+    with pytest.raises(DataError, match="has a column 'opted_in', which this reader would not heed"):
+        review_files(tmp_path)
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

@@ -107,3 +107,48 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 def test_a_time_that_is_too_large_for_an_integer(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(ROWS[0] | {"time": 1e300}))
     assert read_table(tmp_path / "t.jsonl").columns["time"].tolist() == [1e300]
+
+
+def test_a_byte_order_mark_before_a_quoted_name(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('"user","text","label"\n"a","hi","x"\n', encoding="utf-8-sig")
+    assert list(read_table(tmp_path / "t.csv").ids) == ["a"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_times_in_nanoseconds_keep_every_digit(tmp_path: Path, name: str) -> None:
+    first = 1_700_000_000_000_000_000
+    rows = [{"user": "a", "text": str(n), "label": n, "time": first + 9 - n} for n in range(10)]
+    data = read(tmp_path, rows, name).split_per_user(order="chronological")
+    assert data.columns["time"].tolist() == [first + n for n in range(10)]  # type: ignore[union-attr]
+    assert data.columns["label"].tolist() == [9 - n for n in range(10)]  # type: ignore[union-attr]
+
+
+def test_a_column_that_the_first_line_lacks(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"user": "a", "text": "x", "label": "p"} for _ in range(3)]
+    rows[2]["split"] = "test"
+    expected = "line 3: there is a column 'split', which line 1 lacks. Give it in every line or in none."
+    assert refused(tmp_path, rows) == f"{tmp_path / 't.jsonl'}, {expected}"
+
+
+def test_a_text_that_is_longer_than_a_cell_of_csv_may_be(tmp_path: Path) -> None:
+    content = f"user,text,label\na,{'x' * 140_000},p\n".encode()
+    expected = "malformed (field larger than field limit (131072)). Save longer texts as .jsonl or .parquet."
+    assert refused(tmp_path, content, "t.csv") == f"{tmp_path / 't.csv'}, line 2: {expected}"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_that_opted_out_shape_no_vocabulary(tmp_path: Path, name: str) -> None:
+    truth = (True, False) if name.endswith(("jsonl", "parquet")) else ("True", "0")
+    rows = [
+        {"user": user, "text": text, "label": n % 2, "opted_in": truth[n % 2]}
+        for n, (user, text) in enumerate([("a", "open"), ("a", "secret"), ("b", "open"), ("b", "mine")])
+    ]
+    data = read(tmp_path, rows, name, tokens="word")
+    assert data.columns["opted_in"].tolist() == [True, False, True, False]  # type: ignore[union-attr]
+    assert data.meta["vocabulary"]["symbols"] == ["open"]
+
+
+def test_an_opted_in_that_is_no_truth(tmp_path: Path) -> None:
+    expected = "line 2: wanted true or false in column 'opted_in'; got 'yes'."
+    content = b"user,text,label,opted_in\na,x,p,yes\n"
+    assert refused(tmp_path, content, "t.csv") == f"{tmp_path / 't.csv'}, {expected}"

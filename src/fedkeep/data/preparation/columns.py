@@ -28,6 +28,8 @@ Where = Callable[[int], str]
 class Counted:
     """The rows that shape an encoding: those to train on, or all where nothing says which these are.
 
+    Rows that opted out are not among them.
+
     Attributes:
         rows: int64 (rows,).
         client: the number of each row's client, int64 (rows,).

@@ -170,10 +170,10 @@ class FeatureCode(Code):
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """A raw column of times: float64 (rows,), finite."""
+    """A raw column of times: int64 or float64 (rows,), finite."""
 
     kind: ClassVar[str] = "time"
-    values: NDArray[np.float64]
+    values: NDArray[np.int64] | NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -185,6 +185,8 @@ class Times:
     @property
     def fractions(self) -> Rows:
         """The rows whose time is no whole number below 2^63."""
+        if self.values.dtype.kind == "i":
+            return np.zeros(0, np.int64)
         return np.flatnonzero((self.values != np.floor(self.values)) | (np.abs(self.values) >= 2**63))
 
 

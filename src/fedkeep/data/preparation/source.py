@@ -58,6 +58,7 @@ class Raw:
         client: one id a row, texts or integers.
         split: "train", "valid" or "test" of each row; None: not split.
         columns: by the name that they have in a model's ``forward``.
+        opted_in: False for each row that stays out, bool (rows,); it becomes a column of the data. None: all are in.
         about: what the reader knows without looking at the examples.
         meta: what else ``FederatedData.meta`` is to hold.
         where: names a row, for messages.
@@ -66,9 +67,14 @@ class Raw:
     client: ArrayLike
     split: Sequence[str] | None
     columns: Mapping[str, RawColumn]
+    opted_in: NDArray[np.bool_] | None = None
     about: About = About()
     meta: Mapping[str, Any] = field(default_factory=dict)
     where: Where = "Row {}".format
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._grouped[1])
 
     @property
     def ids(self) -> Sequence[str]:
@@ -80,13 +86,13 @@ class Raw:
         return group_rows(self.client)
 
     def summary(self, rules: Rules = Rules()) -> Summary:
-        """Return what may leave the device; rows to train on shape it, or all where the data are not split."""
+        """Return what may leave the device.
+
+        Rows to train on shape it, or all where the data are not split; of these only such as opted in.
+        """
         ids, client = self._grouped
-        rows = (
-            np.arange(len(client))
-            if self.split is None
-            else np.flatnonzero(np.asarray(self.split) == "train")
-        )
+        shaping = np.ones(len(client), bool) if self.split is None else np.asarray(self.split) == "train"
+        rows = np.flatnonzero(shaping if self.opted_in is None else shaping & self.opted_in)
         counted = Counted(rows=rows, client=client[rows])
         columns = {name: column.summary(rules, counted) for name, column in self.columns.items()}
         return Summary(
@@ -99,6 +105,8 @@ class Raw:
         columns = {
             name: encoding.columns[name].encoded(raw, self.where) for name, raw in self.columns.items()
         }
+        if self.opted_in is not None:
+            columns["opted_in"] = self.opted_in
         meta = {**self.meta, **encoding.meta, "encoding": encoding.digest}
         return FederatedData.from_columns(self.client, columns, self.split, meta)
 

@@ -19,6 +19,7 @@ def raw_huggingface(
     features: Sequence[str] | None = None,
     label: str = "label",
     time: str = "time",
+    opted_in: str = "opted_in",
     task: str | None = None,
     label_names: Sequence[str] | None = None,
     tokens: str = "char",
@@ -31,7 +32,7 @@ def raw_huggingface(
         source: a name for ``datasets.load_dataset``, a ``Dataset``, or a ``DatasetDict`` whose keys are splits
             (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
         user: name of the column of client ids.
-        text, features, label, time, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
+        text, features, label, time, opted_in, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
 
     Raises:
         DataError: ``datasets`` isn't installed, a column is missing, or a value is not what its column wants.
@@ -51,8 +52,8 @@ def raw_huggingface(
     for part, rows in parts.items():
         names = list(rows.column_names)
         check_names(name, names, wanted)
-        kept = [column for column in (*wanted, time, *(["split"] if part is None else [])) if column in names]
-        for column in dict.fromkeys(kept):
+        optional = [time, opted_in, *(["split"] if part is None else [])]
+        for column in dict.fromkeys((*wanted, *(column for column in optional if column in names))):
             columns.setdefault(column, []).extend(rows[column])
         if part is not None:
             columns.setdefault("split", []).extend([part] * len(rows))
@@ -77,6 +78,7 @@ def raw_huggingface(
         label=label,
         split="split",
         time=time,
+        opted_in=opted_in,
         task=task,
         label_names=label_names,
         tokens=tokens,

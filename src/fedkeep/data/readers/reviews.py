@@ -13,6 +13,8 @@ from fedkeep.data.readers.tables import ALIASES, FORMATS, Table, load_table, spl
 from fedkeep.data.reviews import Reviews, raw_reviews
 from fedkeep.data.text import TokenVocabulary
 
+OPTED_IN = "opted_in"
+
 
 def raw_review_files(
     folder: str | Path,
@@ -48,9 +50,11 @@ def raw_review_files(
         DataError: the folder holds no such file, or one is malformed; file and line are named.
     """
     files = _files(Path(folder))
-    named = [_one(file, text, label, split) for file in files]
-    table = _joined([part for _, part in named])
-    clients = [client for client, part in named for _ in part.columns[text]]
+    named = [_named(file) for file in files]
+    _check_once(files, named)
+    tables = [_one(file, part, text, label, split) for file, (_, part) in zip(files, named, strict=True)]
+    table = _joined(tables)
+    clients = [client for (client, _), own in zip(named, tables, strict=True) for _ in own.columns[text]]
     parts = splits_of(table, split) if split in table.columns else []
     words, texts = words_of(table, label), texts_of(table, text)
     reviews = Reviews(clients, parts, words, texts, list(range(len(words))))
@@ -76,15 +80,37 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _one(file: Path, text: str, label: str, split: str) -> tuple[str, Table]:
-    table = load_table(file, [text, label], [split])
+def _named(file: Path) -> tuple[str, str | None]:
+    """Return the client that a file's name tells, and its split where it tells one."""
     name = next(file.name.removesuffix(suffix) for suffix in FORMATS if file.name.endswith(suffix))
     client, dot, part = name.rpartition(".")
-    if not dot or part not in ALIASES:
-        return name, table
+    return (client, ALIASES[part]) if dot and part in ALIASES else (name, None)
+
+
+def _check_once(files: Sequence[Path], named: Sequence[tuple[str, str | None]]) -> None:
+    """Refuse two files of the same client and split, such as a file and its ``.gz``: each review would come twice."""
+    first: dict[tuple[str, str | None], Path] = {}
+    for file, who in zip(files, named, strict=True):
+        if other := first.get(who):
+            raise DataError(
+                f"{other} and {file.name} are both the {who[1] or 'whole'} file of client {who[0]!r}. Drop one of the "
+                f"two."
+            )
+        first[who] = file
+
+
+def _one(file: Path, part: str | None, text: str, label: str, split: str) -> Table:
+    table = load_table(file, [text, label], [split, OPTED_IN])
+    if OPTED_IN in table.columns:
+        raise DataError(
+            f"{file} has a column {OPTED_IN!r}, which this reader would not heed. Read one table with a column of "
+            f"clients instead: read_table, in a configuration the reader 'table'."
+        )
+    if part is None:
+        return table
     if split in table.columns:
         raise DataError(f"{file} has its split in its name and in the column {split!r}. Drop one of the two.")
-    return client, Table({**table.columns, split: [part] * len(table.columns[text])}, table.where)
+    return Table({**table.columns, split: [part] * len(table.columns[text])}, table.where)
 
 
 def _joined(tables: Sequence[Table]) -> Table:

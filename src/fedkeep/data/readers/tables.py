@@ -36,6 +36,7 @@ ALIASES = {name: name for name in SPLITS} | {
     "eval": "valid",
 }
 LONGEST_LABEL = 200
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 SIZES = {"char": 256, "word": 20_000}
 """Of the vocabulary, by default."""
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -50,6 +51,7 @@ def raw_table(
     label: str = "label",
     split: str = "split",
     time: str = "time",
+    opted_in: str = "opted_in",
     task: str | None = None,
     label_names: Sequence[str] | None = None,
     tokens: str = "char",
@@ -61,7 +63,8 @@ def raw_table(
     Args:
         path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file.
         user: name of the column of client ids. ``split`` (train, valid, test; also validation, val, dev, eval)
-            and ``time`` (numbers) are optional; without a split, call ``split_per_user`` on the result.
+            and ``time`` (numbers) are optional; without a split, call ``split_per_user`` on the result. So is
+            ``opted_in`` (true and false, or 1 and 0): see `fedkeep.data.opt_out`.
         text: name of the column of texts, which become the ragged column ``text``.
         features: names of numeric columns instead of a text; together they become ``x``, float32.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
@@ -83,7 +86,7 @@ def raw_table(
     """
     file = existing(Path(path))
     wanted = [user, label, *(features if features is not None else [text])]
-    table = load_table(file, wanted, [split, time])
+    table = load_table(file, wanted, [split, time, opted_in])
     return raw_from(
         table,
         user=user,
@@ -92,6 +95,7 @@ def raw_table(
         label=label,
         split=split,
         time=time,
+        opted_in=opted_in,
         task=task,
         label_names=label_names,
         tokens=tokens,
@@ -136,6 +140,7 @@ def raw_from(
     label: str,
     split: str,
     time: str,
+    opted_in: str,
     task: str | None,
     label_names: Sequence[str] | None,
     tokens: str,
@@ -154,12 +159,15 @@ def raw_from(
         x = np.stack([table.numbers(name) for name in features], axis=1)
         columns["x"] = Features(names=tuple(features), values=_single(table, x, list(features)))
     if time in table.columns:
-        seconds = table.numbers(time)
-        _finite(table, seconds[:, None], [time])
-        columns["time"] = Times(values=seconds)
-    about = About(task=task) if task == "regression" else About()
+        columns["time"] = Times(values=_times(table, time))
     return Raw(
-        client=_users(table, user), split=parts, columns=columns, about=about, meta=meta, where=table.where
+        client=_users(table, user),
+        split=parts,
+        columns=columns,
+        opted_in=_truths(table, opted_in) if opted_in in table.columns else None,
+        about=About(task=task) if task == "regression" else About(),
+        meta=meta,
+        where=table.where,
     )
 
 
@@ -178,6 +186,11 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
         if not columns:
             check_names(path, entry, wanted)
             columns = {name: [] for name in names if name in entry}
+        if more := [name for name in optional if name in entry and name not in columns]:
+            raise DataError(
+                f"{path}, line {number}: there is a column {more[0]!r}, which line {numbers[0]} lacks. Give it in "
+                f"every line or in none."
+            )
         for name, values in columns.items():
             if name not in entry:
                 raise DataError(
@@ -192,11 +205,13 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
 
 def _csv(path: Path, delimiter: str) -> Any:
     header: list[str] = []
-    reader = csv.reader((line + "\n" for _, line in lines(path)), delimiter=delimiter, strict=True)
+    # a mark of the byte order would stand before the quotes of the first cell
+    found = (line.removeprefix("\ufeff") + "\n" if n == 1 else line + "\n" for n, line in lines(path))
+    reader = csv.reader(found, delimiter=delimiter, strict=True)
     try:
         for cells in reader:
             if not header:
-                header = [cell.removeprefix("\ufeff") for cell in cells]
+                header = cells
                 _check_different(path, header)
                 _check_separated(path, header, delimiter)
             elif cells:
@@ -207,7 +222,9 @@ def _csv(path: Path, delimiter: str) -> Any:
                     )
                 yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: malformed ({error}). Check the quotes.") from error
+        long = "field limit" in str(error)
+        way_out = "Save longer texts as .jsonl or .parquet" if long else "Check the quotes"
+        raise DataError(f"{path}, line {reader.line_num}: malformed ({error}). {way_out}.") from error
 
 
 def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
@@ -275,6 +292,35 @@ def texts_of(table: Table, name: str) -> list[str]:
         if not isinstance(text, str):
             raise DataError(f"{table.where(row)}: wanted text in column {name!r}; got {shown(text)}.")
     return list(table.columns[name])
+
+
+def _times(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
+    """Return a column as int64 where all of it are whole numbers below 2^63, which float64 would round, else float64.
+
+    Raises:
+        DataError: a value is no number, NaN or infinite.
+    """
+    found = table.numbers(name)
+    _finite(table, found[:, None], [name])
+    try:
+        whole = [int(value) for value in table.columns[name] if not isinstance(value, float)]
+    except ValueError:  # such as "1.5" or "1e9"
+        return found
+    small = len(whole) == len(found) and all(-(1 << 63) <= value < 1 << 63 for value in whole)
+    return np.asarray(whole, dtype=np.int64) if small else found
+
+
+def _truths(table: Table, name: str) -> NDArray[np.bool_]:
+    """Return a column as truth values, or raise DataError at the first value that is none."""
+    found = np.zeros(len(table.columns[name]), bool)
+    for row, value in enumerate(table.columns[name]):
+        word = str(value).lower()
+        if word not in TRUTHS:
+            raise DataError(
+                f"{table.where(row)}: wanted true or false in column {name!r}; got {shown(value)}."
+            )
+        found[row] = TRUTHS[word]
+    return found
 
 
 def splits_of(table: Table, name: str) -> list[str]:
