@@ -46,6 +46,8 @@ def test_tpr_by_hand() -> None:
     """200 others from 0 to 199: at most 2 may be called, so members above 197 are found: 2 of 4."""
     score = np.concatenate([np.arange(200.0), [198.5, 197.5, 197.0, 3.0]])
     assert tpr_at(score, np.repeat([0.0, 1.0], [200, 4])) == 0.5
+    assert np.isnan(tpr_at(score, np.ones(204)))
+    assert np.isnan(tpr_at(score, np.zeros(204)))
 
 
 def test_lira_by_hand() -> None:

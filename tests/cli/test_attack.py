@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,30 @@ def test_wrong_use(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert "An attack must be 'who'" in refused("attack", "toy.toml", "--attacks", "whom")
     wanted = "Error: --epsilons wants numbers with commas between, e.g. 1,8, or none; got 'one'."
     assert refused("attack", "toy.toml", "--epsilons", "one") == wanted
-    assert "ε must be a positive number; got 0" in refused(
-        "attack", "toy.toml", "--epsilons", "0", "--attacks", "who"
-    )
+    for epsilon in ("0", "-1", "nan"):
+        said = refused("attack", "toy.toml", f"--epsilons={epsilon}", "--attacks", "who")
+        assert "ε must be a positive number; got " in said
+        assert "Training" not in said  # before hours of it
     assert "A run is attacked as it is" in refused("attack", "r", "--set", "seed=1")
+
+
+def test_what_was_found_is_shown_where_the_page_cannot_be_written(fedkeep: Command, tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("a file")
+    result = fedkeep("attack", "toy.toml", *ONE, "--out", "page", "--clients", 5)
+    assert result.exit_code == 2
+    assert "Toy: what attackers find" in result.stdout
+    assert "Cannot write the page into page: " in result.stderr
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_trackers_are_not_told_of_what_an_attacker_trains(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(
+        "fedkeep.experiments.simulate.tracked", lambda trackers, *_: told.append(trackers) or nullcontext()
+    )
+    asked = ("attack", "toy.toml", "--attacks", "who", "--epsilons", "none", "--clients", 5)
+    assert fedkeep(*asked, "--set", 'run.trackers=["tensorboard"]').exit_code == 0
+    assert told
+    assert not any(told)

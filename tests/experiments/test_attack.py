@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.data import FederatedData, opt_out
 from fedkeep.experiments.attack import Asked, attack
 from fedkeep.experiments.attack_measures import MEASURES, share
 from fedkeep.experiments.attack_scenes import divided, multiplier
-from fedkeep.experiments.build import build_data
+from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.simulate import simulate
 from fedkeep.metrics.worth import Interval
 from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import Finding
@@ -124,10 +128,7 @@ def test_a_number_without_an_interval_has_no_verdict(monkeypatch: pytest.MonkeyP
     assert {(f.value, f.low, f.high, f.verdict) for f in findings} == {(0.9, None, None, "–")}
 
 
-@pytest.mark.slow
-def test_membership_of_a_model_that_knows_its_examples_by_heart_and_under_noise() -> None:
-    """A linear model of many features, trained long, knows them; one under strong noise does not."""
-    text = """
+MEMBERS = """
 [data]
 reader = "toy"
 users = 6
@@ -147,7 +148,43 @@ rounds = 5
 cohort = 6
 engine = "vectorised"
 """
-    result = attack(parse_config(text), Asked(attacks=("membership",), epsilons=(0.5,), shadows=4))
+SHADOWS = Asked(attacks=("membership",), epsilons=(), shadows=4, clients=4)
+
+
+def members(config: Config, data: FederatedData) -> dict[str, Finding]:
+    run = simulate(
+        build_model(config, data), build_method(config.method), data, rounds=5, cohort=6, engine="vectorised"
+    )
+    return {f.measure: f for f in attack(config, SHADOWS, run=run).findings if f.protection == "split"}
+
+
+def test_membership_is_of_the_clients_that_are_attacked_whatever_their_ids() -> None:
+    """Ids that are other clients' positions, and ids that are nobody's, change no number but the draws of clients."""
+    config = parse_config(MEMBERS)
+    made = build_data(config)
+    measure = "threshold AUC, the released model"
+    for ids in ([str(5 - n) for n in range(6)], [str(100 + n) for n in range(6)]):
+        data = FederatedData(made.columns, made.offsets, ids, made.bounds, made.meta)
+        found = members(config, data)
+        assert found[measure].low > 0.6  # type: ignore[operator]
+        assert found["LiRA AUC, her own model"].value > 0.6  # type: ignore[operator]
+
+
+def test_examples_that_opted_out_are_no_members_of_the_released_model() -> None:
+    """The model never saw them: counted as members, they would make it look better protected than it is."""
+    config = parse_config(MEMBERS)
+    made = opt_out(build_data(config), 0.5, by="example")
+    found = members(config, made)["threshold AUC, the released model"]
+    said = re.fullmatch("4 models, each attacked in turn, of ([0-9]+) examples that opted in", found.note)
+    assert said
+    assert int(said[1]) < made.counts("train").sum() / 2
+    assert found.value > 0.8  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_membership_of_a_model_that_knows_its_examples_by_heart_and_under_noise() -> None:
+    """A linear model of many features, trained long, knows them; one under strong noise does not."""
+    result = attack(parse_config(MEMBERS), Asked(attacks=("membership",), epsilons=(0.5,), shadows=4))
     by = {(f.measure, f.protection): f for f in result.findings}
     measure = "threshold AUC, the released model"
     assert by[measure, "split"].low > 0.6  # type: ignore[operator]

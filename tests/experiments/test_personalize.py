@@ -248,29 +248,36 @@ def measured(metric: str, ks: tuple[int | None, ...], each: tuple[tuple[float, .
     )
 
 
-def test_changes_are_paired_over_users_and_falls_are_those_that_leave_zero_out() -> None:
-    each = ((0.5, 0.25, 0.75), (0.375, 0.125, 0.5625), (0.5, 0.25, 0.5))
+def test_changes_are_paired_over_users_and_falls_are_corrected_over_all_pairs() -> None:
+    each = ((0.5, 0.25, 0.75), (0.375, 0.125, 0.609375), (0.5, 0.25, 0.5))
     found = measured("accuracy", (10, 50, None), each)
-    # From 10 to 50: −0.125, −0.125, −0.1875; mean −0.4375 / 3, deviation 0.0361, t of 2 degrees 4.3027.
-    half = 4.302653 * np.std([0.125, 0.125, 0.1875], ddof=1) / np.sqrt(3)
+    # From 10 to 50: −0.125, −0.125, −0.140625; mean −0.390625 / 3, t of 2 degrees 4.3027.
+    half = 4.302653 * np.std([0.125, 0.125, 0.140625], ddof=1) / np.sqrt(3)
     first, second, third = found.changes
     assert first is None
     assert second is not None
     assert third is not None
     assert (second.mean, second.low, second.high) == pytest.approx(
-        (-0.4375 / 3, -0.4375 / 3 - half, -0.4375 / 3 + half), abs=1e-6
+        (-0.390625 / 3, -0.390625 / 3 - half, -0.390625 / 3 + half), abs=1e-6
     )
-    assert third.low < 0 < third.high  # 0.125, 0.125, −0.0625
+    assert third.low < 0 < third.high  # 0.125, 0.125, −0.109375
     assert [(few, many) for few, many, _ in found.falls] == [(10, 50)]
     assert falls_in_words(found) == (
-        "Significantly worse with more examples (95 %, paired over users): "
-        "k = 10 to 50: −14.6 points (−23.5 to −5.6)."
+        "Significantly worse with more examples (95 %, paired over users, corrected over all pairs of k): "
+        "k = 10 to 50: −13.0 points (−15.3 to −10.8)."
     )
+    # −0.125, −0.125, −0.1875: the interval leaves 0 out, p is 0.020; three times that is above 5 %
+    alone = ((0.5, 0.25, 0.75), (0.375, 0.125, 0.5625))
+    assert [(few, many) for few, many, _ in measured("accuracy", (10, 50), alone).falls] == [(10, 50)]
+    assert measured("accuracy", (10, 50, None), (*alone, each[2])).falls == ()
     shuffled = measured("accuracy", (None, 50, 10), each[::-1])
     assert shuffled.falls == found.falls  # whatever the order of k
     better = measured("rmse", (10, 50, None), each)  # lower is better
     assert better.falls == ()
-    assert falls_in_words(better) == "Nowhere is a larger k significantly worse (95 %, paired over users)."
+    assert (
+        falls_in_words(better)
+        == "Nowhere is a larger k significantly worse (95 %, paired over users, corrected over all pairs of k)."
+    )
     worse = measured("rmse", (10, 50), each[1::-1])
     assert [(few, many) for few, many, _ in worse.falls] == [(10, 50)]
 

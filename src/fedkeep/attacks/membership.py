@@ -23,8 +23,13 @@ def confidence(loss: Floats) -> Floats:
 
 
 def tpr_at(score: Floats, member: Floats, fpr: float = FPR) -> float:
-    """Return the share of members above the threshold that at most a share ``fpr`` of the others exceed."""
+    """Return the share of members above the threshold that at most a share ``fpr`` of the others exceed.
+
+    NaN without a member, and without others.
+    """
     others = np.sort(score[member == 0])
+    if not 0 < len(others) < len(score):
+        return math.nan
     allowed = int(np.floor(fpr * len(others)))
     return float((score[member == 1] > others[len(others) - 1 - allowed]).mean())
 

@@ -68,7 +68,17 @@ def attack(
     result = measure(found.config, asked, run=run, folder=folder, say=note)
     findings = result.findings
     name = found.config.name or found.label
-    if out is not None:
+    if as_json:
+        typer.echo(json.dumps(finite(plain(findings)), ensure_ascii=False, indent=1, allow_nan=False))
+    else:
+        shown = table(findings)
+        show_table(f"{name}: what attackers find", shown.columns, shown.rows, left=shown.left)
+        for line in result.settings:
+            say(line)
+        for heading, lines in zip(("Worth", "Not worth"), sentences(findings), strict=True):
+            for line in lines:
+                say(f"{heading}: {line}")
+    if out is not None:  # last, so that what was found is shown where it cannot be written
         threats = [(TITLES[key], _threat(key)) for key in asked.attacks]
         lead = f"{found.config.method.kind} · {found.config.model.kind} · {found.config.data.reader}"
         try:
@@ -77,18 +87,8 @@ def attack(
             )
         except OSError as error:
             raise RunError(f"Cannot write the page into {out}: {error.strerror or error}.") from error
-    if as_json:
-        typer.echo(json.dumps(finite(plain(findings)), ensure_ascii=False, indent=1, allow_nan=False))
-        return
-    shown = table(findings)
-    show_table(f"{name}: what attackers find", shown.columns, shown.rows, left=shown.left)
-    for line in result.settings:
-        say(line)
-    for heading, lines in zip(("Worth", "Not worth"), sentences(findings), strict=True):
-        for line in lines:
-            say(f"{heading}: {line}")
-    if out is not None:
-        say(f"Page: {page}")
+        if not as_json:
+            say(f"Page: {page}")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -189,13 +189,16 @@ def falls_in_words(result: ColdStart) -> str:
     if len(result.each[0]) < 2:
         return "A single user allows no test."
     if not result.falls:
-        return "Nowhere is a larger k significantly worse (95 %, paired over users)."
+        return "Nowhere is a larger k significantly worse (95 %, paired over users, corrected over all pairs of k)."
     said = [
         f"k = {few} to {'all' if many is None else many}: "
         + wording.interval(change.mean, change.low, change.high, result.user_metric)
         for few, many, change in result.falls
     ]
-    return f"Significantly worse with more examples (95 %, paired over users): {'; '.join(said)}."
+    return (
+        "Significantly worse with more examples (95 %, paired over users, corrected over all pairs of k): "
+        f"{'; '.join(said)}."
+    )
 
 
 def adapted_form(found: AdaptedClients) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fedkeep.experiments.config import Config
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate, train_counts
 from fedkeep.methods import Method
+from fedkeep.privacy import Release, epsilon
 from fedkeep.report.attacks import Finding
 
 TITLES = {
@@ -61,6 +62,11 @@ class Asked:
         for what, least in (("clients", 3), ("shadows", 3), ("batch", 1)):
             if getattr(self, what) < least:
                 raise ConfigError(f"{what} must be at least {least}; got {getattr(self, what)}.")
+        for wanted in self.epsilons:
+            if not wanted > 0:
+                raise ConfigError(f"ε must be a positive number; got {wanted}.")
+        if self.epsilons:  # said before anything is trained, where the package for it is missing
+            epsilon({Release(rate=0.5, noise=1.0): 1}, 1e-5, "rdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,7 @@ def attack(
             "evaluate_every": 0,
             "evaluate_shared": False,
             "evaluate_adapted": False,
+            "trackers": (),  # they are told of runs, not of what an attacker trains
         }
         return simulate(
             model, method, examples, **{**settings, "progress": False, "seed": config.seed, **changes}
@@ -164,7 +171,10 @@ def _known(value: float) -> float | None:
 
 
 def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.ndarray) -> Iterator[Row]:
-    """Train models under a protection, each on a random half of every client's examples, and attack each of them."""
+    """Train models under a protection, each on a random half of every client's examples, and attack each of them.
+
+    Examples that opted out train no released model, so they are none of its members and none of its others.
+    """
     scene, people = view.scene, np.sort(people)
     data, method = scene.data, scene.run.method
     train = data.split_rows("train", people)
@@ -181,7 +191,8 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
             "clients get models of their own after the rounds.",
         )
     inside = np.zeros((asked.shadows, len(train)), bool)
-    scores = {model: np.zeros(inside.shape) for model in models}
+    scores = {model: np.full(inside.shape, np.nan) for model in models}
+    ids = [data.ids[c] for c in people]
     for k in range(asked.shadows):
         draw = numpy_generator(scene.run.private.default.seed, "attack halves", round=k)
         halves = [np.sort(draw.permutation(n)[: (n + 1) // 2]) for n in data.counts("train")]
@@ -195,10 +206,18 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
         run = trained(method, half, **noisy)
         inside[k, place[rows[half.split_rows("train", people)]]] = True
         for model, split in product(models, ("train", "test")):
-            judged = run.judge((model,), split, people)[0].of(model)
+            judged = run.judge((model,), split, ids)[0].of(model)
             at = place[rows[judged.row]]
             scores[model][k, at[at >= 0]] = a.confidence(judged.loss[at >= 0])
+    client, every = data.clients_of(train), np.ones(len(train), bool)
+    opted_in = np.asarray(data.columns.get("opted_in", np.ones(data.examples, bool)), bool)[train]
+    learns_all = any(phase.examples == "all" for phase in (*method.client.phases, *method.adapt.phases))
     for model, who in models.items():
-        for measure, number in a.membership(scores[model], inside, data.clients_of(train)).items():
+        if np.isnan(scores[model]).any():
+            raise ConfigError(f"Membership: {who} gives an attacked example no loss that is a number.")
+        used = every if model == "own" and learns_all else opted_in
+        left_out = f", of {used.sum():,} examples that opted in" if used.sum() < len(used) else ""
+        for measure, number in a.membership(scores[model][:, used], inside[:, used], client[used]).items():
             guess = 0.5 if measure.endswith("AUC") else a.FPR
-            yield f"{measure}, {who}", within(number), guess, f"{asked.shadows} models, each attacked in turn"
+            note = f"{asked.shadows} models, each attacked in turn{left_out}"
+            yield f"{measure}, {who}", within(number), guess, note

@@ -22,10 +22,12 @@ from fedkeep.engines.adapt import first_rows, own_default, own_split
 from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
-from fedkeep.metrics.worth.intervals import Interval, users_like_these
+from fedkeep.metrics.worth.best import holm
+from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_like_these
 from fedkeep.report.wording import lower_is_better
 from fedkeep.store import Default, MemoryStore
 
+ALPHA = 0.05
 DEFAULT_K: tuple[int | None, ...] = (0, 1, 2, 5, 10, 20, 50, None)
 
 
@@ -68,21 +70,34 @@ class ColdStart:
 
     @property
     def falls(self) -> tuple[tuple[int, int | None, Interval], ...]:
-        """The pairs (k, larger k) between which the metric becomes worse by an interval that leaves 0 out."""
+        """The pairs (k, larger k) between which the metric becomes significantly worse, with the mean change.
+
+        Of all that are named, the chance that any is named wrongly is at most 5 %: p is corrected for the number of
+        pairs (Holm). The intervals are each pair's own.
+        """
         size = [float("inf") if k is None else k for k in self.k]
         rising = sorted(range(len(size)), key=size.__getitem__)
+        pairs = [(i, j) for i, j in combinations(rising, 2) if self.k[i] is not None]
+        if not pairs or len(self.each[0]) < 2:
+            return ()
+        chance = holm([float(chance_of_users(self._each_change(i, j))) for i, j in pairs])
         found = []
-        for i, j in combinations(rising, 2):
+        for (i, j), p in zip(pairs, chance, strict=True):
             few, change = self.k[i], self._change(i, j)
-            if few is None or change is None:
-                continue
-            if (change.low > 0) if lower_is_better(self.user_metric) else (change.high < 0):
+            assert few is not None  # left out above
+            assert change is not None  # of two clients or more
+            worse = change.mean > 0 if lower_is_better(self.user_metric) else change.mean < 0
+            if worse and p <= ALPHA:
                 found.append((few, self.k[j], change))
         return tuple(found)
 
+    def _each_change(self, first: int, second: int) -> np.ndarray:
+        """Return every client's change, as one seed's: (1, clients)."""
+        return np.subtract(self.each[second], self.each[first])[None]
+
     def _change(self, first: int, second: int) -> Interval | None:
-        change = np.subtract(self.each[second], self.each[first])
-        return Interval(*users_like_these(change[None]).tolist()) if len(change) > 1 else None
+        change = self._each_change(first, second)
+        return Interval(*users_like_these(change).tolist()) if change.size > 1 else None
 
 
 def fit_private(run: Run, client: str | int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
