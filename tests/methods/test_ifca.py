@@ -186,8 +186,9 @@ def test_a_configuration_names_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clusters": 0}, "clusters must be at least 1 and spread positive; got 0 and 0.1."),
-        ({"spread": 0.0}, "clusters must be at least 1 and spread positive; got 2 and 0.0."),
+        ({"clusters": 0}, "clusters must be at least 1; got 0."),
+        ({"clusters": 2.5}, "clusters must be a whole number; got 2.5."),
+        ({"spread": 0.0}, "spread must be positive; got 0.0."),
         (
             {"server": averaging(sgd(1.0, momentum=0.9))},
             (

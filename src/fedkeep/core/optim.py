@@ -48,8 +48,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         check_choice("The kind of an optimiser must be", self.kind, get_args(Kind))
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas must be in [0, 1); got {self.betas!r}.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas must be two numbers in [0, 1); got {self.betas!r}.")
         for name in ("learning_rate", "momentum", "weight_decay", "eps"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

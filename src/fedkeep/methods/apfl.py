@@ -116,9 +116,17 @@ def apfl(
         adaptive: α is learned, with the rate that the optimiser gives ``alpha``; False: it is fixed.
         local: the local phase, with F_k of both models.
         server: see ``methods``.
+
+    Raises:
+        MethodError: alpha is outside [0, 1], or it is learned under weight decay, which would pull it to 0.
     """
     if not 0 <= alpha <= 1:
         raise MethodError(f"alpha must be in [0, 1]; got {alpha}.")
+    if adaptive and local.optimizer.weight_decay:
+        raise MethodError(
+            "Weight decay would pull APFL's share alpha to 0, which is FedAvg. Take weight_decay=0, or "
+            "adaptive=False, which keeps alpha fixed."
+        )
     share = None if adaptive else float(alpha)
     own = OnMixture(alpha=share, term=local.loss)
     optimizer = local.optimizer

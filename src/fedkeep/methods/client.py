@@ -6,6 +6,7 @@ says what leaves and what is kept; ``accept`` makes it valid once the server has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -76,8 +77,8 @@ class Init:
     def __post_init__(self) -> None:
         value: Any = tuple(self.value) if isinstance(self.value, list) else self.value
         object.__setattr__(self, "value", value)
-        normal = isinstance(value, tuple) and len(value) == 2 and value[0] == "normal"
-        if not (value == "model" or normal or isinstance(value, int | float)):
+        number = value[1] if isinstance(value, tuple) and len(value) == 2 and value[0] == "normal" else value
+        if value != "model" and not (isinstance(number, int | float) and math.isfinite(number)):
             raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {value!r}.")
 
 

@@ -22,6 +22,7 @@ from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, prefixed, 
 from fedkeep.core.seeds import generator
 from fedkeep.methods.aggregate import Reduced
 from fedkeep.methods.base import Method
+from fedkeep.methods.checks import check_count, check_positive
 from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
@@ -121,8 +122,9 @@ def ifca(
     Raises:
         MethodError: an argument is out of range, or the server has another reduction or an optimiser with a memory.
     """
-    if clusters < 1 or not (spread > 0 or clusters == 1):
-        raise MethodError(f"clusters must be at least 1 and spread positive; got {clusters} and {spread}.")
+    check_count(1, clusters=clusters)
+    if clusters > 1:
+        check_positive(spread=spread)
     mean, step = server.reduce, server.update
     if not isinstance(mean, WeightedMean) or not isinstance(step, Optimize) or not step.optimizer.rests:
         raise MethodError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer, sgd
 from fedkeep.core.params import Batch, Params
@@ -25,6 +26,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
 from fedkeep.methods.terms import Term
+from fedkeep.split import updated_buffers
 
 
 @reveals("loss")  # the last phase's loss is nothing but this distance
@@ -44,7 +46,13 @@ class Apart(Term):
     reads_parameters = True  # it is of the values themselves
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        theta = {n: v for n, v in copy_of(params).items() if n in net.trainable()}
+        copied = copy_of(params)
+        theta = {n: v for n, v in copied.items() if n in net.trainable()}
+        if len(theta) < len(copied) and (moving := updated_buffers(net.module)):
+            raise MethodError(
+                f"pFedMe trains w by its distance from θ alone, so w's statistics {min(moving)!r} would stay as they "
+                f"began, and the shared part could not predict. Take group or layer normalisation, or Ditto."
+            )
         squares = [nn.functional.mse_loss(v, params[n], reduction="sum") for n, v in theta.items()]
         return 0.5 * self.lam * torch.stack(squares).sum()
 
@@ -60,7 +68,8 @@ def pfedme(
     """Return pFedMe. The training loss of its records is the last term's: ½ λ ‖θ − w‖².
 
     With embedding tables that a model names in ``lookup``, all of a client's rows are near each other's or not, whether
-    a mini-batch uses them or not, so tables are trained whole.
+    a mini-batch uses them or not, so tables are trained whole. A model whose training updates buffers (batch
+    normalisation) is refused in the first round: the statistics of w would stay as they began.
 
     Args:
         lam: λ; large: θ stays at w.

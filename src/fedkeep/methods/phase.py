@@ -89,6 +89,8 @@ class Phase:
     def __post_init__(self) -> None:
         check_kind("loss", self.loss, Term, "a term, e.g. fedkeep.methods.terms.cross_entropy()")
         check_kind("optimizer", self.optimizer, Optimizer, OPTIMIZERS)
+        if not (isinstance(self.trains, str | tuple | list) and all(isinstance(p, str) for p in self.trains)):
+            raise MethodError(f"trains must be patterns of names, 'head.*' for one; got {self.trains!r}.")
         check_count(0, epochs=self.epochs, steps=self.steps)
         check_count(1, batch_size=self.batch_size)
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -97,8 +99,12 @@ class Phase:
         check_choice("examples", self.examples, get_args(Use))
 
     def but(self, **changes: Any) -> Phase:
-        """Return this phase with some fields changed, e.g. ``local.but(trains="private", epochs=10)``."""
-        return replace(self, **changes)
+        """Return this phase with some fields changed, e.g. ``local.but(trains="private", epochs=10)``.
+
+        Where passes are asked for by ``epochs``, a number of ``steps`` that this phase has is dropped.
+        """
+        passes: dict[str, Any] = {"steps": None} if "epochs" in changes else {}
+        return replace(self, **(passes | changes))
 
     @property
     def schedule(self) -> tuple[object, ...]:
