@@ -108,7 +108,7 @@ def test_a_reproduction_is_called_with_what_was_asked(
     monkeypatch.setattr("fedkeep.experiments.reproductions.reproduce", reproduce)
     result = fedkeep(
         "reproduce", "furl-table3", "--data", "d", "--scale", "full", "--seeds", "0,2", "--out", "o",
-        "--only", "sticker-*", "--only", "*-0",
+        "--only", "sticker-*", "--only", "*-0", "--set", "data.reader=reviews", "--set", "run.rounds=3",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert result.stdout == f"Results: {Path('o/furl-table3.md')}\n"
@@ -116,6 +116,12 @@ def test_a_reproduction_is_called_with_what_was_asked(
     assert (name, request.data, request.out) == ("furl-table3", Path("d"), Path("o"))
     assert (request.scale, request.seeds, request.workers) == ("full", [0, 2], 1)
     assert request.only == ("sticker-*", "*-0")
+    assert request.changes == {"data.reader": "reviews", "run.rounds": "3"}
+
+
+def test_settings_that_a_reproduction_does_not_take_are_refused(refused: Callable[..., str]) -> None:
+    assert refused("reproduce", "kteps-table3", "--set", "nokey").startswith("Error: --set wants key=value")
+    assert refused("reproduce", "toy-table", "--set", "run.rounds=2").startswith("Error: ")
 
 
 @pytest.mark.parametrize(

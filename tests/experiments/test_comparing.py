@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedkeep.core.errors import ConfigError, NonFiniteError, RunError
+from fedkeep.core.errors import ConfigError, NonFiniteError, RoundError, RunError
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import sealed_bytes
 from fedkeep.experiments.build import build_data, run_config
@@ -17,6 +17,7 @@ from fedkeep.experiments.comparing import Plan, found, plan, run
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report import figure_files
 from fedkeep.report.standings import not_beating, plain_rows, said, table
+from tests.experiments.configs import shops
 
 TOY = """
 name = "Toy"
@@ -98,6 +99,28 @@ def test_data_are_divided_once_and_only_where_they_come_whole(tmp_path: Path, di
     assert all(build_data(cell.config, tmp_path).fingerprint() == wanted for cell in made.cells)
 
 
+def test_data_that_a_reader_draws_are_those_of_the_configurations_seed_and_saved_ones_take_none(
+    tmp_path: Path,
+) -> None:
+    shops(tmp_path)
+    drawn = parse_config(
+        TOY.replace(
+            'reader = "toy"\nusers = 12\nexamples = 20', 'reader = "reviews"\nfolder = "shops"\nvalid = 2'
+        ),
+        overrides={"model": '{kind = "bag_of_words", embedding_dim = 2}'},
+    )
+    made = planned(tmp_path / "c", ("fedavg",), (0, 1), drawn, folder=tmp_path)
+    wanted = build_data(drawn, tmp_path).fingerprint()
+    assert {c.config.seed for c in made.cells} == {0, 1}
+    assert all(build_data(c.config, tmp_path).fingerprint() == wanted for c in made.cells)
+    build_data(toy()).save(tmp_path / "kept")
+    saved = parse_config(
+        TOY.replace('reader = "toy"\nusers = 12\nexamples = 20', 'reader = "saved"\nfolder = "kept"')
+    )
+    for cell in planned(tmp_path / "d", ("fedavg",), (0, 1), saved, folder=tmp_path).cells:
+        assert not build_data(cell.config, tmp_path).meta["follows_seed"]
+
+
 def test_cells_are_run_once_and_more_can_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,12 +179,15 @@ def test_without_references_only_what_was_named_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "c" / "tables" / "gains.csv").exists()
 
 
-def test_a_method_that_diverges_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [NonFiniteError, RoundError])
+def test_a_method_that_diverges_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     real = run_config
 
     def broken(config: Config, **more: Any) -> Any:
         if config.name == "furl" and config.seed == 1:
-            raise NonFiniteError("The loss became NaN.")
+            raise kind("The loss became NaN.")
         return real(config, **more)
 
     monkeypatch.setattr("fedkeep.experiments.comparing.run_config", broken)
@@ -181,6 +207,14 @@ def test_configurations_of_their_own(tmp_path: Path) -> None:
     assert [c.folder.name for c in made.cells] == ["fedavg-0", "Toy-0", "Slow-0", "ditto-0"]
     alike = planned(tmp_path / "d", (), (0,), toy(), toy(), references=False)
     assert [v.config.name for v in alike.variants] == ["Toy", "Toy 2"]
+    mine = toy(name="'local'", method__kind="fedavg", method__optimizer__rates="{}")
+    taken = planned(tmp_path / "e", (), (0,), mine, mine.model_copy(update={"name": "x"}))
+    assert [v.config.name for v in taken.variants] == ["local 2", "x", "local", "fine_tuned"]
+    long = toy(name=f"'{'n' * 100}'")
+    names = [
+        c.folder.name for c in planned(tmp_path / "f", (), (0,), long, long, long, references=False).cells
+    ]
+    assert len(set(names)) == 3
 
 
 def test_what_is_refused_before_anything_is_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, clone
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
+from fedkeep.experiments.build import run_config
 from fedkeep.experiments.personalization import Protocol, personalization_curve, slower, tuning_phases
 from fedkeep.methods.base import forward
+from tests.experiments.configs import config
 from tests.tiny import Logits, Scalar, bits, classes, pairs
 
 DATA = classes(counts=(12, 9, 13, 7), kind="f8", test=25)
@@ -217,3 +220,20 @@ def test_fine_tuning_that_breaks_down_is_named() -> None:
         NonFiniteError, match=r"^Client 'user-0', fine-tuning: .* became NaN or infinite after"
     ):
         personalization_curve(run, Protocol(ratio=1.5e308, steps=4, every=4))
+
+
+def test_a_run_that_goes_on_keeps_its_protocol(tmp_path: Path) -> None:
+    made = config(personalization={"ratio": 1.0, "steps": 4, "every": 2})
+    run_config(made, out=tmp_path / "r", progress=False)
+    other = made.model_copy(
+        update={
+            "personalization": config(personalization={"ratio": 0.5, "steps": 4, "every": 2}).personalization
+        }
+    )
+    with pytest.raises(ConfigError) as error:
+        run_config(other, out=tmp_path / "r", resume=True, progress=False)
+    assert str(error.value) == (
+        f"{tmp_path / 'r'} was made with another protocol of personalisation: personalization.ratio: 1.0 in the run, 0.5 "
+        f"now. Leave it as it is, or take a new folder."
+    )
+    run_config(made, out=tmp_path / "r", resume=True, progress=False)

@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from fedkeep import Phase, Run, simulate
 from fedkeep.core.errors import FedkeepError, RunError
 from fedkeep.core.records import read_records
+from fedkeep.core.run_files import read_info
+from fedkeep.data import toy
+from fedkeep.methods import fedavg
+from fedkeep.models import Linear
 from fedkeep.store.database import Database
 from tests.experiments.runs import run, stopped
 from tests.tiny import Logits, lasting
@@ -180,3 +185,29 @@ def test_all_that_a_commit_names_is_flushed_before_it(
     monkeypatch.setattr(os, "replace", rename)
     run(out)
     assert commits == 4
+
+
+def test_a_run_that_was_killed_before_its_first_round_decides_its_engine_as_an_unbroken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = toy(users=100, examples=12, features=4, classes=3)
+
+    def started(**more: Any) -> Run:
+        phase = Phase(batch_size=4, epochs=3)
+        return simulate(Linear(4, 3), fedavg(local=phase), data, rounds=1, cohort=100, progress=False, **more)
+
+    whole = started(out=tmp_path / "whole")
+    assert whole.engine == "vectorised"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedkeep.experiments.simulate.Drive.go", killed)
+        patched.setattr("fedkeep.experiments.simulate.Auto.decide", killed)
+        with pytest.raises(KeyboardInterrupt):
+            started(out=tmp_path / "killed")
+    again = started(out=tmp_path / "killed", resume=True)
+    assert again.engine == "vectorised"
+    assert read_info(tmp_path / "killed")["engine"] == "vectorised"
+    assert [(r.metric, r.value) for r in again.history] == [(r.metric, r.value) for r in whole.history]

@@ -116,6 +116,16 @@ def test_one_value_is_no_choice() -> None:
             "{ low = 0.01, high = 1.0, log = true }."),
         ),
         ("method.mu = {low = 2.0, high = 1.0}", "method.mu: the range is empty: low is 2.0, high is 1.0."),
+        (
+            ("method.optimizer = {choices = [{kind = 'sgd'}, {kind = 'adam'}]}\n"
+            "[for.furl.method.optimizer]\nlearning_rate = {low = 0.1, high = 1.0}"),
+            ("method.optimizer is chosen whole, and method.optimizer.learning_rate in it apart: one would undo the other. "
+             "Give ranges of keys, or choices of tables that hold all."),
+        ),
+        (
+            "method.mu = {choices = [2026-01-01]}",
+            ("method.mu: choices: wanted numbers, texts, truth values, lists or tables; got [datetime.date(2026, 1, 1)]."),
+        ),
         ("method.mu = {choices = []}", "method.mu: the range is empty: choices wants a list of values; got []."),
         ("method.mu = {choices = [1, 1]}", "method.mu: choices names a value twice: [1, 1]."),
         (

@@ -131,6 +131,22 @@ def test_every_method_has_the_same_budget_and_is_chosen_by_valid(tmp_path: Path,
     assert "8: 8 finished, 0 ended early, 0 diverged" in text
 
 
+@pytest.mark.usefixtures("trained")
+def test_no_bound_may_be_among_the_choices(tmp_path: Path) -> None:
+    space = {
+        "method.optimizer.learning_rate": "{low=0.01, high=1.0, log=true}",
+        "method.clip_norm": "{choices=[1.0, inf]}",
+    }
+    made = plan(tmp_path / "s", space=space, trials=4, prune="none")
+    sweeps.run(made, progress=False)
+    sweeps.write(made, sweeps.results(made))
+    (method,) = json.loads((tmp_path / "s" / "results.json").read_text())["methods"]
+    assert {t["values"]["method.clip_norm"] for t in method["trials"]} <= {1.0, "inf"}
+    assert json.loads((tmp_path / "s" / "results.json").read_text())["space"]["furl"]["method.clip_norm"] == {
+        "choices": [1.0, "inf"]
+    }
+
+
 def test_the_same_seed_gives_the_same_trials_and_another_gives_others(
     tmp_path: Path, trained: Trained
 ) -> None:

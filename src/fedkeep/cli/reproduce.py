@@ -13,6 +13,7 @@ from fedkeep.cli.settings import DataOption
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments import reproductions
 from fedkeep.experiments.build import data_folder
+from fedkeep.experiments.config import parse_overrides
 
 
 class Scale(StrEnum):
@@ -71,6 +72,7 @@ def reproduce(
         workers,
         only=tuple(only or ()),
         finished=finished,
+        changes=parse_overrides(settings or []),
     )
     try:
         path = reproductions.reproduce(name, request)

@@ -14,7 +14,9 @@ from torch import nn
 
 from fedkeep import data as data_room
 from fedkeep import models
+from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, first_line
+from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
@@ -253,6 +255,16 @@ def build_loss(config: LossConfig) -> terms.Term:
     return loss if config.augment is None else Augmented(loss, **config.augment.model_dump())
 
 
+def _check_protocol(out: Path, asked: dict[str, Any]) -> None:
+    """Raise ConfigError where a run's folder has, or is to have, a curve of another protocol than the one asked for."""
+    before = (read_info(out).get("config") or {}).get("personalization")
+    if before is not None and (lines := differences(asked, before, "personalization")):
+        raise ConfigError(
+            f"{out} was made with another protocol of personalisation: {'; '.join(lines)}. Leave it as it is, or take "
+            f"a new folder."
+        )
+
+
 def run_config(
     config: Config,
     *,
@@ -280,6 +292,8 @@ def run_config(
     protocol = None if config.personalization is None else Protocol(**config.personalization.model_dump())
     if protocol is not None:  # said now, not after hours of training
         check_task(data)
+    if resume and out is not None and config.personalization is not None:
+        _check_protocol(out, config.personalization.model_dump())
     settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
     settings |= {} if trackers is None else {"trackers": trackers}
     model = build_model(config, data, folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.describe import describe, differences
-from fedkeep.core.errors import ConfigError, NonFiniteError, RunError
+from fedkeep.core.errors import ConfigError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
@@ -96,7 +96,7 @@ class Cell:
             )
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:
-        """Run it, or go on with it; one whose loss becomes NaN leaves ``fault.txt``."""
+        """Run it, or go on with it; one whose loss becomes NaN, or that loses all clients, leaves ``fault.txt``."""
         workers = None if alone or self.config.run.engine == "pooled" else 1
         try:
             run_config(
@@ -107,7 +107,7 @@ class Cell:
                 progress=progress,
                 workers=workers,
             )
-        except NonFiniteError as error:
+        except (NonFiniteError, RoundError) as error:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / FAULT, f"{error}\n".encode())
 
@@ -258,9 +258,10 @@ def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool)
                 f"The method of {_named(config)} is {config.method.kind!r}, which --methods does not name. Name it, or "
                 f"leave the configuration out."
             )
-    used: set[str] = set()
-    for kind in [*kinds, *(r for r in REFERENCES if references and r not in kinds)]:
-        own = [c for c in configs if c.method.kind == kind]
+    every = [*kinds, *(r for r in REFERENCES if references and r not in kinds)]
+    by_kind = {kind: [c for c in configs if c.method.kind == kind] for kind in every}
+    used = {_folder_name(kind).lower() for kind, own in by_kind.items() if len(own) < 2}
+    for kind, own in by_kind.items():
         for config in own or [with_method(configs[0], kind)]:
             name = kind if len(own) < 2 else _unused(config.name or kind, used)
             used.add(_folder_name(name).lower())
@@ -268,7 +269,7 @@ def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool)
 
 
 def _unused(name: str, used: set[str]) -> str:
-    choices = (name, *(f"{name} {i}" for i in range(2, len(used) + 3)))
+    choices = (name, *(f"{name[:70]} {i}" for i in range(2, len(used) + 3)))  # of a folder's name 80 are kept
     return next(n for n in choices if _folder_name(n).lower() not in used)
 
 

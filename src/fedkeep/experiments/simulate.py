@@ -253,12 +253,16 @@ class _Simulation:
                 directory.close()
 
     def _decide(self, device: Device, directory: RunDirectory | None, resume: bool) -> None:
-        """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names."""
+        """Let ``auto`` decide before the first round; a run that goes on keeps the engine that its folder names.
+
+        One that was stopped before its first round was over may not have decided yet: it decides now.
+        """
         if not isinstance(self.engine, Auto) or not isinstance(device, LocalDevice):
             return
         info = directory.read_info() if directory is not None else {}
-        self.engine.decide(device.job, str(info["engine"]) if resume else "")
-        if directory is not None and not resume:
+        begun = resume and directory is not None and directory.round > 0
+        self.engine.decide(device.job, str(info["engine"]) if begun else "")
+        if directory is not None and not begun:
             name, reason = in_use(self.engine, self.reason)
             directory.write_info({**info, "engine": name, "engine_reason": reason})
 

@@ -179,17 +179,28 @@ def write(sweep: Sweep, found: Sequence[Result]) -> Path:
         "numerics": NUMERICS, "space": sweep.about()["space"],
         "methods": [
             {
-                "method": r.method, "best": r.number, "values": dict(r.values), "valid": list(r.valid),
+                "method": r.method, "best": r.number, "values": r.values, "valid": list(r.valid),
                 "test": [v if math.isfinite(v) else None for v in r.test], "rounds": r.rounds,
                 "seconds": round(r.seconds, 1), "trials": list(r.trials),
             }
             for r in found
         ],
     }  # fmt: skip
-    write_whole(out / "results.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(
+        out / "results.json", (json.dumps(_in_json(content), indent=1, allow_nan=False) + "\n").encode()
+    )
     path = out / "results.md"
     write_whole(path, ("# Sweep\n\n" + to_markdown(table(sweep, found))).encode())
     return path
+
+
+def _in_json(value: Any) -> Any:
+    """Return infinities and NaN, which JSON lacks, as the texts of TOML."""
+    if isinstance(value, Mapping):
+        return {k: _in_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_json(v) for v in value]
+    return value_text(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _pair(values: Sequence[float]) -> list[str]:

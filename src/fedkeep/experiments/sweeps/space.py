@@ -157,6 +157,12 @@ def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[st
                 )
             else:
                 fixed[key] = value_text(value)
+        for key in (*ranges, *fixed):
+            if inner := next((other for other in (*ranges, *fixed) if other.startswith(f"{key}.")), None):
+                raise ConfigError(
+                    f"{where}: {key} is chosen whole, and {inner} in it apart: one would undo the other. Give "
+                    f"ranges of keys, or choices of tables that hold all."
+                )
         if not ranges:
             raise ConfigError(
                 f"{where}: the space of {method} is empty: nothing is to be chosen. Give a range, e.g. "
@@ -229,7 +235,9 @@ def _range(place: str, given: Mapping[str, Any]) -> Range:
         try:
             texts = {json.dumps(c) for c in choices}
         except TypeError as error:  # a date
-            raise ConfigError(f"{place}: choices: {error}.") from error
+            raise ConfigError(
+                f"{place}: choices: wanted numbers, texts, truth values, lists or tables; got {shown(choices)}."
+            ) from error
         if len(texts) < len(choices):
             raise ConfigError(f"{place}: choices names a value twice: {shown(choices)}.")
         found = Range(choices=tuple(choices))
