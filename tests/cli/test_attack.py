@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedkeep.experiments.trackers.telling import tracked
 from tests.cli.conftest import Command
 
 ONE = ("--attacks", "who,words", "--epsilons", "none")
@@ -67,9 +68,12 @@ def test_trackers_are_not_told_of_what_an_attacker_trains(
     fedkeep: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    monkeypatch.setattr(
-        "fedkeep.experiments.simulate.tracked", lambda trackers, *_: told.append(trackers) or nullcontext()
-    )
+
+    def watched(trackers: object, *rest: Any) -> Any:
+        told.append(trackers)
+        return tracked({}, *rest)
+
+    monkeypatch.setattr("fedkeep.experiments.simulate.tracked", watched)
     asked = ("attack", "toy.toml", "--attacks", "who", "--epsilons", "none", "--clients", 5)
     assert fedkeep(*asked, "--set", 'run.trackers=["tensorboard"]').exit_code == 0
     assert told

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from fedkeep import Phase, Run, simulate
@@ -194,6 +195,7 @@ def test_a_run_that_was_killed_before_its_first_round_decides_its_engine_as_an_u
 
     def started(**more: Any) -> Run:
         phase = Phase(batch_size=4, epochs=3)
+        torch.manual_seed(0)
         return simulate(Linear(4, 3), fedavg(local=phase), data, rounds=1, cohort=100, progress=False, **more)
 
     whole = started(out=tmp_path / "whole")
