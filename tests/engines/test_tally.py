@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.engines import Judged, Judgement, Tallies, Task, to_records
-from fedkeep.engines.tally import BINS, Leaves, bin_of, binned_auc, tallied
+from fedkeep.engines.tally import BINS, Leaves, bin_of, binned_auc, summed, tallied
 
 IDS = ("ann", "bob", "cem")
 CLASSES, BINARY, NUMBERS = Task("multiclass"), Task("binary"), Task("regression")
@@ -197,3 +197,9 @@ def test_what_was_not_judged_or_may_not_leave_is_refused() -> None:
         with pytest.raises(ConfigError) as error:
             wrong()  # type: ignore[no-untyped-call]
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize("column", [[math.inf, -math.inf, 1.0], [1.7e308, 1.7e308, 1.0]])
+def test_a_sum_that_no_float_holds_is_no_number(column: list[float]) -> None:
+    found = summed(np.array([[value, 2.0] for value in column]))
+    assert repr(found.tolist()) == "[[nan, 6.0]]"

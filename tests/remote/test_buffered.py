@@ -18,6 +18,7 @@ from fedkeep.engines import Sampler
 from fedkeep.methods import METHODS
 from fedkeep.methods.client import nothing
 from fedkeep.methods.server import no_state
+from fedkeep.privacy import Chain
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.buffered import check_buffered
 from fedkeep.remote.memory import Died
@@ -177,3 +178,23 @@ def test_a_buffer_larger_than_the_clients_is_refused_before_anything_is_written(
         serve_run(run, devices.transport, tmp_path / "run", progress=False)
     devices.close()
     assert not (tmp_path / "run").exists()
+
+
+def test_an_upload_that_is_too_old_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update, seen = Chain.update, list[float]()
+
+    def watched(self: Chain, state: Any, reports: Any, count: int) -> Any:
+        seen.append(float(reports["0/inside"]))
+        assert count == 2
+        return update(self, state, reports, count)
+
+    monkeypatch.setattr(Chain, "update", watched)
+    takes = lambda name, packet: 1.0 if name == "node-0" else 7.0  # noqa: E731
+    devices = Devices("quantile clipping", tmp_path, 3, takes=takes)
+    policy = RoundPolicy(mode="buffered", buffer=2, oldest=0)
+    run = federation("quantile clipping", policy=policy, cohort=4, rounds=8, evaluate_every=0)
+    serve_run(run, devices.transport, tmp_path / "run", progress=False)
+    devices.close()
+    assert len(seen) == 8
+    assert max(seen) <= 2
+    assert "versions old; the oldest taken are 0." in (tmp_path / "run" / "events.jsonl").read_text()

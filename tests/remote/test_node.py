@@ -231,6 +231,29 @@ class TestWork:
         assert store is not None
         assert [v[1:4] for v in store.file.versions()] == [("user-0", 2, 7), ("user-0", 3, 8)]
 
+    @pytest.mark.parametrize("history", [0, 1])
+    def test_a_late_message_lets_nobody_begin_anew(self, hand: Hand, tmp_path: Path, history: int) -> None:
+        node = hand.node(tmp_path, [0], on_missing="anew", history=history)
+        hand.meet(node)
+        works = [
+            hand.work([self.order(hand, version=round, attempt=4 + round if round else 0)], round, 5 + round)
+            for round in range(4)
+        ]
+        for work in works:
+            assert hand.ask(node, work).answers[0].fault is None
+        last = self.order(hand, version=4, attempt=8, train=False)
+        hand.ask(node, hand.work([last], 4, 9))
+        store = node._runs[RUN].store
+        assert store is not None
+        before = store.file.versions()
+        for work in works[1 : 4 - history]:
+            late = hand.ask(node, work).answers[0]
+            assert isinstance(late.fault, LostError)
+            assert "The order wants version" in str(late.fault)
+            assert store.file.versions() == before
+        assert hand.ask(node, hand.work([last], 4, 10)).answers[0].fault is None
+        assert store.file.versions() == before
+
     def test_a_client_that_breaks_down_keeps_what_it_had(self, tmp_path: Path) -> None:
         hand = Hand(Fragile, methods.furl("user", local=Phase(loss=squared_error())), BROKEN)
         clients = range(len(BROKEN))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
+
+import pytest
 
 from fedkeep.remote import Packet
 from fedkeep.remote.events import Events
@@ -123,3 +126,62 @@ def test_a_node_that_does_not_answer_is_asked_anew() -> None:
     nodes = met(transport, 30.0, patience=20.0)
     assert said(nodes, "left") == ["Node 'x': it did not answer for 20 s."]
     assert [kind for kind, _, _ in transport.carried] == ["hello", "hello"]
+
+
+def changing(inner: Any, kind: str, **header: Any) -> Any:
+    """Return a device that answers a message otherwise."""
+
+    def serve(packet: Packet) -> Packet:
+        answer = inner(packet)
+        return Packet({**answer.header, **header}) if answer.header["kind"] == kind else answer
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "said"),
+    [
+        ("fits", {"clients": {"bad\0id": {"train": 1}}}, "Client 0: A client id is a text of 1 to 200 printable"),
+        ("here", {"clients": ["a", "bad\0id"]}, "Client 1: A client id is a text of 1 to 200 printable"),
+        ("here", {"clients": ["e\u0301"]}, "its ids of clients are not in Unicode's normal form C"),
+        ("here", {"clients": ["a", "a"]}, "Client ids must be unique; 'a'"),
+        ("fits", {"clients": {"a": {"train": -1}}}, "its numbers of examples make no sense"),
+        ("fits", {"clients": {"a": {"train": 10**400}}}, "its numbers of examples make no sense"),
+        ("here", {"summary": {"x": 1}}, "Its summary is no summary, or is damaged"),
+    ],
+)  # fmt: skip
+def test_what_is_no_id_no_number_or_no_summary_keeps_its_own_node_out(
+    kind: str, header: dict[str, Any], said: str
+) -> None:
+    nodes = met(MemoryTransport({"x": changing(device("a"), kind, **header), "y": device("b")}))
+    assert nodes.place == {"b": "y"}
+    assert list(nodes.refusals) == ["x"]
+    assert nodes.refusals["x"].startswith(said)
+    assert list(nodes.here) == (["x", "y"] if kind == "fits" else ["y"])
+
+
+def test_a_node_that_refused_is_asked_again_ever_more_seldom_until_it_fits() -> None:
+    full, heard = [True], list[tuple[float, str]]()
+    fits, refuses = device("a"), device("a", refuses="Its disk is full.")
+
+    def serve(packet: Packet) -> Packet:
+        heard.append((transport.now(), packet.header["kind"]))
+        return (refuses if full[0] else fits)(packet)
+
+    transport = MemoryTransport({"x": serve})
+    nodes = met(transport, 75.0, patience=20.0)
+    assert [kind for _, kind in heard] == ["hello", "encoding"] * 3
+    asked = [when for when, kind in heard if kind == "hello"]
+    assert [later - when for when, later in itertools.pairwise(asked)] == [
+        pytest.approx(22, abs=2),
+        pytest.approx(42, abs=2),
+    ]
+    assert nodes.refusal("a") == "Its disk is full."
+    assert said(nodes, "refused") == ["Node 'x' takes no part: Its disk is full."]
+    full[0] = False
+    passed(nodes, 90.0)
+    assert nodes.place == {"a": "x"}
+    assert nodes.refusals == {}
+    assert nodes.refusal("a") is None
+    passed(nodes, 100.0)
+    assert [kind for _, kind in heard] == ["hello", "encoding"] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +15,16 @@ import pytest
 import torch
 
 from fedkeep import Method, averaging, methods, simulate
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
+from fedkeep.engines.round import decode
 from fedkeep.methods import SecureSums, securely
 from fedkeep.remote import Packet
 from fedkeep.remote.masking import VECTOR
 from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.node import Node
 from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.secure_fleet import RemoteMean
 from fedkeep.remote.server import serve_run
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import ledger_of, server_of
@@ -290,3 +293,58 @@ def test_an_upload_that_is_no_vector_is_refused_and_the_others_are_summed(tmp_pa
     served(devices, tmp_path, cohort=7, rounds=1)
     devices.close()
     assert any("it is no masked vector" in text for text in events(tmp_path))
+
+
+def test_an_upload_that_weighs_less_than_nothing_is_refused_and_the_others_are_summed(tmp_path: Path) -> None:
+    devices = devices_of("fedavg", tmp_path, nodes=len(DATA))
+    serve = devices.nodes[2].serve
+
+    def lying(packet: Packet) -> Packet:
+        answer = serve(packet)
+        if not any(one["status"] == "trained" for one in answer.header.get("answers", ())):
+            return answer
+        told = [{**one, "weight": -7.0} for one in answer.header["answers"]]
+        return Packet({**answer.header, "answers": told}, answer.tensors)
+
+    devices.transport.join("node-2", lying)
+    served(devices, tmp_path, cohort=7, rounds=1)
+    devices.close()
+    assert "The upload of client 'user-2' was refused: its weight is -7.0." in events(tmp_path)
+
+
+@pytest.mark.parametrize("weight", [-5.0, math.nan, math.inf])
+def test_a_weight_that_is_none_is_refused_beside_a_masked_vector(weight: float) -> None:
+    method = made("fedavg")
+    masked = method.on_server(reduce=RemoteMean(method.server.reduce, None))  # type: ignore[arg-type]
+    upload = method.split.arrived({VECTOR: torch.zeros(3, dtype=torch.int64)}, weight, {})
+    with pytest.raises(UploadError, match="^The upload of client 'a' was refused: its weight is"):
+        decode(masked, {}, upload, "a")
+
+
+def test_who_sent_no_shares_has_not_taken_part(tmp_path: Path) -> None:
+    """Two clients fail at the first step `shares`; the next round, which they are in too, asks them for keys."""
+    devices = devices_of("fedavg", tmp_path)
+    serve, count = devices.nodes[1].serve, itertools.count()
+
+    def failing(packet: Packet) -> Packet:
+        answer = serve(packet)
+        steps = {ask["step"] for order in packet.header.get("orders", ()) for ask in order.get("asks", ())}
+        if steps != {"shares"} or next(count):
+            return answer
+        about = {"status": "lost", "weight": 0.0, "text": "disk full"}
+        return Packet(
+            {
+                **answer.header,
+                "answers": [{"client": a["client"], **about} for a in answer.header["answers"]],
+            },
+            answer.tensors,
+        )
+
+    devices.transport.join("node-1", failing)
+    served(devices, tmp_path, cohort=7, rounds=2, policy=RoundPolicy(minimum=7))
+    devices.close()
+    said = events(tmp_path)
+    assert any("Round 0 does not count: 5 of 7 clients took part" in text for text in said)
+    for client in devices.nodes[1].clients:
+        assert said.count(f"Client {client!r} sent no shares of this sum.") == 1
+    assert not any("had not answered" in text for text in said)

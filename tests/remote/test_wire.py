@@ -167,6 +167,10 @@ def judged(leaves: Any, kind: str = "multiclass") -> Judged:
     return found
 
 
+def retyped(tensors: dict[str, Any], name: str, kind: torch.dtype) -> None:
+    tensors[name] = tensors[name].to(kind)
+
+
 class TestJudged:
     @pytest.mark.parametrize("kind", ["multiclass", "binary"])
     @pytest.mark.parametrize("leaves", ["sums", "clients", "examples"])
@@ -195,6 +199,20 @@ class TestJudged:
             ("examples", lambda h, t: t["judged/0/0/client"].add_(4), "an example is of none of the 4 clients"),
             ("examples", lambda h, t: t.update({"judged/0/1/loss": torch.ones(1)}), "'1/loss' should be (12,)"),
             ("examples", lambda h, t: t.pop("judged/0/1/loss"), "missing ['1/loss']"),
+            ("sums", lambda h, t: t["judged/0/loss"].neg_(), "'loss' holds a number below 0"),
+            ("sums", lambda h, t: t["judged/0/loss"].fill_(-math.inf), "'loss' holds a number below 0"),
+            ("sums", lambda h, t: t["judged/0/absolute"].sub_(1), "'absolute' holds a number below 0"),
+            ("sums", lambda h, t: t["judged/0/accuracy"].neg_(), "'accuracy' holds a number below 0"),
+            ("sums", lambda h, t: t["judged/0/loss"].fill_(1.7e308), "'loss' holds a number beyond 1e+300"),
+            ("sums", lambda h, t: t["judged/0/difference"].fill_(-1e301), "'difference' holds a number beyond 1e+300"),
+            ("sums", lambda h, t: t["judged/0/count"].fill_(2**63 - 1), "'count' holds a number beyond 2^53"),
+            ("clients", lambda h, t: t["judged/0/right"].fill_(2**52), "'right' is more than 'count'"),
+            ("clients", lambda h, t: t["judged/0/people"].zero_(), "'count' tells of examples of nobody"),
+            ("examples", lambda h, t: retyped(t, "judged/0/0/label", torch.bfloat16), "'0/label' should be real numbers"),
+            ("examples", lambda h, t: retyped(t, "judged/0/1/label", torch.complex64), "'1/label' should be real numbers"),
+            ("examples", lambda h, t: t["judged/0/0/loss"].fill_(-1e9), "'0/loss' holds a number below 0"),
+            ("examples", lambda h, t: t["judged/0/1/score"].fill_(7.0), "'1/score' should be 0 or 1"),
+            ("examples", lambda h, t: t["judged/0/1/score"].fill_(math.nan), "'1/score' should be 0 or 1"),
         ],
     )  # fmt: skip
     def test_what_is_malformed_is_refused(
@@ -206,3 +224,19 @@ class TestJudged:
         with pytest.raises(UploadError) as error:
             read_answers(Packet(header, tensors), SPLIT)
         assert said in str(error.value)
+
+    def test_a_binary_score_that_is_no_number_is_refused(self) -> None:
+        sent = answers_packet(dataclasses.replace(ANSWERS, judged=(("test", judged("examples", "binary")),)))
+        packet = carried(sent)
+        packet.tensors["judged/0/0/score"].fill_(math.nan)
+        with pytest.raises(UploadError, match="'0/score' holds a NaN"):
+            read_answers(packet, SPLIT)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_the_losses_of_a_model_that_diverged_are_read(self, value: float) -> None:
+        packet = carried(answers_packet(dataclasses.replace(ANSWERS, judged=(("test", judged("clients")),))))
+        packet.tensors["judged/0/loss"][0] = value
+        packet.tensors["judged/0/difference"][0, :, 0] = value
+        packet.tensors["judged/0/difference"][1, :, 0] = -value
+        ((_, got),) = read_answers(packet, SPLIT).judged
+        assert repr(got.metrics("own")["loss"]) == repr(value)

@@ -294,7 +294,7 @@ def decode(
 ) -> tuple[Upload, Params]:
     """Return a client's upload as changes of federated parameters, checked, and the reports of the upload chain.
 
-    A masked one stays as it is.
+    A masked one stays as it is; its weight is checked.
 
     Args:
         method: says what was done to the upload.
@@ -308,6 +308,8 @@ def decode(
     """
     reports = Params()
     if method.server.reduce.masked:
+        if not 0 <= upload.weight < float("inf"):
+            raise UploadError(f"The upload of client {client!r} was refused: its weight is {upload.weight}.")
         return upload, reports
     if method.upload:
         check_rows(upload, start, client)

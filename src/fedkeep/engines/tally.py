@@ -295,8 +295,18 @@ def binned_auc(positive: np.ndarray, negative: np.ndarray) -> tuple[float, float
 
 
 def summed(rows: np.ndarray) -> np.ndarray:
-    """Return the sum over the first axis, which stays: integers as they are, floats rounded once (``math.fsum``)."""
+    """Return the sum over the first axis, which stays: integers as they are, floats rounded once (``math.fsum``).
+
+    A sum that no float holds is NaN.
+    """
     if rows.dtype.kind == "i":
         return np.asarray(rows.sum(0, keepdims=True))
-    total = [math.fsum(column) for column in rows.reshape(len(rows), math.prod(rows.shape[1:])).T]
+    total = [_summed(column) for column in rows.reshape(len(rows), math.prod(rows.shape[1:])).T]
     return np.array(total).reshape(1, *rows.shape[1:])
+
+
+def _summed(column: np.ndarray) -> float:
+    try:
+        return math.fsum(column)
+    except (OverflowError, ValueError):  # beyond a float's range, or infinities of both signs
+        return math.nan

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fedkeep.core.errors import LateError, MethodError
 from fedkeep.core.params import Params, nbytes, prefixed
-from fedkeep.engines import Device, Order, RoundReport
+from fedkeep.engines import Answer, Device, Order, RoundReport
 from fedkeep.engines.base import UPLOAD
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.round import Received, report_of, take, updated, with_links
@@ -71,13 +71,11 @@ class Buffered:
             arrived = False
             for client, one in self._arrived():
                 arrived = True
-                answer = one.exchange.answer(client)
+                age = server.round - one.version
+                answer = self._in_time(one.exchange.answer(client), age)
                 self.fleet.tell_fault(answer)
                 upload = take(method, one.order, answer, declared, received, faults)
-                age = server.round - one.version
-                if upload is not None and policy.oldest is not None and age > policy.oldest:
-                    self._drop(client, age, received)
-                elif upload is not None and len(uploads) < policy.buffer:
+                if upload is not None:
                     self.fleet.staged([client], one.exchange)
                     uploads[client] = _scaled(upload, (1.0 + age) ** -policy.staleness)
                 if len(uploads) == policy.buffer:
@@ -127,17 +125,15 @@ class Buffered:
         for client in sorted(done):
             yield client, self._under_way.pop(client)
 
-    def _drop(self, client: str, age: int, received: Received) -> None:
-        error = LateError(
-            f"The upload of client {client!r} is {age} versions old; the oldest taken are {self.fleet.policy.oldest}."
+    def _in_time(self, answer: Answer, age: int) -> Answer:
+        """Return an answer, with a fault in the place of an upload that is too old."""
+        oldest = self.fleet.policy.oldest
+        if answer.upload is None or oldest is None or age <= oldest:
+            return answer
+        reason = (
+            f"The upload of client {answer.client!r} is {age} versions old; the oldest taken are {oldest}."
         )
-        self.fleet.events.note("late", str(error), client=client)
-        received.faults.append(error)
-        received.clients -= 1
-        for column in (received.weights, received.losses):
-            del column[client]
-        received.upload_bytes.pop()
-        received.download_bytes.pop()
+        return Answer(client=answer.client, fault=LateError(reason))
 
 
 def check_buffered(method: Method) -> None:

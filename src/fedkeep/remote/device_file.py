@@ -10,33 +10,40 @@ What is deleted is overwritten with zeros (``secure_delete``).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 
 from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params, difference_of_names
-from fedkeep.store.database import Database, logs_of, new_file
+from fedkeep.remote.device_folder import (
+    PATIENCE,
+    check_no_log,
+    file_of,
+    locked,
+    remove,
+    runs_in,
+    sum_of,
+    wipe_rest,
+)
+from fedkeep.store.database import Database, new_file
 from fedkeep.store.rows import RowFormat
 
+__all__ = [
+    "PATIENCE", "About", "DeviceFile", "Version", "crc_of", "create", "file_of", "packed", "remove", "runs_in",
+    "sum_of",
+]  # fmt: skip
 FORMAT = 1
-ENDING, SUM = ".db", ".sum"
-RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-PATIENCE = 30.0
-"""Seconds to wait for another process that serves a message of the same run."""
 TABLES = """
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE kept (
@@ -103,8 +110,10 @@ class DeviceFile:
     def __init__(self, path: Path, owner: str | None, patience: float = PATIENCE) -> None:
         self.path, self.run = path, path.stem
         self._check_there()
-        self._lock = _locked(path, patience)
+        self._lock = locked(path, patience)
         try:
+            with suppress(StoreError):  # what stays harms no state that is served
+                wipe_rest(path)
             self._file = Database(path)
             try:
                 self.about = self._read_about(owner)
@@ -124,7 +133,7 @@ class DeviceFile:
     def _check_there(self) -> None:
         if self.path.exists():
             return
-        _check_no_log(self.path)
+        check_no_log(self.path)
         raise StoreError(f"The run {self.run!r} has no private state on this device.")
 
     def _read_about(self, owner: str | None) -> About:
@@ -233,8 +242,7 @@ class DeviceFile:
         Raises:
             StoreError: it can't be written to the end.
         """
-        for client in clients:
-            sum_of(self.path, client).unlink(missing_ok=True)
+        wipe_rest(self.path, [sum_of(self.path, client) for client in clients])
         gone = [version.number for version in self.versions() if version.client in clients]
         with self.writing():
             self.drop(gone)
@@ -283,27 +291,6 @@ def _insert(run: str, version: Version, row: bytes) -> tuple[str, Sequence[Any]]
     return "INSERT INTO kept VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", given
 
 
-def file_of(folder: Path, run: str) -> Path:
-    """Return where the states of a run lie.
-
-    Raises:
-        StoreError: the id could name another place.
-    """
-    if not RUN_ID.fullmatch(run):
-        raise StoreError(f"A run's id is 1 to 64 letters, digits, '-' and '_'; got {run[:80]!r}.")
-    return folder / f"{run}{ENDING}"
-
-
-def sum_of(path: Path, client: str) -> Path:
-    """Return where a client's secrets of secure sums lie, beside the states of a run."""
-    return path.with_name(f"{path.stem}.{hashlib.sha256(client.encode()).hexdigest()[:32]}{SUM}")
-
-
-def runs_in(folder: Path) -> list[str]:
-    """Return the ids of the runs that have states in a folder."""
-    return sorted(path.stem for path in folder.glob(f"*{ENDING}") if RUN_ID.fullmatch(path.stem))
-
-
 def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ()) -> None:
     """Make a file, whole or not at all, with its first rows; only its owner can read it, and enter its folder.
 
@@ -312,7 +299,7 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
     """
     if path.exists():
         raise StoreError(f"The run {path.stem!r} has private states on this device already.")
-    _check_no_log(path)
+    check_no_log(path)
     content = _about_text(about)
     format = RowFormat(_initial(about.columns))
     first: list[tuple[str, Sequence[Any]]] = [
@@ -330,58 +317,9 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
         ) from error
 
 
-def remove(path: Path, patience: float = PATIENCE) -> list[Path]:
-    """Remove a run's states with their log, also damaged ones; return what was removed.
-
-    Raises:
-        StoreError: another process has them, or they can't be removed.
-    """
-    lock = _locked(path, patience)
-    sums = path.parent.glob(f"{path.stem}.*{SUM}")
-    gone = [part for part in (path, *logs_of(path), *sums) if part.exists()]
-    try:
-        for part in gone:
-            with open(part, "r+b") as file:  # the bytes go too, as far as the disk overwrites in place
-                size = part.stat().st_size
-                file.writelines(bytes(min(1 << 20, size - start)) for start in range(0, size, 1 << 20))
-                file.flush()
-                os.fsync(file.fileno())
-            part.unlink()
-    except OSError as error:
-        raise StoreError(
-            f"{part} cannot be removed: {error.strerror}. Check the rights, and try again."
-        ) from error
-    finally:
-        lock.release()
-    Path(lock.lock_file).unlink(missing_ok=True)
-    return gone
-
-
-def _check_no_log(path: Path) -> None:
-    if logs_of(path):
-        raise StoreError(
-            f"The private state of the run {path.stem!r} is missing, and its log is there. Restore it from a copy."
-        )
-
-
 def _about_text(about: About) -> str:
     return json.dumps({"format": FORMAT, **asdict(about)})
 
 
 def _initial(columns: Sequence[Sequence[Any]]) -> Params:
     return {name: torch.zeros(tuple(shape), dtype=_DTYPES[kind]) for name, kind, shape in columns}
-
-
-def _locked(path: Path, patience: float) -> FileLock:
-    lock = FileLock(path.with_suffix(".lock"), mode=0o600)
-    try:
-        lock.acquire(timeout=patience, poll_interval=0.02)
-    except Timeout as error:
-        raise StoreError(
-            f"The private state of the run {path.stem!r} is in use by another process. Wait for it."
-        ) from error
-    except OSError as error:
-        raise StoreError(
-            f"The private state of the run {path.stem!r} cannot be locked: {error.strerror or error}."
-        ) from error
-    return lock

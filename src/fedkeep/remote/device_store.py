@@ -35,7 +35,15 @@ Accept = Callable[[Kept, Kept, float], Kept]
 
 
 class MissingError(StoreError):
-    """A version that an order names is not on this device."""
+    """A version that an order names is not on this device.
+
+    Attributes:
+        late: the last attempt of which a message that names it is older than what is there.
+    """
+
+    def __init__(self, text: str, late: int = 0) -> None:
+        super().__init__(text)
+        self.late = late
 
 
 class Wanted(NamedTuple):
@@ -103,7 +111,8 @@ class DeviceStore:
             return self.default(client)
         row = _named(rows, wanted.version, wanted.attempt)
         if row is None:
-            raise MissingError(self._not_there(client, wanted, rows))
+            late = max((made.attempt - (not made.accepted) for made in rows), default=0)
+            raise MissingError(self._not_there(client, wanted, rows), late)
         values = self.file.values(row)
         if row.accepted:
             return values

@@ -58,8 +58,15 @@ class Events:
         self._write([event])
 
     def write_to(self, path: Path) -> None:
-        """Keep events in a file from now on, and those that were said before."""
+        """Keep events in a file from now on, and those that were said before; a line that was cut short is ended."""
         self.path = path
+        try:
+            with open(path, "a+b") as file:
+                file.seek(max(0, file.tell() - 1))
+                if file.read(1) not in (b"", b"\n"):
+                    file.write(b"\n")
+        except OSError:
+            self.path = None
         self._write(self.said)
 
     def _write(self, events: Iterable[Event]) -> None:

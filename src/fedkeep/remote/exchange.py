@@ -7,7 +7,7 @@ again there, always as the same attempt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedkeep.core.errors import LateError, LostError, UploadError
@@ -251,15 +251,19 @@ class Exchange:
         asked = {(judging.split, judging.models) for order in sent.orders.values() for judging in order.judge}
         known, seen = {task: number for number, task in enumerate(self.rules.tasks)}, set()
         for split, judged in answers.judged:
-            people = set(sent.orders) if judged.leaves != "sums" else {""}
-            of_whom = judged.tallies.clients
             key = (split, judged.task)
             fine = (split, judged.models) in asked and judged.task in known and key not in seen
             fine = fine and RANK.index(judged.leaves) <= RANK.index(self.rules.leaves)
-            fine = fine and set(of_whom) <= people and len(set(of_whom)) == len(of_whom)
-            if not fine or int(judged.tallies.people.sum()) > len(sent.orders):
+            if not (fine and _of_these(judged, sent.orders)):
                 raise UploadError(
                     f"The answers of node {sent.node!r} were refused: they hold a result of judging {split!r} that "
                     f"nobody asked for."
                 )
             seen.add(key)
+
+
+def _of_these(judged: Judged, orders: Collection[str]) -> bool:
+    """Return whether a result is of these clients, each once at most, or of no more than there are."""
+    of_whom, people = judged.tallies.clients, set(orders) if judged.leaves != "sums" else {""}
+    once = set(of_whom) <= people and len(set(of_whom)) == len(of_whom)
+    return once and sum(judged.tallies.people.tolist()) <= len(orders)

@@ -4,20 +4,26 @@
 
 Records only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
 keep old versions of private states themselves, and refuse by name where they do not.
+
+What differential privacy has charged stays charged, as the rounds that are taken back were released. Cohorts are drawn
+by another secret from then on: one cohort that is released twice costs more than two, each by coins of its own.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_whole
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.privacy.ledger import FILE, Ledger
+from fedkeep.remote.protection import secret_seed
 
 FOLDER = "kept"
 
@@ -67,7 +73,7 @@ def roll_back(folder: Path, round: int) -> None:
     """Return a run's folder to an earlier round. Stopped on the way, it is called again.
 
     Raises:
-        RunError: there is no run, it is in use, or the round is not kept.
+        RunError: there is no run, it is in use, its ledger is damaged, or the round is not kept.
     """
     known = kept_rounds(folder)
     if round not in known:
@@ -78,8 +84,9 @@ def roll_back(folder: Path, round: int) -> None:
     place, info = folder / FOLDER / str(round), read_info(folder)
     directory = RunDirectory(folder, info)  # locked
     try:
-        commit = read_commit(place, {**info, "status": "running"})
-        directory.write_info({**info, "status": "running"})
+        info |= {"status": "running", **_cohorts(folder, info)}
+        commit = read_commit(place, info)
+        directory.write_info(info)  # first: killed later, no round comes again with the cohort that it had
         with whole_or_error(folder):
             for name in _files(commit):
                 write_whole(folder / name, (place / name).read_bytes())
@@ -91,6 +98,13 @@ def roll_back(folder: Path, round: int) -> None:
             shutil.rmtree(folder / FOLDER / str(later), ignore_errors=True)
     finally:
         directory.close()
+
+
+def _cohorts(folder: Path, info: Mapping[str, Any]) -> dict[str, int]:
+    """Return a new secret to draw cohorts by, where rounds cost privacy; noise from a seed protects nobody anyway."""
+    if not (folder / FILE).exists() or Ledger.read(folder / FILE, str(info["run"])).terms.repeatable:
+        return {}
+    return {"cohort_seed": secret_seed()}
 
 
 def _files(commit: Commit) -> list[str]:

@@ -1,20 +1,27 @@
 """Which nodes are there, what each said of itself, and on which of them each client is.
 
 A node is told of the run (``hello``), then of its encoding; from its answer ``fits`` on its clients take part. A node
-that was restarted may have another name, and then its clients are on that one.
+that was restarted may have another name, and then its clients are on that one. A node that refuses, as its disk may be
+full, is asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedkeep.core.errors import UploadError
+from fedkeep.core.errors import DataError, UploadError
+from fedkeep.data.ids import check_ids
+from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Encode, Fits, Header, Hello, Here, Refused, header_of, told
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Transport
+
+MOST_DOUBLINGS = 6
+"""How often the time doubles until a node that goes on refusing is asked again."""
 
 
 @dataclass
@@ -26,6 +33,8 @@ class _Node:
     fits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     claims: dict[str, str] = field(default_factory=dict)
     """Clients that another node, named here, has too: it is asked whether it is still there."""
+    refused: int = 0
+    """How often it has refused, one time after the other."""
 
 
 class Nodes:
@@ -35,7 +44,8 @@ class Nodes:
         transport: reaches them.
         hello: the first message to each.
         events: a log of which nodes come and go.
-        patience: seconds until a node that does not answer is asked again.
+        patience: seconds until a node that does not answer, or refused, is asked again; after each further refusal
+            twice as long.
 
     Attributes:
         place: by client, its node.
@@ -62,8 +72,8 @@ class Nodes:
         """Return why a client's node takes no part; None where the client has a place, or nobody has told of it."""
         if client in self.place:
             return None
-        of = (n for n, node in self._nodes.items() if node.state == "refused" and node.here is not None)
-        name = next((n for n in of if client in self.here[n].clients), None)
+        here = self.here
+        name = next((n for n in self.refusals if n in here and client in here[n].clients), None)
         return None if name is None else self.refusals[name]
 
     @property
@@ -93,8 +103,12 @@ class Nodes:
             if name in self._nodes and self._nodes[name].ticket == reply.ticket:
                 self._hear(name, reply.packet, reply.reason)
         for name, node in list(self._nodes.items()):
-            if node.ticket and self.transport.now() > node.since + self.patience:
+            passed = self.transport.now() - node.since
+            pause = self.patience * 2 ** min(max(0, node.refused - 1), MOST_DOUBLINGS)
+            if node.ticket and passed > self.patience:
                 self.forget(name, f"it did not answer for {self.patience:g} s")
+            elif node.state == "refused" and passed > pause:
+                self._send(name, "asked", self.hello)
 
     def ask_anew(self, name: str) -> None:
         """Start over with a node: it has forgotten the run, e.g. as it was restarted."""
@@ -146,11 +160,16 @@ class Nodes:
             self._refused(name, str(error))
 
     def _refused(self, name: str, reason: str) -> None:
-        self._nodes[name].state, self.refusals[name] = "refused", reason
+        node, known = self._nodes[name], self.refusals.get(name)
+        node.state, node.since, node.refused = "refused", self.transport.now(), node.refused + 1
+        self.refusals[name] = reason
         self._unplace(name)
-        self.events.note("refused", f"Node {name!r} takes no part: {reason}", node=name)
+        if reason != known:
+            self.events.note("refused", f"Node {name!r} takes no part: {reason}", node=name)
 
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
+        _check_ids(here.clients)
+        _check_summary(here)
         if node.here is None:
             self.events.note("joined", f"Node {name!r} has {len(here.clients)} clients.", node=name)
         node.state, node.here = "here", here
@@ -168,7 +187,11 @@ class Nodes:
             self._send_encoding(name, self._encode)
 
     def _fits(self, name: str, node: _Node, fits: Fits) -> None:
-        node.state, node.fits = "fits", fits.clients
+        _check_ids(fits.clients)
+        if not all(0 <= count < 2**63 for counts in fits.clients.values() for count in counts.values()):
+            raise UploadError("its numbers of examples make no sense.")
+        node.state, node.fits, node.refused = "fits", fits.clients, 0
+        self.refusals.pop(name, None)
         for client in fits.clients:
             other = self.place.get(client, name)
             if other == name or other not in self._nodes:
@@ -184,3 +207,23 @@ class Nodes:
         if client in self.counts and self.place.get(client) != name:
             self.events.note("moved", f"Client {client!r} is on node {name!r}.", node=name, client=client)
         self.place[client], self.counts[client] = name, node.fits[client]
+
+
+def _check_ids(clients: Iterable[str]) -> None:
+    """Raise UploadError where one is no client's id, is not written as ids are, or stands there twice."""
+    given = list(clients)
+    try:
+        same = list(check_ids(given)) == given
+    except DataError as error:
+        raise UploadError(str(error)) from error
+    if not same:
+        raise UploadError("its ids of clients are not in Unicode's normal form C.")
+
+
+def _check_summary(here: Here) -> None:
+    """Raise UploadError where what a node tells of its data is no summary."""
+    if here.summary is not None:
+        try:
+            Summary.from_json(json.dumps(here.summary), "Its summary")
+        except DataError as error:
+            raise UploadError(str(error)) from error

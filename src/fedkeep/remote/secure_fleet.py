@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, RoundError, SecureSumError, UploadError
+from fedkeep.core.errors import ConfigError, LostError, RoundError, SecureSumError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Answer, Order, Sampler
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
@@ -169,8 +169,10 @@ class SecureFleet(Fleet):
 
     def _heard(self, exchange: Exchange) -> None:
         super()._heard(exchange)
+        told = set() if self._now is None else set(self._now.cohort)  # train has their answers
         for client in [client for client, order in exchange.orders.items() if not order.begins]:
-            self.tell_fault(exchange.answer(client))
+            if client not in told:
+                self.tell_fault(exchange.answer(client))
         if self._next is not None:
             self._take_keys(self._next, exchange)
 
@@ -220,16 +222,23 @@ class SecureFleet(Fleet):
                     )
 
     def taken(self, answer: Answer) -> Answer:
-        """Return an answer, with a fault where its upload is no vector of this sum."""
+        """Return an answer, with a fault where its upload is no vector of this sum, or none was asked for."""
         if answer.upload is None:
-            return answer
+            asked = self._sum.ready.union(() if self._next is None else self._next.cohort)
+            if answer.fault is not None and answer.client in asked:
+                return answer
+            reason = f"Client {answer.client!r} sent no shares of this sum."
+            return Answer(client=answer.client, fault=LostError(reason))
         assert self.vectors is not None
         values = answer.upload.deltas.get(VECTOR)
         wanted = (self.vectors.size,), self.vectors.ring.signed.name
         got = None if values is None else (tuple(values.shape), str(values.dtype).removeprefix("torch."))
-        if got == wanted and len(answer.upload.deltas) == 1 and not answer.upload.rows:
+        fault = "" if 0 <= answer.upload.weight < float("inf") else f"its weight is {answer.upload.weight}"
+        if got != wanted or len(answer.upload.deltas) > 1 or answer.upload.rows:
+            fault = f"it is no masked vector of {wanted}"
+        if not fault:
             return answer
-        reason = f"The upload of client {answer.client!r} was refused: it is no masked vector of {wanted}."
+        reason = f"The upload of client {answer.client!r} was refused: {fault}."
         return Answer(client=answer.client, loss=answer.loss, fault=UploadError(reason))
 
     def _vector(self, upload: Upload) -> np.ndarray:

@@ -98,7 +98,7 @@ def serve(
     for one in (one for one in work.orders if one.begins):
         client = one.order.client
         try:
-            _begin(one, job, held, store, anew, tell)
+            _begin(one, work.attempt, job, held, store, anew, tell)
             begun[client] = one
         except (LostError, StoreError) as error:
             tell(str(error))
@@ -177,8 +177,10 @@ def _steps(
     return made
 
 
-def _begin(one: ClientOrder, job: Job, held: Held, store: States, anew: bool, tell: Tell) -> None:
-    """Hold what a client begins with."""
+def _begin(
+    one: ClientOrder, attempt: int, job: Job, held: Held, store: States, anew: bool, tell: Tell
+) -> None:
+    """Hold what a client begins with; nobody begins anew by a message older than what the client keeps."""
     client, wanted = one.order.client, Wanted(one.version, one.attempt, one.share)
     place = job.data.ids.index(client) if client in job.data.ids else -1
     if place < 0:
@@ -186,7 +188,7 @@ def _begin(one: ClientOrder, job: Job, held: Held, store: States, anew: bool, te
     try:
         kept = store.begin(client, wanted)
     except MissingError as error:
-        if not anew:
+        if not anew or attempt <= error.late:
             raise
         tell(f"{error} It starts from default values.")
         kept = store.begin_anew(client, wanted)

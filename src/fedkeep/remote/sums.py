@@ -17,7 +17,12 @@ from fedkeep.engines.tally import BINS, ROWS
 
 WHOLE = ("people", "count", "right", "agreed", "scores")
 """Columns of a tally that hold whole numbers of at least 0."""
+POSITIVE = ("loss", "absolute", "accuracy")
+"""Columns of at least 0, or NaN, that are no whole numbers."""
 EXAMPLE = ("client", "loss", "score", "label", "row")
+MOST, MOST_WHOLE = 1e300, 2**53
+"""Numbers beyond are no sums of examples, and those of several nodes would have no room."""
+NO_LABELS = (torch.bfloat16, torch.complex64)
 
 
 class JudgedHeader(BaseModel):
@@ -89,8 +94,11 @@ def _table(task: Task, models: tuple[Model, ...], clients: Sequence[str], tensor
     for name, shape in shapes.items():
         value = tensors[name]
         _check(name, value, shape, torch.int64 if name in WHOLE else torch.float64)
-        if name in WHOLE and bool((value < 0).any()):
-            raise _refused(f"{name!r} holds a number below 0")
+        _check_range(name, value, at_least_0=name in WHOLE or name in POSITIVE)
+    if bool((tensors["right"] > tensors["count"][:, None]).any()):
+        raise _refused("'right' is more than 'count'")
+    if bool(((tensors["people"] == 0) & (tensors["count"] > 0)).any()):
+        raise _refused("'count' tells of examples of nobody")
     columns: dict[str, Any] = {name: tensors[name].numpy() for name in ROWS}
     return Tallies(task=task, models=models, clients=tuple(clients), **columns)
 
@@ -101,8 +109,15 @@ def _examples(task: Task, models: int, clients: int, tensors: Params) -> tuple[J
         raise _refused(fault)
     count = len(tensors["0/client"]) if tensors["0/client"].dim() else -1
     for name in wanted:
-        kind = {"client": torch.int64, "row": torch.int64, "label": tensors[name].dtype}
-        _check(name, tensors[name], (count,), kind.get(name.partition("/")[2], torch.float64))
+        value, column = tensors[name], name.partition("/")[2]
+        if column == "label" and value.dtype in NO_LABELS:
+            raise _refused(f"{shown(name)} should be real numbers, is {value.dtype}")
+        kind = {"client": torch.int64, "row": torch.int64, "label": value.dtype}
+        _check(name, value, (count,), kind.get(column, torch.float64))
+        if column == "loss":
+            _check_range(name, value, at_least_0=True)
+        elif column == "score":
+            _check_score(task, name, value)
     found = []
     for m in range(models):
         columns = [tensors[f"{m}/{name}"].numpy() for name in EXAMPLE]
@@ -116,6 +131,26 @@ def _check(name: str, value: torch.Tensor, shape: tuple[int, ...], kind: torch.d
     if tuple(value.shape) != shape or value.dtype != kind:
         got = f"{tuple(value.shape)} {value.dtype}"
         raise _refused(f"{shown(name)} should be {shape} {kind}, is {got}")
+
+
+def _check_range(name: str, value: torch.Tensor, *, at_least_0: bool) -> None:
+    """Raise UploadError at a number that comes of no examples; a model that diverged has NaN and infinity."""
+    if at_least_0 and bool((value < 0).any()):
+        raise _refused(f"{shown(name)} holds a number below 0")
+    if value.is_floating_point():
+        if bool(((value.abs() > MOST) & ~value.isinf()).any()):
+            raise _refused(f"{shown(name)} holds a number beyond {MOST:g}")
+    elif bool((value > MOST_WHOLE).any()):
+        raise _refused(f"{shown(name)} holds a number beyond 2^53")
+
+
+def _check_score(task: Task, name: str, value: torch.Tensor) -> None:
+    """Raise UploadError where scores are none of the task's."""
+    if task.kind == "binary":
+        if bool(value.isnan().any()):
+            raise _refused(f"{shown(name)} holds a NaN")
+    elif task.kind not in ("regression", "ranking") and bool(((value != 0) & (value != 1)).any()):
+        raise _refused(f"{shown(name)} should be 0 or 1")
 
 
 def _refused(fault: str) -> UploadError:

@@ -1,0 +1,25 @@
+"""What a full disk or a kill has left of the last event does not take the next one with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkeep.remote.events import Events
+
+
+@pytest.mark.parametrize("before", ["", '{"kind": "late"}\n', '{"kind": "la'])
+def test_events_begin_on_a_line_of_their_own(before: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(before)
+    events = Events(lambda: 0.0)
+    events.note("round", "one")
+    events.write_to(path)
+    events.note("round", "two")
+    content = path.read_text()
+    assert content.startswith(before)
+    lines = content[len(before) :].splitlines()
+    assert [json.loads(line)["text"] for line in lines if line] == ["one", "two"]
+    assert len(lines) == 2 + (before[-2:] == "la")
