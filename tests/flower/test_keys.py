@@ -43,6 +43,84 @@ def test_keys_that_are_there_are_kept_when_a_node_is_added(tmp_path):
     assert before.items() <= after.items()
 
 
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def moved(folder, *names):
+    for name in names:
+        (folder / name).unlink()
+    return content(folder)
+
+
+def test_what_private_keys_that_were_taken_away_belong_to_is_kept(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+    before = moved(tmp_path, "a.key", "signer.key", "ca.key", "link.key")
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a", "b"])
+    assert content(tmp_path).keys() - before.keys() == {"b.key", "b.pub"}
+    assert before.items() <= content(tmp_path).items()
+
+
+def test_a_certificate_is_not_made_without_the_authoritys_key(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=[])
+    before = moved(tmp_path, "ca.key", "link.key", "link.pem")
+    with pytest.raises(ConfigError, match=r"ca\.pem is there, and its key ca\.key is not"):
+        make_keys(tmp_path, hosts=HOSTS, nodes=["b"])
+    assert content(tmp_path) == before
+
+
+def test_a_links_certificate_without_its_authoritys_is_refused(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=[])
+    before = moved(tmp_path, "ca.key", "ca.pem")
+    with pytest.raises(ConfigError, match=r"link\.pem is there, and the ca\.pem of who signed it is not"):
+        make_keys(tmp_path, hosts=HOSTS, nodes=["b"])
+    assert content(tmp_path) == before
+
+
+def test_public_parts_that_a_stop_left_out_are_made_of_the_private_ones(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+    before = content(tmp_path)
+    moved(tmp_path, "a.pub", "signer.pub", "ca.pem", "link.pem")
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+    after = content(tmp_path)
+    assert {n: c for n, c in after.items() if not n.endswith(".pem")} == {
+        n: c for n, c in before.items() if not n.endswith(".pem")
+    }
+    link, authority = (x509.load_pem_x509_certificate(after[name]) for name in ("link.pem", "ca.pem"))
+    link.verify_directly_issued_by(authority)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "link.pem", tmp_path / "link.key")
+    x509.load_pem_x509_certificate(before["link.pem"]).verify_directly_issued_by(authority)
+
+
+def test_a_host_that_the_links_certificate_lacks_is_refused(tmp_path):
+    make_keys(tmp_path, hosts=[*HOSTS, "10.0.0.7"], nodes=["a"])
+    before = content(tmp_path)
+    make_keys(tmp_path, hosts=["LINK.example.org", "10.0.0.7", "localhost"], nodes=["a"])
+    said = r"link\.pem speaks for link\.example\.org, .* and not for 'other\.example\.org'"
+    with pytest.raises(ConfigError, match=said):
+        make_keys(tmp_path, hosts=[*HOSTS, "other.example.org"], nodes=["a", "b"])
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "host", ["link.example.org:8443", "https://link.example.org", "a/b", "", "a b", "[::1]"]
+)
+def test_a_host_with_a_port_or_a_path_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(
+        ConfigError, match="A host is a name or an address in ASCII; got .* Leave out port and path"
+    ):
+        make_keys(tmp_path / "keys", hosts=[host], nodes=["a"])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_key_that_is_none_is_named(tmp_path):
+    make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+    (tmp_path / "a.pub").unlink()
+    (tmp_path / "a.key").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"a\.key is no key that fedkeep made\. Move it away"):
+        make_keys(tmp_path, hosts=HOSTS, nodes=["a"])
+
+
 @pytest.mark.parametrize("name", ["ca", "link", "signer", "../a", "", "a b", "-a"])
 def test_a_name_that_is_no_nodes_is_refused_before_anything_is_written(name, tmp_path):
     with pytest.raises(ConfigError, match="A node's name is letters"):

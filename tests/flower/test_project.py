@@ -1,6 +1,9 @@
 import tomllib
+import zipfile
+from io import BytesIO
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 from fedkeep.core.errors import ConfigError
@@ -26,6 +29,17 @@ def test_the_servers_run_stands_in_the_project_or_where_it_is_wanted(tmp_path):
         for name in ("one", "two")
     ]
     assert out == [str(tmp_path / "one" / "run"), str(tmp_path / "elsewhere")]
+
+
+def test_the_run_and_private_states_are_no_part_of_what_flower_sends(tmp_path):
+    new_project(tmp_path / "default", "")
+    new_project(tmp_path / "other", "", out=tmp_path / "other" / "runs" / "one")
+    for project, run in (("default", "run"), ("other", "runs/one")):
+        for place in (run, "devices"):
+            (tmp_path / project / place).mkdir(parents=True)
+            (tmp_path / project / place / "run.json").write_text("{}")
+        bundle = zipfile.ZipFile(BytesIO(build_fab_from_disk(tmp_path / project)))
+        assert set(bundle.namelist()) == {"pyproject.toml", "config.toml", "README.md", ".info/CONTENT"}
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import SIGNATURE, check_signed, sign_project
@@ -42,6 +43,41 @@ def test_a_signed_project_is_taken_by_a_device_that_trusts_the_key(signed):
 
 def test_signing_again_after_a_change_is_enough(signed):
     (signed / "project" / "config.toml").write_text("seed = 4\n")
+    sign_project(signed / "project", signed / "keys" / "signer.key")
+    check_signed(bundle(signed), [signed / "keys" / "signer.pub"])
+
+
+def run_in(folder):
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_bytes(sealed_bytes({"format": FORMAT, "run": "r", "cohort_seed": 1}))
+
+
+def test_the_signature_still_fits_after_a_training(signed):
+    run_in(signed / "project" / "run")
+    check_signed(bundle(signed), [signed / "keys" / "signer.pub"])
+    sign_project(signed / "project", signed / "keys" / "signer.key")
+
+
+@pytest.mark.parametrize("place", ["run", "runs/two", "."])
+def test_a_project_that_would_send_a_run_to_devices_is_not_signed(place, signed):
+    project = signed / "project"
+    if place == "run":
+        (project / ".gitignore").unlink()
+    before = (project / SIGNATURE).read_bytes()
+    if place == ".":
+        (project / "run.json").write_bytes(sealed_bytes({"format": FORMAT, "run": "r"}))
+    else:
+        run_in(project / place)
+    with pytest.raises(ConfigError, match="every device would get the run's secrets") as error:
+        sign_project(project, signed / "keys" / "signer.key")
+    assert f"holds the run {place!r}" in str(error.value)
+    assert (project / SIGNATURE).read_bytes() == before
+
+
+def test_other_files_of_that_name_are_signed(signed):
+    for name, text in (("run.json", '{"speed": 3}'), ("notes.json", "[]"), ("more/run.json", "no JSON")):
+        (signed / "project" / name).parent.mkdir(exist_ok=True)
+        (signed / "project" / name).write_text(text)
     sign_project(signed / "project", signed / "keys" / "signer.key")
     check_signed(bundle(signed), [signed / "keys" / "signer.pub"])
 

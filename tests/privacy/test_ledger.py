@@ -148,6 +148,17 @@ def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) ->
     assert (tmp_path / "budget.jsonl").read_bytes() == before
 
 
+def test_a_round_that_is_tried_again_is_charged_as_long_as_the_budget_lasts(tmp_path: Path) -> None:
+    terms = Terms(**{**vars(TERMS), "budget": epsilon({RELEASE: 5}, 1e-3, "rdp") + 1e-9})
+    ledger = begun(tmp_path, 0, terms)
+    for _ in range(4):
+        ledger.charge(0, planned=2)
+    ledger.charge(1, planned=1)
+    with pytest.raises(BudgetError, match="5 rounds have come to"):
+        ledger.charge(1, planned=1)
+    assert ledger.rounds == [0, 0, 0, 0, 1]
+
+
 def test_a_run_without_a_folder_keeps_count_too() -> None:
     ledger = Ledger(TERMS)
     ledger.charge(0)

@@ -18,7 +18,8 @@ from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
 from fedkeep.core.files import NEW_FILE, layout
 from fedkeep.data.ids import as_id
 from fedkeep.remote.config import states_folder
-from fedkeep.remote.device_file import DeviceFile, Version, file_of, remove, runs_in
+from fedkeep.remote.device_file import DeviceFile, Version, file_of, remove, runs_in, sum_of
+from fedkeep.remote.device_folder import files_of, forget_rest
 from fedkeep.report.wording import size
 
 PATIENCE = 5.0
@@ -55,6 +56,7 @@ def status(
     client = None if client is None else as_id(client)
     for name in _runs(folder, run):
         try:
+            _check_whole(folder, name)
             with _opened(folder, name) as file:
                 shown |= _show(file, client)
         except StoreError as error:
@@ -118,7 +120,7 @@ def export(
     """Write what a client keeps, as its server accepted it last, to a file that other programs can read."""
     folder, client = _folder(place), as_id(client)
     there: dict[str, list[Version]] = {}
-    for name in _runs(folder, run):
+    for name in _whole(folder, _runs(folder, run)) if run is None else _runs(folder, run):
         with _opened(folder, name) as file:
             if versions := file.versions(client):
                 there[name] = versions
@@ -177,6 +179,10 @@ def forget(
             for path in remove(file_of(folder, name), PATIENCE):
                 say(f"Run {name}: {path.name} is removed.")
             continue
+        if name not in _whole(folder, runs):
+            forget_rest(file_of(folder, name), clients, PATIENCE)
+            say(f"Run {name}: what was left of {what} is removed.")
+            continue
         with _opened(folder, name) as file:
             gone = file.forget(clients)
             say(
@@ -207,6 +213,21 @@ def _runs(folder: Path, run: str | None) -> Sequence[str]:
     )
 
 
+def _whole(folder: Path, runs: Sequence[str]) -> list[str]:
+    """Return the runs whose file is there."""
+    return [name for name in runs if file_of(folder, name).exists()]
+
+
+def _check_whole(folder: Path, run: str) -> None:
+    """Raise StoreError if a run's file is gone, and other files of it are there."""
+    if run not in _whole(folder, [run]):
+        left = ", ".join(path.name for path in files_of(file_of(folder, run)))
+        raise StoreError(
+            f"The file of the run {run!r} is gone, and {left} is left of it. Restore the file from a copy, or forget "
+            f"the run."
+        )
+
+
 @contextmanager
 def _opened(folder: Path, run: str) -> Iterator[DeviceFile]:
     file = DeviceFile(file_of(folder, run), None, PATIENCE)
@@ -218,7 +239,7 @@ def _opened(folder: Path, run: str) -> Iterator[DeviceFile]:
 
 def _clients(folder: Path, runs: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for name in runs:
+    for name in _whole(folder, runs):
         with _opened(folder, name) as file:
             found |= {version.client for version in file.versions()}
     return found
@@ -230,7 +251,8 @@ def _near(folder: Path, run: str | None, client: str) -> str:
 
 def _check_known(folder: Path, runs: Sequence[str], clients: set[str]) -> None:
     known = _clients(folder, runs)
-    for client in sorted(clients - known):
+    summing = {c for c in clients for name in runs if sum_of(file_of(folder, name), c).exists()}
+    for client in sorted(clients - known - summing):
         raise ConfigError(f"{folder} keeps nothing of client {client!r}.{did_you_mean(client, known)}")
 
 

@@ -25,6 +25,7 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # Windows has the last alone
     NEW_FILE |= getattr(os, _flag, 0)
 LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
+BEGIN = 40  # characters of a file's name that the name of what is to take its place begins with
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -48,21 +49,59 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
         sync_folder(path.parent)
 
 
+def leftovers(folder: Path, begin: str = "") -> list[Path]:
+    """Return what is being written in a folder in the place of files whose names begin so, or was left of it by a kill.
+
+    Regular files called ``NAME.<16 random digits>.part``; of names that begin alike to ``BEGIN`` characters, all.
+    """
+    return [
+        path
+        for path in sorted(folder.glob("*.part"))
+        if LEFTOVER.fullmatch(path.name) and path.name.startswith(begin[:BEGIN])
+        if path.is_file() and not path.is_symlink()
+    ]
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left of the files that it was writing in a folder.
 
-    Only for a folder that is ours and locked: regular files called ``NAME.<16 random digits>.part``. What can't be
-    removed stays; nothing reads it.
+    Only for a folder that is ours and locked. What can't be removed stays; nothing reads it.
     """
-    for path in folder.glob("*.part"):
-        if LEFTOVER.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-            with suppress(OSError):
-                path.unlink()
+    for path in leftovers(folder):
+        with suppress(OSError):
+            path.unlink()
+
+
+def wipe_leftovers(folder: Path, begin: str) -> None:
+    """Remove what a killed process left of files whose names begin so, and its bytes.
+
+    Each gets another name first, so that a process that is still writing it can't put zeros in the file's place.
+    """
+    for path in leftovers(folder, begin):
+        unseen = beside(path)
+        with suppress(FileNotFoundError):  # it has just been finished
+            os.rename(path, unseen)
+            wipe(unseen)
+
+
+def wipe(path: Path) -> None:
+    """Remove a file and its bytes, as far as the disk overwrites in place."""
+    overwrite(path)
+    path.unlink()
+
+
+def overwrite(path: Path) -> None:
+    """Replace a file's bytes by zeros."""
+    with open(path, "r+b") as file:
+        size = path.stat().st_size
+        file.writelines(bytes(min(1 << 20, size - start)) for start in range(0, size, 1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def beside(path: Path) -> Path:
     """Return a path in the same folder for what is to take the place of ``path``: ``NAME.<16 random digits>.part``."""
-    return path.with_name(f"{path.name[:40]}.{secrets.token_hex(8)}.part")
+    return path.with_name(f"{path.name[:BEGIN]}.{secrets.token_hex(8)}.part")
 
 
 @contextmanager

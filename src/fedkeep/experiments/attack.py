@@ -65,8 +65,6 @@ class Asked:
         for wanted in self.epsilons:
             if not wanted > 0:
                 raise ConfigError(f"ε must be a positive number; got {wanted}.")
-        if self.epsilons:  # said before anything is trained, where the package for it is missing
-            epsilon({Release(rate=0.5, noise=1.0): 1}, 1e-5, "rdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +95,8 @@ def attack(
         raise ConfigError(
             "There is no upload to attack: this configuration trains in one place, or federates nothing."
         )
+    if asked.epsilons:  # said before anything is trained, where the package for it is missing
+        epsilon({Release(rate=0.5, noise=1.0): 1}, 1e-5, "rdp")
     data = run.data if run is not None else build_data(config, folder)
     if data.meta.get("task") == "regression":
         raise ConfigError("The attacks are on classifiers; these data have numbers as labels.")

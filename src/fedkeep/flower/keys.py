@@ -3,19 +3,19 @@
 A folder of keys holds ``ca.pem`` and ``ca.key`` (our own authority), ``link.pem`` and ``link.key`` (the link's
 certificate), ``NAME.key`` and ``NAME.pub`` of each node (P-384, as Flower wants them), and ``signer.key`` and
 ``signer.pub`` (Ed25519, for projects). Files that end in ``.key`` are private: 0600, and only on the machine that uses
-them.
+them. So of a pair the public part alone may be here.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
@@ -24,20 +24,26 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
 
 DAYS = 365
 LOOPBACK = ("localhost", "127.0.0.1")
 """Stand in every link's certificate: the process that starts server apps reaches the link so, whatever its name is."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+HOST = re.compile(r"[A-Za-z0-9_*][A-Za-z0-9._*-]*")
 _PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
 def make_keys(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], days: int = DAYS) -> None:
     """Write all keys and certificates of a deployment; files that are there are kept, so nodes can be added later.
+
+    Where a public key or a certificate is there without its private key, that one was taken to another machine, and no
+    other pair is made. Where a stop has left a private key alone, its public part is made.
 
     Args:
         folder: where.
@@ -46,27 +52,61 @@ def make_keys(folder: Path, *, hosts: Sequence[str], nodes: Sequence[str], days:
         days: how long certificates are valid.
 
     Raises:
-        ConfigError: a node's name or a host is no such thing, or a file is there that is no key.
+        ConfigError: a node's name or a host is no such thing, the link's certificate is there and lacks a host, a file
+            that is needed was taken away, or one is no key.
     """
     for name in nodes:
         if not NAME.fullmatch(name) or name in ("ca", "link", "signer"):
             raise ConfigError(
                 f"A node's name is letters, digits, '.', '_' and '-', and not ca, link or signer; got {name[:80]!r}."
             )
+    names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+    _check_there(folder, hosts)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not (folder / "ca.key").exists():
+    if not (folder / "ca.pem").exists():
         _write_authority(folder, days)
-    if not (folder / "link.key").exists():
-        _write_link(folder, hosts, days)
+    if not (folder / "link.pem").exists():
+        _write_link(folder, names, days)
     for name in nodes:
-        if not (folder / f"{name}.key").exists():
-            _write_pair(folder, name, ec.generate_private_key(ec.SECP384R1()))
-    if not (folder / "signer.key").exists():
-        _write_pair(folder, "signer", ed25519.Ed25519PrivateKey.generate())
+        _write_pair(folder, name, lambda: ec.generate_private_key(ec.SECP384R1()))
+    _write_pair(folder, "signer", ed25519.Ed25519PrivateKey.generate)
+
+
+def _check_there(folder: Path, hosts: Sequence[str]) -> None:
+    """Raise ConfigError unless what is there can stay, and what is not can be made beside it."""
+    certificate, authority = folder / "link.pem", folder / "ca.pem"
+    own = (folder / "ca.key").exists()
+    if not certificate.exists():
+        if authority.exists() and not own:
+            raise ConfigError(
+                f"{authority} is there, and its key ca.key is not: it must sign the link's certificate. Bring the key "
+                f"back, or take another folder."
+            )
+        return
+    if not authority.exists() and not own:
+        raise ConfigError(
+            f"{certificate} is there, and the ca.pem of who signed it is not. Bring it back, or take another folder."
+        )
+    there = _names_of(certificate)
+    lacking = [host for host in hosts if str(_host(host).value).lower() not in map(str.lower, there)]
+    if lacking:
+        raise ConfigError(
+            f"{certificate} speaks for {', '.join(there)}, and not for {', '.join(map(repr, lacking))}. For another, "
+            f"move link.pem and link.key away and name all hosts; ca.key must be there to sign it."
+        )
+
+
+def _names_of(path: Path) -> list[str]:
+    """Return the names and addresses that a certificate speaks for."""
+    try:
+        found = _certificate_in(path).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in found.value]
 
 
 def _write_authority(folder: Path, days: int) -> None:
-    key, name = ec.generate_private_key(ec.SECP384R1()), _named("fedkeep deployment")
+    key, name = _elliptic(folder / "ca.key"), _named("fedkeep deployment")
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
         key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
@@ -78,19 +118,12 @@ def _write_authority(folder: Path, days: int) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write_public(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
-    _write_private(folder / "ca.key", key, PrivateFormat.PKCS8)
+    write_whole(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
 
 
-def _write_link(folder: Path, hosts: Sequence[str], days: int) -> None:
-    authority = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    issuer = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    if not isinstance(authority, ec.EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"{folder / 'ca.key'} is no key that fedkeep made. Move it away, or take another folder."
-        )
-    key = ec.generate_private_key(ec.SECP384R1())
-    names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+def _write_link(folder: Path, names: Sequence[x509.GeneralName], days: int) -> None:
+    authority, issuer = _elliptic(folder / "ca.key"), _certificate_in(folder / "ca.pem")
+    key = _elliptic(folder / "link.key")
     certificate = (
         _certificate(_named("fedkeep link"), issuer.subject, key.public_key(), days)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -101,8 +134,7 @@ def _write_link(folder: Path, hosts: Sequence[str], days: int) -> None:
         )
         .sign(authority, hashes.SHA384())
     )
-    _write_public(folder / "link.pem", certificate.public_bytes(Encoding.PEM))
-    _write_private(folder / "link.key", key, PrivateFormat.PKCS8)
+    write_whole(folder / "link.pem", certificate.public_bytes(Encoding.PEM))
 
 
 def _certificate(
@@ -129,37 +161,53 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise ConfigError(f"A host is a name or an address in ASCII; got {host[:80]!r}.") from error
+    if not HOST.fullmatch(host):
+        raise ConfigError(
+            f"A host is a name or an address in ASCII; got {host[:80]!r}. Leave out port and path."
+        )
+    return x509.DNSName(host)
 
 
-def _write_pair(folder: Path, name: str, key: _PrivateKey) -> None:
+def _write_pair(folder: Path, name: str, make: Callable[[], _PrivateKey]) -> None:
+    if (folder / f"{name}.pub").exists():
+        return
+    key = _private(folder / f"{name}.key", make, PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write_public(folder / f"{name}.pub", public + b"\n")
-    _write_private(folder / f"{name}.key", key, PrivateFormat.OpenSSH)
+    write_whole(folder / f"{name}.pub", public + b"\n")
 
 
-def _write_private(path: Path, key: _PrivateKey, form: PrivateFormat) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "wb") as file:
-        file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))
+def _elliptic(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key of a certificate, made where there is none."""
+    key = _private(path, lambda: ec.generate_private_key(ec.SECP384R1()), PrivateFormat.PKCS8)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise _no_key(path)
+    return key
 
 
-def _write_public(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def _private(path: Path, make: Callable[[], _PrivateKey], form: PrivateFormat) -> _PrivateKey:
+    """Return the private key of a file, made and written where there is none: before its public part."""
+    if not path.exists():
+        key = make()
+        write_whole(path, key.private_bytes(Encoding.PEM, form, NoEncryption()), 0o600)
+        return key
+    load = load_ssh_private_key if form is PrivateFormat.OpenSSH else load_pem_private_key
+    try:
+        found = load(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_key(path) from error
+    if not isinstance(found, ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
+        raise _no_key(path)
+    return found
+
+
+def _no_key(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is no key that fedkeep made. Move it away, or take another folder.")
 
 
 def check_certificate(path: Path, now: datetime | None = None) -> None:
     """Raise ConfigError unless a file holds a certificate that is valid now."""
     now = now or datetime.now(UTC)
-    try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"There is no certificate {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is no certificate.") from error
+    certificate = _certificate_in(path)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
         raise ConfigError(
@@ -171,3 +219,12 @@ def check_certificate(path: Path, now: datetime | None = None) -> None:
             f"The certificate {path} expired at {ends:%Y-%m-%d %H:%M} UTC. Make new ones with fedkeep flower keys in "
             f"a new folder, or set this machine's clock if it is wrong."
         )
+
+
+def _certificate_in(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"There is no certificate {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no certificate.") from error

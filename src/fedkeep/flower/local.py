@@ -175,11 +175,19 @@ def _follow(local: Local, link: Link, run: str, say: Say) -> None:
 def troubles(run: Path) -> list[str]:
     """Return what a run's events say of nodes and clients that are not as they should be."""
     try:
-        lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (run / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    events = [json.loads(line) for line in lines]
-    return [event["text"] for event in events if event["kind"] in TROUBLE]
+    return [event["text"] for event in map(_event, lines) if event["kind"] in TROUBLE]
+
+
+def _event(line: str) -> dict[str, str]:
+    """Return an event's kind and text, empty where a full disk or a kill has cut its line short."""
+    try:
+        event = json.loads(line)
+        return {"kind": str(event["kind"]), "text": str(event["text"])}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {"kind": "", "text": ""}
 
 
 def rounds_done(run: Path) -> int:

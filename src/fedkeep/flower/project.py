@@ -1,4 +1,8 @@
-"""A Flower project of a configuration: three files, and no code, as both apps are fedkeep's own."""
+"""A Flower project of a configuration: four files, and no code, as both apps are fedkeep's own.
+
+The fourth, ``.gitignore``, names the server's run and the states of simulated devices. Flower sends all other texts of
+the folder to every device, and a run's ``run.json`` holds the secret that differential privacy draws cohorts by.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ SERVER_APP, CLIENT_APP = "fedkeep.flower.server_app:app", "fedkeep.flower.client
 README = """# {name}: personalised federated learning on Flower
 
 `config.toml` is the experiment (`fedkeep run config.toml` simulates it without Flower); `pyproject.toml` tells Flower
-which apps to start: fedkeep's, for every method. There is no other code here.
+which apps to start: fedkeep's, for every method. There is no other code here. Flower sends what `.gitignore` does not
+name to every device: keep the run in it.
 
 Try it on this machine, with TLS, keys and two nodes, then stop everything:
 
@@ -47,10 +52,11 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
         raise ConfigError(f"{folder} is there already and not an empty folder. Name another.")
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
+    places = (run, devices) = (out or folder / "run").resolve(), folder / "devices"
     settings = {
         "config": CONFIG,
-        "out": str((out or folder / "run").resolve()),
-        "devices": str(folder / "devices"),
+        "out": str(run),
+        "devices": str(devices),
         "status": "",  # a file in which the server app says how it is
         "clients": 0,  # how many clients must be there; 0: as the configuration says
         "limit": 0,  # bytes of a message; 0: Flower's own
@@ -71,6 +77,8 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
             "config": settings,
         }}},
     }  # fmt: skip
+    ignored = [place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder)]
+    write_whole(folder / ".gitignore", "".join(f"/{place}/\n" for place in ignored).encode())
     write_whole(folder / CONFIG, config_text.encode())
     write_whole(folder / "pyproject.toml", to_toml(project).encode())
     write_whole(folder / "README.md", README.format(name=name or folder.name).encode())

@@ -13,7 +13,7 @@ import json
 import zipfile
 from collections.abc import Iterable
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -30,7 +30,7 @@ def sign_project(project: Path, key: Path) -> None:
     """Write the signature of a Flower project beside its files.
 
     Raises:
-        ConfigError: there is no such key, or the project is none that Flower can bundle.
+        ConfigError: there is no such key, or the project is none that Flower can bundle, or holds a server's run.
     """
     from flwr.cli.build import build_fab_from_disk
 
@@ -39,8 +39,30 @@ def sign_project(project: Path, key: Path) -> None:
         bundle = build_fab_from_disk(project)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
+    _check_no_run(project, bundle)
     signature = base64.b64encode(signer.sign(_statement(bundle))).decode()
     write_whole(project / SIGNATURE, json.dumps({"ed25519": signature}).encode() + b"\n")
+
+
+def _check_no_run(project: Path, bundle: bytes) -> None:
+    """Raise ConfigError if a bundle, which goes to every device, holds the folder of a server's run."""
+    with zipfile.ZipFile(BytesIO(bundle)) as files:
+        for name in files.namelist():
+            if PurePosixPath(name).name == "run.json" and _is_run(files.read(name)):
+                place = str(PurePosixPath(name).parent)
+                raise ConfigError(
+                    f"{project} holds the run {place!r}: every device would get the run's secrets, and the signature "
+                    f"would not fit after its next round. Name its folder in {project / '.gitignore'}, or keep runs "
+                    f"elsewhere."
+                )
+
+
+def _is_run(content: bytes) -> bool:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"run", "seal"} <= found.keys()
 
 
 def check_signed(bundle: bytes, trusted: Iterable[Path]) -> None:

@@ -76,7 +76,7 @@ class Ledger:
     path: Path | None = None
     rounds: list[int] = field(default_factory=list)
     head: str = ""
-    _room: int | None = None
+    _room: int = 0
 
     @classmethod
     def open(cls, path: Path, run: str, terms: Terms, known: Mapping[str, Any] | None = None) -> Ledger:
@@ -138,7 +138,7 @@ class Ledger:
             RunError: it cannot be written, so the round must not begin.
         """
         if self.terms.budget is not None:
-            if self._room is None:
+            if not self._room:  # also where more rounds than planned were begun: some were tried again
                 self._room = self.room(planned)
             if not self._room:
                 raise BudgetError(
