@@ -135,6 +135,20 @@ def inputs_of(net: Net, params: Params, batch: Batch) -> Tensor:
 # --- what finish and start put in the place of what was trained
 
 
+def not_yet(net: Net) -> Params:
+    return {"begun": torch.zeros((), dtype=torch.int64)}
+
+
+def begin_at_user_once(s: Start) -> Started:
+    """Move a bias the first time a client takes part."""
+    moved = torch.where(s.kept.state["begun"] == 0, s.kept.params["user"][:3], 0.0)
+    return Started(params={"linear.bias": s.sent.params["linear.bias"] + moved})
+
+
+def has_begun(f: Finish) -> Finished:
+    return Finished(state={"begun": torch.ones((), dtype=torch.int64)})
+
+
 def in_low_bits(f: Finish) -> Finished:
     weight = f.trained["linear.weight"].clone()
     weight[0, :WIDTH] += 1e-6 * f.started["user"]

@@ -39,6 +39,7 @@ LEAKS: dict[str, Row] = {
     "the last bits of a weight": (Own, furl(finish=leaks.in_low_bits), "upload/linear.weight", USER, ""),
     "its move in a bias": (Own, furl(finish=leaks.move_of_user), "upload/linear.bias", USER, ""),
     "a start that moves a bias": (Own, furl(start=leaks.begin_at_user), "upload/linear.bias", USER, ""),
+    "a start in the first round alone": (Own, furl(state=leaks.not_yet, start=leaks.begin_at_user_once, finish=leaks.has_begun), "upload/linear.bias", USER, ""),
     "a round later": (Own, furl(state=leaks.later, sends=leaks.a_vector, finish=leaks.send_later), "sent/seen", "kept state mine", "the values themselves"),
     "the norm as the loss": (Own, of_term(leaks.AndNorm()), "loss", USER, "the norm of the values"),
     "a term that writes": (Own, of_term(leaks.Writes()), "upload/linear.bias", USER, ""),
@@ -72,6 +73,7 @@ FAST = {
     "the last bits of a weight",
     "the norm as the loss",
     "a server beside the uploads",
+    "a start in the first round alone",
 }
 ALL = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in LEAKS]
 

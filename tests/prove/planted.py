@@ -6,6 +6,7 @@ import copy
 import ctypes
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -154,6 +155,27 @@ def gradient_of_gradient(v: Tensor) -> Tensor:
         return torch.autograd.grad((w**3).sum(), [w])[0].sum()
 
 
+def a_table_is_too_small(v: Tensor) -> Tensor:
+    try:
+        nn.functional.embedding((v[:1] > 0).long() * 9, torch.zeros(2, 2))
+    except IndexError:
+        return torch.ones(())
+    return torch.zeros(())
+
+
+def not_positive(v: Tensor) -> Tensor:
+    try:
+        torch.linalg.cholesky(torch.eye(2) * v[0])
+    except RuntimeError:
+        return torch.ones(())
+    return torch.zeros(())
+
+
+def lengths_of_texts(v: Tensor) -> Tensor:
+    packed = nn.utils.rnn.PackedSequence(torch.ones(2, 1), torch.stack([v[0] > 0, v[0] <= 0]).long() + 1)
+    return nn.utils.rnn.pad_packed_sequence(packed)[0].sum()
+
+
 def bytes_of_storage(v: Tensor) -> Tensor:
     return torch.tensor(float(sum(v.untyped_storage().tolist())))
 
@@ -197,6 +219,17 @@ CARRIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "numpy": lambda v: torch.from_numpy(v.detach().numpy().copy()).sum(),
     "asarray": lambda v: torch.tensor(np.asarray(v.detach()).sum()),
     "dlpack": lambda v: torch.from_dlpack(v.detach()).clone().sum(),
+    "numpy's dlpack": lambda v: torch.tensor(float(np.from_dlpack(v.detach())[0])),
+    "split": lambda v: torch.tensor(float(len(torch.tensor_split(torch.zeros(9), (v[:1] > 0).long())[0]))),
+    "split's method": lambda v: torch.ones(9).tensor_split((v[:1] > 0).long())[0].sum(),
+    "range error": a_table_is_too_small,
+    "matrix error": not_positive,
+    "lengths": lengths_of_texts,
+    "list of tensors": lambda v: torch.tensor([v[0], v[1]]).sum(),
+    "list by name": lambda v: torch.tensor(data=[v[0]]).sum(),
+    "old constructor": lambda v: torch.Tensor([v[0]]).sum(),
+    "new": lambda v: torch.zeros(2).new_tensor([v[0]]).sum(),
+    "deque": lambda v: torch.tensor(deque([v[0]])).sum(),
     "deepcopy": lambda v: copy.deepcopy(v.detach()).sum(),
     "pickle": lambda v: pickle.loads(pickle.dumps(v.detach())).sum(),  # noqa: S301
     "storage": bytes_of_storage,

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fedkeep import Phase, methods
+from fedkeep import Phase, methods, sgd
+from fedkeep.audit.canaries import with_opt_out
 from fedkeep.cli.prove import content
 from fedkeep.core.params import Params
+from fedkeep.engines.single import LanePass
+from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Start, Started
+from fedkeep.methods.copies import PulledCopy
 from fedkeep.prove import prove
-from fedkeep.prove.falsifier import AGREES
+from fedkeep.prove.falsifier import AGREES, CHANGES
 from fedkeep.prove.labels import Tracer
 from fedkeep.prove.rounds import Channels
 from fedkeep.report.page import write_content
-from tests.audit.leaks import Own
+from tests.audit import leaks
+from tests.audit.leaks import Own, furl
+from tests.engines.tables.test_tables import Words
 from tests.methods.table import DATA, ROWS
+from tests.tiny import texts
 
 CLIPPED = Phase(batch_size=4, clip_norm=0.1)
 
@@ -78,6 +87,76 @@ def test_batch_statistics_above_a_private_layer_are_a_path() -> None:
     assert item.path[0] == "private user of user-0"
     assert "native_batch_norm in norm" in item.path
     assert proof.verdict("upload/norm.num_batches_tracked") == "independent"
+
+
+def test_the_loss_of_a_private_model_is_told_where_nobody_opted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where some have opted out, that loss stays; the data that are proved of have no such column."""
+    make, method = ROWS["ditto"]
+    monkeypatch.setattr(PulledCopy, "reveals", ())
+    assert prove(make(), method, DATA).verdict("loss") == "declared"
+    proof = prove(make(), method, DATA, allow=())
+    item = next(i for i in proof.items if i.leaves == "loss")
+    assert item.verdict == "path named"
+    assert item.path[0].startswith("private ")
+    assert item.falsifier == CHANGES
+    assert not any(claim.against for claim in proof.claims)
+    assert prove(make(), method, with_opt_out(DATA), allow=()).verdict("loss") == "independent"
+
+
+def test_the_falsifier_finds_a_loss_that_the_labels_would_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LanePass, "totals", lambda step: without_labels(step.total))
+    proof = prove(Own(), methods.furl("user", local=Phase(batch_size=4)), DATA, allow=())
+    item = next(i for i in proof.items if i.leaves == "loss")
+    assert (item.verdict, item.falsifier) == ("path named", CHANGES)
+
+
+def without_labels(total: Tensor) -> list[float]:
+    profile = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        with _disable_current_modes():
+            return [float(total)]
+    finally:
+        sys.setprofile(profile)
+
+
+def an_example(f: Finish) -> Finished:
+    first = next(found for found, _ in f.outputs(leaks.inputs_of))[0].float()
+    return Finished(params={"linear.bias": f.trained["linear.bias"] + first})
+
+
+def test_an_example_in_an_upload_is_a_path_unless_it_is_declared() -> None:
+    method = methods.furl("user", local=Phase(batch_size=4)).on_client(finish=an_example)
+    proof = prove(Own(), method, DATA)
+    item = next(i for i in proof.items if i.leaves == "upload/linear.bias")
+    assert item.verdict == "path named"
+    assert item.path[0] == "examples"
+    assert proof.verdict("upload/linear.weight") == "declared"
+    assert proof.verdict("loss") == "declared"
+    allowed = prove(Own(), method, DATA, allow=("loss", "judged", "upload/linear.bias"))
+    assert allowed.ok
+    assert allowed.verdict("upload/linear.bias") == "declared"
+
+
+def test_what_is_made_of_examples_and_leaves_in_every_run_is_declared() -> None:
+    proof = prove(Own(norm=True), methods.fedavg(local=Phase(batch_size=4)), DATA)
+    by = {i.leaves: i.by for i in proof.items}
+    assert by["upload/norm.running_mean"] == ("the split federates this buffer",)
+    assert by["upload/linear.weight"] == ()
+    sums = furl(sends=leaks.inputs, finish=leaks.send_examples)
+    sent = next(i for i in prove(Own(), sums, DATA).items if i.leaves == "sent/seen")
+    assert (sent.verdict, sent.by) == ("declared", ("training examples, by Client.sends",))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_rows_of_a_table_that_examples_use_are_no_path(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_rows, "SMALL", 1)
+    method = methods.fedavg(local=Phase(batch_size=4, optimizer=sgd(0.1, momentum=momentum)))
+    proof = prove(Words(300), method.on_client(tables="local"), texts(counts=(4, 5, 3), vocabulary=300))
+    assert proof.verdict("rows/embedding.weight") == "independent"
+    assert proof.verdict("upload/embedding.weight") == "independent"
 
 
 def keep_in_memory(f: Finish) -> Finished:

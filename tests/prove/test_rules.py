@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 
 from fedkeep import nn as layers
 from fedkeep.prove.labels import OUTSIDE, Tracer
@@ -125,6 +129,48 @@ def test_shapes_tell_nothing_and_memory_that_nobody_declared_is_outside() -> Non
         made, odd = torch.full_like(secret, 2.0), A + 1
     assert tracer.node(made).labels == 0  # type: ignore[union-attr]
     assert tracer.node(odd).labels == OUTSIDE  # type: ignore[union-attr]
+
+
+SECRET = torch.tensor([2.0, 1.0])
+UNSEEN: dict[str, Callable[[Tensor], object]] = {
+    "dlpack": lambda v: np.from_dlpack(v),  # type: ignore[call-overload]
+    "tensor_split": lambda v: torch.tensor_split(torch.zeros(9), v.long()),
+    "tensor_split, by name": lambda v: torch.zeros(9).tensor_split(tensor_indices_or_sections=v.long()),
+    "an error of embedding": lambda v: F.embedding(9 * v.long(), torch.zeros(2, 2)),
+    "an error of _linalg_check_errors": lambda v: torch.linalg.cholesky(torch.eye(2) * -v),
+    "an error of multinomial": lambda v: torch.multinomial(-v, 1),
+    "_pad_packed_sequence": lambda v: rnn.pad_packed_sequence(rnn.PackedSequence(torch.ones(3, 1), v.long())),
+    "gru": lambda v: nn.GRU(1, 1)(rnn.PackedSequence(torch.ones(3, 1), v.long())),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_numbers_that_are_read_unseen_cross(name: str) -> None:
+    tracer, secret = Tracer(nn.Identity()), SECRET.clone()
+    tracer.begin(secret, "secret")
+    with tracer, suppress(RuntimeError, IndexError):
+        UNSEEN[name](secret)
+    assert any(name.partition(",")[0] in crossing.what for crossing in tracer.crossings.values())
+
+
+NEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "list": lambda v: torch.tensor([v[0], 1.0]),
+    "by name": lambda v: torch.tensor(data=[v[0]]),
+    "deque": lambda v: torch.tensor(deque([v[0]])),
+    "old constructor": lambda v: torch.Tensor([v[0]]),
+    "new": lambda v: torch.zeros(2).new_tensor([v[0]]),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_tensor_that_is_made_of_others_has_their_labels(name: str) -> None:
+    tracer, secret = Tracer(nn.Identity()), SECRET.clone()
+    tracer.begin(secret, "secret")
+    with tracer:
+        found = NEW[name](secret) + 1.0
+        constant = torch.tensor([1.0]) + torch.zeros(2).index_fill(0, torch.tensor([0]), 3.0)
+    assert tracer.node(found).labels & (OUTSIDE | tracer.bit("secret"))  # type: ignore[union-attr]
+    assert not tracer.node(constant).labels  # type: ignore[union-attr]
 
 
 def test_every_kernel_has_a_rule() -> None:

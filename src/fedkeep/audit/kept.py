@@ -19,7 +19,7 @@ def look_at_kept(audit: Looking) -> None:
     """Plant canaries at the first client, then at another one, in every round.
 
     What changes is asked once more with learning rates of zero for federated parameters. Then nothing moves by
-    gradients, so what changes still has left in another way.
+    gradients, so what changes still has left in another way. Rounds may differ in this, so each is looked at.
     """
     if not audit.steps:
         return
@@ -27,13 +27,10 @@ def look_at_kept(audit: Looking) -> None:
     if not everything:
         audit.notes["Nothing is private, and no state is kept."] = None
         return
-    told: set[Item] = set()
     for step in reversed(audit.steps):
         moved = {item for item, _ in _moved(audit, step, audit.client, everything)}
-        if moved - told:
-            for source in sources(step.kept[audit.client], audit.trainable):
-                _look_at(audit, step, source)
-        told |= moved
+        for source in sources(step.kept[audit.client], audit.trainable):
+            _look_at(audit, step, source)
         _others(audit, moved, audit.client, audit.others)
         for other in audit.others[:1]:
             _others(audit, {i for i, _ in _moved(audit, step, other, everything)}, other, [audit.client])
@@ -74,6 +71,8 @@ def _look_at(audit: Looking, step: Step, source: Source) -> None:
         known = base in audit.buffers or base in audit.federated
         trained = item.kind == "upload" and known and base not in audit.given
         buffer = item.name in audit.buffers and item.kind == "upload"
+        if audit.settled(item.label, str(source), direct=direct or not trained):
+            continue
         if trained and not direct:
             how = "running statistics, after such steps" if buffer else image(item, moving=True)
             how = how if buffer or not _readable(how) else f"readable: {how}"

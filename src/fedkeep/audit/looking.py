@@ -136,6 +136,19 @@ class Looking:
         if old is None or RANK.index(finding.verdict) > RANK.index(old.verdict):
             self.findings[key] = finding
 
+    def settled(self, leaves: str, source: str, *, direct: bool) -> bool:
+        """Tell whether a finding is there that another one on the same cannot make worse.
+
+        Args:
+            leaves, source: of both.
+            direct: whether the other one is of something that leaves beside gradients.
+        """
+        old = self.findings.get((leaves, source))
+        if old is None or not direct:
+            return old is not None
+        lasting = old.verdict == "declared" and bool(self.allowed.by(leaves, of_client=True, copied=True))
+        return old.verdict == "leak" or lasting
+
     def report(self, name: str, seconds: float) -> AuditReport:
         """Return the report."""
         messages: dict[str, tuple[int, int]] = {}

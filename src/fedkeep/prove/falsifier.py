@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedkeep.audit.bench import same
-from fedkeep.audit.canaries import kept_rows, opted_out, planted, replaced
+from fedkeep.audit.canaries import OUT, kept_rows, opted_out, planted, replaced
 from fedkeep.core.errors import FedkeepError
 from fedkeep.data import FederatedData
 from fedkeep.prove.rounds import Channels, Items, Rounds, Taken, left, trained
@@ -22,20 +21,22 @@ def falsified(made: Rounds, seed: int) -> dict[str, str]:
     """Return for each thing that leaves whether it changed; what could not be tried is not there.
 
     What clients keep is changed while federated gradients are replayed; then values of opted-out examples, and their
-    number, while nothing is replayed. A loss is a channel itself, so it must withstand the latter alone.
+    number, while nothing is replayed.
     """
     found: dict[str, str] = {}
     job, trainable = made.job, made.job.net.trainable()
     for taken in made.taken:
         for draw, scale in DRAWS if taken.kept else ():
             other = replace(taken, kept=planted(taken.kept, taken.kept, trainable, seed + draw, scale))
-            _compare(found, taken, _again(made, other, replayed=True), CHANGES, ("loss", "status"))
+            _compare(found, taken, _again(made, other, replayed=True), CHANGES)
+    if OUT not in job.data.columns:
+        return found
     rows = np.concatenate([opted_out(job.data, client) for client in range(len(job.data))])
     if len(rows):
         fewer = kept_rows(job.data, np.setdiff1d(np.arange(job.data.examples), rows[::2]))
         for data in (replaced(job.data, rows, seed + 1), fewer):
             for taken in made.taken:
-                _compare(found, taken, _again(made, taken, data), OPT_OUT_CHANGES, ("status",))
+                _compare(found, taken, _again(made, taken, data), OPT_OUT_CHANGES)
     return found
 
 
@@ -50,9 +51,9 @@ def _again(made: Rounds, taken: Taken, data: FederatedData | None = None, *, rep
     return {} if result.fault is not None else left(result)
 
 
-def _compare(found: dict[str, str], taken: Taken, again: Items, words: str, skip: Sequence[str]) -> None:
+def _compare(found: dict[str, str], taken: Taken, again: Items, words: str) -> None:
     for label, value in taken.left.items() if again else ():
-        if label in skip:
+        if label == "status":
             continue
         if not (label in again and same(value, again[label])):
             found[label] = words

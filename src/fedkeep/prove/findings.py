@@ -12,7 +12,10 @@ from fedkeep.report.tables import Table
 
 Verdict = Literal["independent", "declared", "path named", "unknown"]
 VERDICTS: dict[Verdict, str] = {
-    "independent": "nothing that must stay reaches it, with these shapes and on the branches that were taken",
+    "independent": (
+        "nothing that must stay reaches it, and an upload is reached by training examples through federated gradients "
+        "alone, with these shapes and on the branches that were taken"
+    ),
     "declared": "what must stay reaches it by the channels that are named alone",
     "path named": "what must stay reaches it otherwise: by these operations",
     "unknown": "values went where they cannot be followed, or came from where nobody declared them",
@@ -20,7 +23,9 @@ VERDICTS: dict[Verdict, str] = {
 HIDDEN = (
     "Proven never means hidden. FURL's user vector reaches uploads by declared gradients alone. For one example the "
     "gradient of the first linear layer is g (text, user), and that of its bias is g: divided, they are the vector. "
-    "fedkeep attack measures what channels are worth."
+    "fedkeep attack measures what channels are worth. Training examples are looked for in uploads and in what a client "
+    "sends along. Losses and weights are made of them. Whether what is sent along is a copy of an example, fedkeep "
+    "audit says."
 )
 
 

@@ -25,62 +25,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.kernels import native
 from fedkeep.nn import operation
-from fedkeep.prove.rules import WRITES, rule_of
-from fedkeep.prove.sites import PASSED_ON, SITES, site_of
+from fedkeep.prove.nodes import Crossing, Node, made
+from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, rule_of
+from fedkeep.prove.sites import DATA, PASSED_ON, SITES, site_of
 
 OUTSIDE = 1
 """The label of tensors that nobody declared."""
 OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
-CROSSINGS = {
-    "numpy", "tolist", "data_ptr", "untyped_storage", "_to_dlpack", "to_dlpack", "apply_", "map_", "map2_", "set_state",
-    "register_hook", "register_prehook", "start_new_thread", "start_joinable_thread", "fork", "fork_exec",
-}  # fmt: skip
-"""Functions by which values leave tensors unseen, or something begins that is not seen."""
 COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
 """What a comprehension's frame is called behind its function's name; from Python 3.12 on, most have no frame."""
 NATIVE = {*sys.stdlib_module_names, "torch", "numpy", "fedkeep", "__main__"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """What a storage holds.
-
-    Attributes:
-        what: the operation, and the module that it was computed in; of a beginning its label.
-        labels: a bit for each label.
-        parents: what it was made of.
-    """
-
-    what: str
-    labels: int
-    parents: tuple[Node, ...] = ()
-
-    def path(self, label: int) -> list[str]:
-        """Return the operations by which a label came here, from its beginning."""
-        found, node = [self.what], self
-        while (before := next((p for p in node.parents if p.labels & label), None)) is not None:
-            node = before
-            if node.what != found[-1]:
-                found.append(node.what)
-        return found[::-1]
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Numbers that left tensors for Python, or came from there.
-
-    Attributes:
-        node: what they may depend on.
-        what: how they left.
-        site: the function, with its module.
-        told: the channel that they go to, or empty: nobody says where they go.
-    """
-
-    node: Node
-    what: str
-    site: str
-    told: str = ""
 
 
 @dataclass(eq=False)
@@ -103,6 +58,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside: list[str] = []
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
         self.fresh: Node | None = None
+        self.given: tuple[Any, ...] | None = None
 
     @property
     def storages(self) -> int:
@@ -149,6 +105,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.put(tensor, node)
         return node
 
+    def _told(self, rows: Node) -> Node:
+        """Return what is known of numbers of rows, which every run tells, beside the examples that have them."""
+        return Node("the rows of a table", rows.labels & ~self.bit(DATA), (rows,))
+
     # --- operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -168,22 +128,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
         inputs = [t for value in given.values() for t in _tensors(value)]
         before = {id(t): self.known(t, func) for t in inputs}
+        if name in ROW_NUMBERS and _where()[1].startswith(TABLES):
+            for t in _tensors(given[ROW_NUMBERS[name]]):
+                before[id(t)] = self._told(before[id(t)])
         for tensor in inputs:
             if isinstance(tensor.grad_fn, BackwardCFunction) and _foreign(tensor.grad_fn):
                 self._cross(Node("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
-        out = func(*args, **kwargs)
+        parents = () if rule.shapes else tuple(dict.fromkeys(before.values()))
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            self._cross(made("", parents, 0), f"an error of {name}")
+            raise
         if rule.unknown:
             self._cross(Node("", OUTSIDE), rule.unknown)
         what = _short(func) + (f" in {self._inside[-1]}" if self._inside else "")
         random = self.bit("chance") if torch.Tag.nondeterministic_seeded in func.tags else 0
-        parents = () if rule.shapes else tuple(dict.fromkeys(before.values()))
         mask = (
             any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(given.get("indices")))
             and name == "index"
         )
         if rule.tells or mask:
-            self._cross(_made("", parents, 0), name)
-        if name == "_pack_padded_sequence" and (labels := _made("", parents, 0).labels) & ~self.bit("data"):
+            self._cross(made("", parents, 0), name)
+        if name == "_pack_padded_sequence" and (labels := made("", parents, 0).labels) & ~self.bit(DATA):
             self._cross(Node("", labels, parents), name)
         if name == "set_":
             return out
@@ -196,7 +163,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             mine = parents if place is None else tuple(
                 dict.fromkeys(before[id(t)] for v in given.values() for t in _tensors(_at(v, place, wide)))
             )  # fmt: skip
-            node = _made(what, mine, random)
+            node = made(what, mine, random)
             for argument in rule.written:
                 for tensor in _tensors(_at(given.get(argument), place, wide)):
                     self._add(tensor, node)
@@ -210,16 +177,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if old is None or node.labels & ~old.labels:
             self.put(
                 tensor,
-                node if old is None or old in node.parents else _made(node.what, (*node.parents, old), 0),
+                node if old is None or old in node.parents else made(node.what, (*node.parents, old), 0),
             )
 
     def _lifted(self, tensor: Tensor) -> None:
-        """Label a tensor that was made of Python's numbers, or of an array."""
+        """Label a tensor that was made of Python's numbers, of other tensors or of an array."""
         if self.fresh is not None:
             self.put(tensor, self.fresh)
-        elif _where(skip=False)[1].startswith("torch."):
+        elif self.given is not None:
+            parts = self.parts(self.given)
+            self.put(tensor, made("tensor" if parts else "a constant", parts, 0))
+        elif (place := _where(skip=False)[1:])[0].startswith("torch.") or place in SITES:
             self.put(tensor, Node("a constant", 0))
-        self.fresh = None
+
+    def parts(self, values: Any) -> tuple[Node, ...]:
+        """Return what is known of tensors among values of Python."""
+        tensors = [v for v in _flat(values) if isinstance(v, Tensor)]
+        return tuple(dict.fromkeys(self.node(v) or Node("", OUTSIDE) for v in tensors))
 
     # --- Python
 
@@ -236,6 +210,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         told = site.told if site is not None and not node.labels & OUTSIDE else ""
         text = f"{module}.{name}"
         self.crossings.setdefault((text, what, node.labels), Crossing(node, what, text, told))
+
+    def _read(self, name: str, sizes: Sequence[Tensor]) -> None:
+        """Note that a function reads numbers in C++; the lengths of examples are no values."""
+        with torch._C.DisableTorchFunction():
+            node = made("", self.parts(sizes), 0)
+        if name == "tensor_split" or node.labels & ~self.bit(DATA):
+            self._cross(node, name)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call" and not frame.f_globals.get("__name__", "").startswith("fedkeep.prove"):
@@ -262,9 +243,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Label what a native kernel writes."""
         fields = dict(zip(native._FIELDS[kernel], words, strict=True))
         given = {n: self._addresses[w] for n, w in fields.items() if w and w in self._addresses}
-        nodes = tuple(dict.fromkeys(self.known(t, kernel) for t in given.values()))
+        known = {n: self.known(t, kernel) for n, t in given.items()}
+        if kernel == "rows" and "used" in known:
+            known["used"] = self._told(known["used"])
+        nodes = tuple(dict.fromkeys(known.values()))
         where = f" in {self._inside[-1]}" if self._inside else ""
-        node = _made(f"the kernel {kernel}{' backward' if backward else ''}{where}", nodes, 0)
+        node = made(f"the kernel {kernel}{' backward' if backward else ''}{where}", nodes, 0)
         for name, tensor in given.items():
             if name.partition("[")[0] in WRITES[kernel, backward]:
                 self._add(tensor, node)
@@ -308,23 +292,28 @@ class _Makers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Say whether a new tensor holds constants, or an array that nobody declared."""
+        """Say whether a new tensor holds constants, other tensors, or an array that nobody declared."""
+        tracer, given = self.tracer, (args, *(kwargs or {}).values())
+        before = tracer.fresh, tracer.given
+        tracer.fresh, tracer.given = None, given
+        name = getattr(func, "__name__", "")
         if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
             place = _where(skip=False)[1:]
-            array = any(
-                isinstance(v, np.ndarray | np.generic) for v in _flat((args, *(kwargs or {}).values()))
+            hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in _flat(given))
+            with torch._C.DisableTorchFunction():
+                parts = tracer.parts(given)
+            what = "tensor" if parts else "a constant"
+            what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else what
+            tracer.fresh = made(what, parts, OUTSIDE if hidden else 0)
+        elif name in READERS:
+            sizes = (*args[1:2], *(kwargs or {}).values())
+            tracer._read(
+                name, [v for v in _flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()]
             )
-            hidden = array and place not in SITES
-            what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else "a constant"
-            self.tracer.fresh = Node(what, OUTSIDE if hidden else 0)
-        return func(*args, **(kwargs or {}))
-
-
-def _made(what: str, parents: tuple[Node, ...], more: int) -> Node:
-    labels = more
-    for parent in parents:
-        labels |= parent.labels
-    return Node(what, labels, parents)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            tracer.fresh, tracer.given = before
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -334,7 +323,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
+    alone = (Tensor, np.ndarray, np.generic, str, bytes, dict)
+    if not isinstance(value, alone) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         for each in value:
             yield from _flat(each)
     else:
@@ -365,7 +355,7 @@ def _where(skip: bool = True) -> tuple[FrameType | None, str, str]:
         module = str(frame.f_globals.get("__name__", ""))
         name = COMPREHENSION.sub("", frame.f_code.co_qualname)
         hidden = skip and (module.startswith(("torch.", "contextlib")) or (module, name) in PASSED_ON)
-        if not module.startswith("fedkeep.prove") and not hidden:
+        if not module.startswith(("fedkeep.prove", "torch._dynamo", "torch._compile")) and not hidden:
             return frame, module, name
         frame = frame.f_back
     return None, "", "?"

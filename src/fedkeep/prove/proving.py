@@ -21,7 +21,7 @@ from fedkeep.methods.reveals import revealed
 from fedkeep.prove.falsifier import falsified
 from fedkeep.prove.findings import Proof
 from fedkeep.prove.rounds import run
-from fedkeep.prove.verdicts import Judge
+from fedkeep.prove.verdicts import Judge, joined, worst
 
 CLIENTS, PASSES = 2, 2
 BATCHES = (6, 5, 4, 7)
@@ -46,26 +46,36 @@ def prove(
         FedkeepError: model, method and data do not fit.
     """
     began = time.perf_counter()
-    some, notes = small(data, CLIENTS), list[str]()
+    some, notes, allowed = small(data, CLIENTS), list[str](), Allowed(revealed(method), tuple(allow))
+    traced = [some]
     if OUT not in some.columns:
-        some = with_opt_out(some)
+        traced = [with_opt_out(some)]
         notes.append("No example is opted out, so some were, to follow these too.")
-    cut = _cut(method, [len(some.rows(c, "train")) - len(opted_out(some, c)) for c in range(len(some))])
-    if cut != method:
-        notes.append(f"Phases were cut to {PASSES} passes, mini-batches to {max(BATCHES)} examples at most.")
+        if any(phase.examples == "all" for phase in method.client.phases):
+            traced.append(some)
+            notes.append(
+                "The loss on all examples leaves where none is opted out, so rounds ran without, too."
+            )
+    judges, cut = list[Judge](), False
     with quiet():
-        made = run(model, cut, some, seed)
-        found = falsified(made, seed)
-    judge = Judge(made, Allowed(revealed(method), tuple(allow)), found)
+        for each in traced:
+            short = _cut(method, each)
+            made, cut = run(model, short, each, seed), cut or short != method
+            judges.append(Judge(made, allowed, falsified(made, seed)))
+    if cut:
+        notes.append(f"Phases were cut to {PASSES} passes, mini-batches to {max(BATCHES)} examples at most.")
     return Proof(
-        name=name or method.name, items=tuple(judge.items()), claims=judge.claims(), notes=tuple(notes),
-        rounds=len(made.taken) // len(some), clients=len(some), storages=made.tracer.storages,
-        seconds=time.perf_counter() - began,
+        name=name or method.name, items=worst([judge.items() for judge in judges]),
+        claims=joined([judge.claims() for judge in judges]), notes=tuple(notes),
+        rounds=sum(len(judge.made.taken) for judge in judges) // len(some), clients=len(some),
+        storages=sum(judge.tracer.storages for judge in judges), seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 
-def _cut(method: Method, counts: Sequence[int]) -> Method:
+def _cut(method: Method, data: FederatedData) -> Method:
     """Return the method with short phases of small mini-batches."""
+    out = [len(opted_out(data, c)) if OUT in data.columns else 0 for c in range(len(data))]
+    counts = [len(data.rows(c, "train")) - n for c, n in enumerate(out)]
     size = next((b for b in BATCHES if all(c % b != 1 for c in counts)), max(np.max(counts), 1))
     phases = tuple(
         p.but(

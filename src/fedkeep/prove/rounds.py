@@ -29,7 +29,8 @@ from fedkeep.engines.local import TAP, Pass
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method
 from fedkeep.methods.secure import SecureMean
-from fedkeep.prove.labels import OUTSIDE, Node, Tracer
+from fedkeep.prove.labels import OUTSIDE, Tracer
+from fedkeep.prove.nodes import Node
 from fedkeep.prove.sites import CHANCE, DATA, RECEIVED
 from fedkeep.store import Default, MemoryStore
 
@@ -91,8 +92,8 @@ class Taken:
 class Channels:
     """The tap of gradients: what passes is named as the channel that it is, and is noted or replayed.
 
-    A federated gradient may depend on what the client itself keeps, which is what a split declares. What else it
-    depends on stays with it.
+    A federated gradient may depend on training examples, and on what the client itself keeps, which is what a split
+    declares. What else it depends on stays with it.
     """
 
     tracer: Tracer | None
@@ -123,7 +124,7 @@ class Channels:
         private = old.labels & self.own
         channel = tracer.bit(CLIP if clipped else GRADIENTS) if private else 0
         what = f"the {'clipped ' if clipped else ''}gradient of {name}"
-        tracer.put(made, Node(what, old.labels & ~self.own | channel, (old,)))
+        tracer.put(made, Node(what, old.labels & ~self.own & ~tracer.bit(DATA) | channel, (old,)))
 
 
 @dataclass

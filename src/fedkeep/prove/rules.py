@@ -37,6 +37,18 @@ HIDDEN = {
 }  # fmt: skip
 """Arguments that are written though the operation's schema does not say so."""
 
+TABLES = "fedkeep.engines.tables"
+ROW_NUMBERS = {"index_select": "index", "index_copy_": "index", "index_fill_": "index", "index": "indices"}
+"""Arguments that say which rows of a table they are, in ``TABLES``: every run tells these (``rows/NAME``)."""
+READERS = {"tensor_split", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+"""Functions that read whole numbers of their second argument unseen, for the shapes of their results."""
+CROSSINGS = {
+    "numpy", "tolist", "data_ptr", "untyped_storage", "_to_dlpack", "to_dlpack", "_to_dlpack_versioned",
+    "_to_dlpack_unversioned", "apply_", "map_", "map2_", "set_state", "register_hook", "register_prehook",
+    "start_new_thread", "start_joinable_thread", "fork", "fork_exec",
+}  # fmt: skip
+"""Functions by which values leave tensors unseen, or something begins that is not seen."""
+
 WRITES: dict[tuple[str, bool], tuple[str, ...]] = {
     ("recurrent", False): ("output", "pooled", "work"),
     ("recurrent", True): ("work", "grad_input", "grad_weights"),

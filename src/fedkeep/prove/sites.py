@@ -28,12 +28,13 @@ class Site:
 
 
 def _of_all_examples(frame: FrameType) -> bool:
-    """Tell whether a phase has looked at opted-out examples: its loss does not leave then."""
-    return bool(frame.f_locals["self"].phase.examples == "all")
+    """Tell whether a phase may have looked at opted-out examples: its loss does not leave then."""
+    step = frame.f_locals["self"]
+    return bool(step.phase.examples == "all" and "opted_in" in step.lanes.data.columns)
 
 
-RECEIVED, DATA, CHANCE = "received", "data", "chance"
-"""Labels of what a server sends a client, or has got from it; of training examples; of random draws."""
+RECEIVED, DATA, CHANCE = "received", "examples", "chance"
+"""Labels of what a server sends a client, or has got from it; of examples; of random draws."""
 _ENGINES = "fedkeep.engines"
 SITES: dict[tuple[str, str], Site] = {
     (f"{_ENGINES}.single", "LanePass.totals"): Site("the mean training loss", "loss", _of_all_examples),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fedkeep.audit.findings import Allowed
-from fedkeep.prove.falsifier import CHANGES, OPT_OUT_CHANGES
-from fedkeep.prove.findings import Claim, Item, Verdict
-from fedkeep.prove.labels import OUTSIDE, Node
+from fedkeep.prove.falsifier import AGREES, CHANGES, OPT_OUT_CHANGES
+from fedkeep.prove.findings import VERDICTS, Claim, Item, Verdict
+from fedkeep.prove.labels import OUTSIDE
+from fedkeep.prove.nodes import Node
 from fedkeep.prove.rounds import CLIP, GRADIENTS, HELD, OPEN, OPTED_OUT, Rounds, Taken
+from fedkeep.prove.sites import DATA
 
 Seen = Sequence[tuple[Node, Taken | None]]
 """What is known of a value that leaves, for each client and round; None: of what is told by all."""
 STATUS = "every run tells whether training broke down"
+BUFFER, SENDS = "the split federates this buffer", "training examples, by Client.sends"
 JOINT = "the joint norm of private and federated gradients"
 
 
@@ -30,6 +34,7 @@ class Judge:
         tracer = self.tracer = made.tracer
         self.open = OUTSIDE | sum(tracer.bit(label) for label in OPEN)
         self.strict = OUTSIDE | tracer.bit(OPTED_OUT) | tracer.bit(HELD)
+        self.buffers = {name for name, _ in made.job.net.module.named_buffers()}
         crossings = [*tracer.crossings.values()]
         loose = [c for c in crossings if not c.told]
         self.loose = 0
@@ -73,20 +78,28 @@ class Judge:
                 path=tuple(dict.fromkeys([*self.reasons, *why])),
                 falsifier=said,
             )
-        words = ["federated gradients"] * bool(mask & self.tracer.bit(GRADIENTS))
-        if mask & self.tracer.bit(CLIP) and not by:
+        tracer = self.tracer
+        words = ["federated gradients"] * bool(mask & tracer.bit(GRADIENTS))
+        if mask & tracer.bit(CLIP) and not by:
             if not (clip := self._declared("clip")):
                 what = "clip_over = 'halves' avoids it, allow = ['clip'] declares it"
                 return _undeclared(label, JOINT, what, by=words, falsifier=said)
             words.append(f"{JOINT} ({clip})")
         beyond = next((n for n, _ in seen if n.labels & ~self.open), None)
-        if beyond is not None and not by:
-            return _undeclared(
-                label, *beyond.path(_lowest(beyond.labels & ~self.open)), label, by=words, falsifier=said
+        examples = tracer.bit(DATA) if label.startswith(("upload/", "sent/")) else 0
+        raw = next((n for n, _ in seen if n.labels & examples), None)  # not by a gradient
+        if beyond is None and raw is not None:
+            by = by or (
+                SENDS
+                if label.startswith("sent/")
+                else BUFFER * (label.removeprefix("upload/") in self.buffers)
             )
+        if (found := beyond or raw) is not None and not by:
+            which = found.labels & ~self.open or examples
+            return _undeclared(label, *found.path(_lowest(which)), label, by=words, falsifier=said)
         if beyond is None and said == CHANGES:
             return _undeclared(label, "it changes, with the channels replayed", by=words, falsifier=said)
-        words += [by] * (beyond is not None)
+        words += [by] * (found is not None)
         verdict: Verdict = "declared" if words else "independent"
         return Item(leaves=label, verdict=verdict, by=tuple(words), falsifier=said)
 
@@ -121,6 +134,29 @@ class Judge:
         ends = tuple(f" of {i}" for i in (ids if taken is None else [ids[taken.work.client]]))
         names = enumerate(self.tracer.names)
         return sum(1 << k for k, n in names if n.startswith(("private ", "kept ")) and n.endswith(ends))
+
+
+def worst(found: Sequence[Sequence[Item]]) -> tuple[Item, ...]:
+    """Return of each thing that leaves the worst verdict of several traces, and the falsifier's worst word."""
+    by: dict[str, list[Item]] = {}
+    for one in (item for items in found for item in items):
+        by.setdefault(one.leaves, []).append(one)
+    rank, said = list(VERDICTS), ("not tried", AGREES, CHANGES, OPT_OUT_CHANGES)
+    return tuple(
+        replace(
+            max(items, key=lambda one: rank.index(one.verdict)),
+            falsifier=max((one.falsifier for one in items), key=said.index),
+        )
+        for items in by.values()
+    )
+
+
+def joined(found: Sequence[Sequence[Claim]]) -> tuple[Claim, ...]:
+    """Return the claims of several traces: against each speaks what speaks against it in any."""
+    return tuple(
+        Claim(says=same[0].says, against=_few(why for one in same for why in one.against))
+        for same in zip(*found, strict=True)
+    )
 
 
 def _undeclared(label: str, *path: str, by: Iterable[str] = (), falsifier: str = "not tried") -> Item:
