@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
+from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_buffers, written
 from fedkeep.core.errors import MethodError, did_you_mean
+from fedkeep.core.padding import PaddingStays
 from fedkeep.core.params import Batch, Params, clone, is_state
 
 
@@ -99,6 +101,7 @@ class Net:
         lookup: tables of embeddings, by parameter, with the column of ids that is all that looks them up: those that
             the module names in an attribute ``lookup``, and in a simulation those that a trace finds.
         aliases: where tied parameters stand besides, by their first name.
+        written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -108,7 +111,12 @@ class Net:
         self._takes: dict[str, Takes] = {}
         self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         self.aliases = aliases(module)
+        self._first = {other: name for name, others in self.aliases.items() for other in others}
+        self._layers = with_buffers(module)
+        self._buffers = buffers_of(self._layers)
+        self.written = written(module, self._layers, self._first)
         self._bound: Mapping[str, Tensor] | None = None
+        self._held: list[tuple[Place, Tensor]] = []
 
     def initial(self) -> Params:
         """Return a copy of the module's parameters and buffers, by name; tied ones once, under their first name."""
@@ -127,6 +135,7 @@ class Net:
 
         Args:
             params: values by name; a name that is absent keeps the module's own value, a method's state is ignored.
+                In training a buffer that ``forward`` assigns is replaced here.
             batch: columns by name, first axis examples.
 
         Raises:
@@ -151,14 +160,56 @@ class Net:
         other: Params = {}
         if params is not held:  # a method's state is none of the module's
             other = {n: v for n, v in params.items() if held.get(n) is not v and not is_state(n)}
+        if self.written and not self.module.training:
+            other |= {
+                n: params.get(n, place.tensors[place.leaf]).clone() for n, place in self.written.items()
+            }
         if not other and held:
             output = getattr(self.module, method)(**arguments)
         else:
-            prefixed = {f"module.{name}": value for name, value in self.placed(other).items()}
+            placed = self.placed(other)
+            prefixed = {f"module.{name}": value for name, value in placed.items()}
+            before = [place.now for place in self._buffers]
             output = torch.func.functional_call(
                 self._caller, prefixed, (method, arguments), tie_weights=False
             )
+            for place, own in zip(self._buffers, before, strict=True):
+                if place.name not in placed:
+                    self._check_own(place, own)
+                elif self.module.training:
+                    self._hand_back(place, placed[place.name], prefixed[f"module.{place.name}"], params)
         return logits_of(output) if method == "forward" else output
+
+    def _check_own(self, place: Place, before: Tensor | None) -> None:
+        """Refuse that ``forward`` assigns one of the module's own buffers what is of several clients or examples."""
+        if place.now is not before and is_batched(place.now):
+            place.tensors[place.leaf] = before
+            raise RuntimeError(_assigned(place))
+
+    def _hand_back(
+        self, place: Place, before: Tensor, after: Tensor | None, params: Mapping[str, Tensor]
+    ) -> None:
+        """Hand a buffer that ``forward`` has assigned to whom the old one is from."""
+        if after is before:
+            return
+        if is_batched(before) or is_batched(after):
+            raise RuntimeError(_assigned(place))
+        place.check(before, after)
+        if isinstance(params, dict) and after is not None:
+            params[self._first.get(place.name, place.name)] = after.detach()
+
+    def still(self, who: object = None) -> Still:
+        """Keep the module's own buffers as they are (a context); with ``who`` trains, changing them is an error."""
+        return Still(self._layers, who)
+
+    def settle(self) -> None:
+        """Copy what ``forward`` has assigned to held buffers into these."""
+        for place, held in self._held:
+            if (now := place.now) is not held:
+                place.check(held, now)
+                with torch.no_grad():
+                    held.copy_(now)  # type: ignore[arg-type]
+                place.tensors[place.leaf] = held
 
     def placed(self, params: Mapping[str, Tensor]) -> Params:
         """Return values by every place in the module where they belong: tied ones several times, state nowhere."""
@@ -170,9 +221,17 @@ class Net:
     def bound(self, params: Mapping[str, Tensor]) -> Bound:
         """Hold ``params`` in the module for a while (a context), so that many calls with this dict cost no swapping.
 
-        What is changed in place inside is seen by the next call; another dict costs what it has of other tensors.
+        What is changed in place inside is seen by the next call; another dict costs what it has of other tensors. What
+        ``forward`` assigns to a buffer is seen by the next call too, and in the dict after ``settle``, or afterwards.
         """
         return Bound(self, params)
+
+
+def _assigned(place: Place) -> str:
+    return (
+        f"forward assigns the buffer {place.name!r}, which cannot be followed for several clients or examples at once; "
+        f"self.{place.leaf}.copy_(...) in place of self.{place.leaf} = ... can"
+    )
 
 
 def logits_of(output: Any) -> Any:
@@ -193,10 +252,12 @@ class Bound:
         self.net, self.params = net, params
 
     def __enter__(self) -> Self:
-        self._before = self.net._bound
-        self._held = _reparametrize_module(self.net.module, self.net.placed(self.params), tie_weights=False)
+        net, placed = self.net, self.net.placed(self.params)
+        held = [(place, placed[place.name]) for place in net._buffers if place.name in placed]
+        self._before = net._bound, net._held
+        self._held = _reparametrize_module(net.module, placed, tie_weights=False)
         self._held.__enter__()
-        self.net._bound = self.params
+        net._bound, net._held = self.params, held
         return self
 
     def put(self, values: Params) -> None:
@@ -209,8 +270,11 @@ class Bound:
                 self.net.module.get_submodule(owner)._parameters[leaf] = value  # type: ignore[assignment]
 
     def __exit__(self, *error: object) -> None:
-        self.net._bound = self._before
-        self._held.__exit__(None, None, None)
+        try:
+            self.net.settle()
+        finally:
+            self.net._bound, self.net._held = self._before
+            self._held.__exit__(None, None, None)
 
 
 def aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -276,7 +340,8 @@ class PooledNet(Net):
             single = {name: value.unsqueeze(0) for name, value in example.items()}
             return super(PooledNet, self).call(method, shared | own, single).squeeze(0)
 
-        return torch.func.vmap(one, randomness="different")(rows, dict(batch))
+        with PaddingStays():
+            return torch.func.vmap(one, randomness="different")(rows, dict(batch))
 
 
 def gather(table: Tensor, index: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         ),
         outputs=partial(outputs, job, params, rows),
     )  # fmt: skip
-    started = without_draws(f"start of {method.name!r}", lambda: hook(given))
+    with job.net.still():
+        started = without_draws(f"start of {method.name!r}", lambda: hook(given))
     changed = {**started.params, **prefixed(CLIENT, started.state)}
     check_hook(f"start of {method.name!r}", params, changed)
     return {**params, **{n: v.detach() for n, v in changed.items()}}
@@ -181,7 +182,8 @@ def finished(
         rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
         rows={t.parameter: t.rows for t in local.tables},
     )  # fmt: skip
-    done = without_draws(who, lambda: hook(given))
+    with job.net.still():
+        done = without_draws(who, lambda: hook(given))
     state = {n: v for n, v in started.items() if is_state(n)}
     check_hook(f"{who}, state", state, prefixed(CLIENT, done.state))
     check_hook(f"{who}, params", method.split.federated(local.trained), done.params)

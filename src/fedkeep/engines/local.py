@@ -174,22 +174,23 @@ class Lanes(ABC):
         """Return for each lane the first of some parameters with a NaN or an infinity."""
 
     def train(self) -> None:
-        """Run all phases."""
+        """Run all phases; buffers of the module that training does not update are as before (else SplitError)."""
         self.net.train()
         every, done = range(len(self.client.phases)), 0
-        for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
-            self.seed(numbers[0])
-            self.through[:] = [False] * len(self.through)
-            with ExitStack() as held:
-                passes = [held.enter_context(self.begin(number)) for number in numbers]
-                for step in self.mini_batches(numbers[0]):
+        with self.net.still(self.draws[0]):
+            for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
+                self.seed(numbers[0])
+                self.through[:] = [False] * len(self.through)
+                with ExitStack() as held:
+                    passes = [held.enter_context(self.begin(number)) for number in numbers]
+                    for step in self.mini_batches(numbers[0]):
+                        for each in passes:
+                            each.take(step)
+                        done += 1
+                        if self.watch is not None and done % self.watch.every == 0:
+                            self._show(self.watch, done, passes)
                     for each in passes:
-                        each.take(step)
-                    done += 1
-                    if self.watch is not None and done % self.watch.every == 0:
-                        self._show(self.watch, done, passes)
-                for each in passes:
-                    each.finish()
+                        each.finish()
         self._drop_what_opted_out_examples_broke()
 
     def _show(self, watch: Watch, done: int, passes: Sequence[Pass]) -> None:

@@ -137,13 +137,14 @@ class Window:
         found: list[list[T]] = [[] for _ in ways]
         values = [self._own(way) for way in ways]
         pools = [self._pools(own) and not _recalls(way) for own, way in zip(values, ways, strict=True)]
-        for apart in (False, True):
-            chosen = [k for k, pooled in enumerate(pools) if pooled is not apart]
-            for piece in (self._apart() if apart else self._pooled()) if chosen else ():
-                batch = self._load(piece)
-                for k in chosen:  # a model may change what it is given
-                    mine = batch if k == chosen[-1] else clone(batch)
-                    found[k] += self._used(ways[k], values[k], piece, mine, use)
+        with self.job.net.still():
+            for apart in (False, True):
+                chosen = [k for k, pooled in enumerate(pools) if pooled is not apart]
+                for piece in (self._apart() if apart else self._pooled()) if chosen else ():
+                    batch = self._load(piece)
+                    for k in chosen:  # a model may change what it is given
+                        mine = batch if k == chosen[-1] else clone(batch)
+                        found[k] += self._used(ways[k], values[k], piece, mine, use)
         return found
 
     def _own(self, way: Way) -> Params:

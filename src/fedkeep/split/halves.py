@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fedkeep.core.buffers import frozen_changed as frozen_changed
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import SplitError, did_you_mean
 from fedkeep.core.net import every_tensor, tensors_of
@@ -95,15 +96,6 @@ class Frozen:
         """Raise SplitError naming who trained and what was changed, if anything was."""
         if names := self.changed():
             raise SplitError(f"{who}: {frozen_changed(names[0])}")
-
-
-def frozen_changed(name: str) -> str:
-    """Say that training changed a frozen tensor, and what to do."""
-    return (
-        f"training changed {name!r}, which is frozen: it would be another on every client. If it is a buffer that "
-        f"training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
-        f"private where a pattern says so."
-    )
 
 
 def divide(module: nn.Module, private: Sequence[str], frozen: Sequence[str] = ()) -> Halves:

@@ -1,4 +1,7 @@
-"""Dropout for many clients at once, each from a random stream of its own; and attention, which may have dropout."""
+"""Dropout for many clients at once, each from a random stream of its own; and what else vmap must not do its own way.
+
+That are attention, which may have dropout, and lookups with a row of padding.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+from fedkeep.core.padding import LOOKS_UP, looked_up
 
 
 class Noise(TorchFunctionMode):
@@ -44,11 +49,13 @@ class Noise(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace dropout and attention, and call everything else."""
+        """Replace dropout, attention and lookups, and call everything else."""
         if func is F.dropout:
             return self._dropout(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **(kwargs or {}))
+        if func in LOOKS_UP:
+            return looked_up(func, args, kwargs or {})
         if func is F.multi_head_attention_forward:  # what it calls is not seen here
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))

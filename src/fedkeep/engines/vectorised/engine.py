@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.data import Ragged
 from fedkeep.engines.base import ClientResult, Job, Work
-from fedkeep.engines.vectorised.local import Stacked, StackedPass
-from fedkeep.engines.vectorised.memory import first_clients, room
+from fedkeep.engines.vectorised.local import Stacked
+from fedkeep.engines.vectorised.memory import room
+from fedkeep.engines.vectorised.probe import runs_together
 
 
 class Vectorised:
@@ -91,42 +89,20 @@ class Vectorised:
     def suits(job: Job) -> str | None:
         """Return why this engine cannot train a job, or None: it can.
 
-        Every phase's loss and gradient are computed once, for one client's first mini-batch.
+        Every phase's loss and gradient are computed for one client's first mini-batch; and where there are texts, for a
+        few clients' first mini-batches, padded little and much.
         """
-        counts = job.data.counts("train")
-        if not counts.any():
-            return None
-        client = int(np.argmax(counts >= min(4, counts.max())))  # the first of these
         try:
-            indifferent = [_probe(job, client, number) for number in range(len(job.method.client.phases))]
+            with job.net.still():
+                indifferent = runs_together(job)
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
             said = _said(error.__cause__, job.net.module)
             return f"its loss cannot be computed for several clients at once ({said})."
-        if not all(indifferent):
+        if not indifferent:
             return "the loss depends on how far texts are padded, which differs with the clients trained at once."
         return None
-
-
-def _probe(job: Job, client: int, number: int) -> bool:
-    """Compute a phase's gradient for a client twice over; tell whether padding leaves its loss as it is."""
-    clients, again = (first_clients(job, [client, client]) for _ in range(2))
-    one = StackedPass(clients, number)
-    step = next(clients.mini_batches(number), None)
-    if step is None or not one.names:
-        return True
-    job.net.train()
-    clients.seed(0)
-    again.seed(0)
-    batch, pick = step.batch(), clients.pick(step.lanes)
-    _, losses, _ = one.computed(step, pick, batch)
-    texts = [name for name in batch if isinstance(job.data.columns.get(name), Ragged)]
-    if not texts:
-        return True
-    wider = {name: F.pad(v, (0, v.shape[-1])) if name in texts else v for name, v in batch.items()}
-    _, padded, _ = StackedPass(again, number).computed(step, pick, wider)
-    return torch.allclose(losses, padded, rtol=1e-4, equal_nan=True)
 
 
 def _said(error: BaseException, module: nn.Module) -> str:

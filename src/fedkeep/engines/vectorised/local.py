@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -187,9 +188,18 @@ class StackedPass(Pass):
         found: list[float] = self.total.double().tolist()
         return found
 
-    def computed(self, step: Step, pick: Pick, batch: Batch) -> tuple[Params, Tensor, Params]:
-        """Return some clients' values (with buffers as the step left them), losses and gradients."""
-        stacked = picked({n: v for n, v in self.seen.items() if n in self.lanes.stacked}, pick)
+    def computed(
+        self, step: Step, pick: Pick, batch: Batch, values: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> tuple[Params, Tensor, Params]:
+        """Return some clients' values (with buffers as the step left them), losses and gradients.
+
+        Args:
+            step: who steps.
+            pick: the same, to pick by.
+            batch: their mini-batches.
+            values: what is taken in place of their own, (clients, *shape).
+        """
+        stacked = {**picked({n: v for n, v in self.seen.items() if n in self.lanes.stacked}, pick), **values}
         leaves = {n: stacked[n].detach().requires_grad_() for n in self.names}
         try:
             losses = self._losses(step, {**self.seen, **stacked, **leaves}, pick, batch)

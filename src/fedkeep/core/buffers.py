@@ -1,0 +1,177 @@
+"""What a forward pass may change of its own module: buffers, and tables with a bounded norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError, SplitError
+
+EVERY_MODULES = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+
+
+class Place(NamedTuple):
+    """Where a tensor stands in a module.
+
+    Attributes:
+        name: its name in the module.
+        tensors: its layer's buffers or parameters.
+        leaf: its name among these.
+    """
+
+    name: str
+    tensors: dict[str, Any]
+    leaf: str
+
+    @property
+    def now(self) -> Tensor | None:
+        """What stands there."""
+        return self.tensors.get(self.leaf)
+
+    def check(self, value: Tensor, given: Tensor | None) -> None:
+        """Raise MethodError unless what ``forward`` gives a buffer that training updates has the buffer's shape."""
+        if given is None or given.shape != value.shape:
+            other = None if given is None else tuple(given.shape)
+            raise MethodError(
+                f"forward gives the buffer {self.name!r}, which training updates, another shape: {other} in place of "
+                f"{tuple(value.shape)}."
+            )
+
+
+Layers = Sequence[tuple[str, nn.Module]]
+
+
+def with_buffers(module: nn.Module) -> Layers:
+    """Return the layers that have buffers of their own, by name."""
+    return [
+        (n, layer) for n, layer in module.named_modules() if layer._buffers and type(layer._buffers) is dict
+    ]
+
+
+def buffers_of(layers: Layers) -> list[Place]:
+    """Return where the buffers of layers stand, also those that are None as yet."""
+    return [Place(_joined(n, leaf), layer._buffers, leaf) for n, layer in layers for leaf in layer._buffers]
+
+
+def written(module: nn.Module, layers: Layers, first: Mapping[str, str]) -> dict[str, Place]:
+    """Return what a forward pass may write into in evaluation too, by its (first) name.
+
+    These are parameters of layers with ``max_norm``, which renormalise the rows that they look up; and buffers that an
+    attribute ``updated_buffers`` names.
+
+    Args:
+        module: the model.
+        layers: those of it that have buffers.
+        first: the first names of tensors that stand in several places.
+    """
+    found: list[Place] = []
+    buffers = {place.name: place for place in buffers_of(layers)}
+    for prefix, layer in module.named_modules():
+        if getattr(layer, "max_norm", None) is not None:
+            own = [leaf for leaf, value in layer._parameters.items() if value is not None]
+            found += [Place(_joined(prefix, leaf), layer._parameters, leaf) for leaf in own]
+        named = getattr(layer, "updated_buffers", ())
+        names = [_joined(prefix, name) for name in ((named,) if isinstance(named, str) else named)]
+        found += [buffers[name] for name in names if name in buffers]
+    return {first.get(place.name, place.name): place for place in found}
+
+
+def is_batched(value: Tensor | None) -> bool:
+    """Tell whether a tensor is of several clients or examples: what ``torch.func.vmap`` maps over."""
+    return value is not None and torch._C._functorch.is_batchedtensor(value)
+
+
+class Still:
+    """A module's own buffers as they are, and afterwards again: a context around what runs the module.
+
+    What ``forward`` assigns to a buffer would go on to the next client. Buffers that are not persistent may be
+    assigned, as caches are that grow: they come back together with the other attributes of their layer, e.g. the length
+    that a cache is made for.
+
+    Args:
+        layers: those with buffers.
+        who: who trains, for messages; then a persistent buffer that is assigned, and any that is written in place, is
+            an error. None: nobody.
+    """
+
+    def __init__(self, layers: Layers, who: object = None) -> None:
+        self.layers, self.who = layers, who
+
+    def __enter__(self) -> Self:
+        self.before = [dict(layer._buffers) for _, layer in self.layers]
+        self.attributes = [_attributes(layer) for _, layer in self.layers]
+        if self.who is not None:
+            self.versions = [_versions(own) for own in self.before]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        changed = [] if self.who is None else self._written()
+        for (prefix, layer), before, attributes in zip(
+            self.layers, self.before, self.attributes, strict=True
+        ):
+            now, passing = layer._buffers, layer._non_persistent_buffers_set
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+                continue
+            assigned = [leaf for leaf in now.keys() | before.keys() if now.get(leaf) is not before.get(leaf)]
+            now.clear()
+            now.update(before)
+            if passing.intersection(assigned):
+                for name in vars(layer).keys() - EVERY_MODULES - attributes.keys():
+                    del vars(layer)[name]
+                vars(layer).update(attributes)
+            changed += [(_joined(prefix, leaf), True) for leaf in assigned if leaf not in passing]
+        if changed and kind is None and self.who is not None:
+            name, persistent = min(changed)
+            raise SplitError(f"{self.who}: {frozen_changed(name) if persistent else passing_changed(name)}")
+
+    def _written(self) -> list[tuple[str, bool]]:
+        """Return the buffers that were written in place, and whether they are persistent."""
+        return [
+            (_joined(prefix, leaf), leaf not in layer._non_persistent_buffers_set)
+            for (prefix, layer), before, versions in zip(self.layers, self.before, self.versions, strict=True)
+            if (now := _versions(before)) != versions
+            for leaf, one, other in zip(before, now, versions, strict=True)
+            if one != other
+        ]
+
+
+def frozen_changed(name: str) -> str:
+    """Say that training changed a frozen tensor, and what to do."""
+    return (
+        f"training changed {name!r}, which is frozen: it would be another on every client. If it is a buffer that "
+        f"training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
+        f"private where a pattern says so."
+    )
+
+
+def passing_changed(name: str) -> str:
+    """Say that training wrote into a buffer that is not persistent, and what to do."""
+    return (
+        f"training wrote into {name!r}, a buffer that is not persistent: that would go on to the next client. Register "
+        f"it with persistent=True and name it in an attribute updated_buffers of its module; or assign another tensor, "
+        f"if it is a cache: each client starts with the first one."
+    )
+
+
+def _joined(prefix: str, leaf: str) -> str:
+    return f"{prefix}.{leaf}" if prefix else leaf
+
+
+def _versions(tensors: Mapping[str, Tensor | None]) -> list[int]:
+    """Return how often each was written in place."""
+    try:
+        return [0 if value is None else value._version for value in tensors.values()]
+    except RuntimeError:  # made in inference mode, they do not tell
+        return [0] * len(tensors)
+
+
+def _attributes(layer: nn.Module) -> dict[str, Any]:
+    """Return a layer's attributes beside those of every module, where it has buffers that are not persistent."""
+    if not layer._non_persistent_buffers_set:
+        return {}
+    return {name: value for name, value in vars(layer).items() if name not in EVERY_MODULES}

@@ -1,0 +1,232 @@
+"""Whether a job's losses can be computed side by side, and depend on how far texts are padded: found out by trying.
+
+Texts are padded to the longest of all clients who step at once; one after the other, to the client's own longest. That
+changes nothing where a loss heeds lengths. Where it does not, it often shows in some examples and at some values only:
+the largest of some words is seldom the padding's. So a few clients' losses and gradients are compared, where they
+start from and with noise. It is added to rows of parameters that have a gradient: a row of padding that stays zero is
+no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedkeep.core.errors import MethodError
+from fedkeep.core.params import Params, nbytes
+from fedkeep.data import Ragged
+from fedkeep.engines.base import Job, train_rows
+from fedkeep.engines.batches import batches
+from fedkeep.engines.vectorised.batches import Together
+from fedkeep.engines.vectorised.local import StackedPass
+from fedkeep.engines.vectorised.memory import CPU_BYTES, first_clients
+from fedkeep.engines.vectorised.stack import picked
+
+CLIENTS = 4
+LANES = 6
+"""Clients are tried so many times in all: with other noise each."""
+CANDIDATES = 64
+"""Of so many clients those are tried whose longest texts differ most."""
+EXAMPLES = 3
+NOISE = 0.5
+"""How far values are moved: the standard deviation in units of a parameter's own size."""
+APART = 4.0
+"""How far a table's first row, which is the padding's, and all others are moved apart: columns up and down in turn."""
+LONG = 1 << 40
+"""As what the length of an empty text counts."""
+CONSTANT = 0.1
+"""What counts as the size of a parameter of zeros."""
+LOSS, SLOPE, ROUNDING = 1e-4, 1e-3, 1e-4
+"""Differences that rounding makes: of losses, of gradients in units of the parameter's largest, and of all largest."""
+
+Found = tuple[Tensor, Params]
+"""Losses and gradients, (lanes, *shape)."""
+
+
+def runs_together(job: Job) -> bool:
+    """Compute every phase's loss and gradient for clients side by side; tell whether padding leaves them as they are.
+
+    Raises:
+        MethodError: they cannot be computed so.
+    """
+    counts = job.data.counts("train")
+    enough = np.flatnonzero(counts >= max(1, min(4, counts.max(initial=0))))
+    if not len(enough):
+        return True
+    job.net.train()
+    phases = range(len(job.method.client.phases))
+    lanes = first_clients(job, [int(enough[0])] * 2)
+    texts: dict[str, Ragged] = {}
+    for number in phases:
+        one, step = StackedPass(lanes, number), next(lanes.mini_batches(number), None)
+        if step is not None and one.names:
+            lanes.seed(number)
+            batch = step.batch()
+            texts |= {n: c for n, c in job.data.columns.items() if n in batch and isinstance(c, Ragged)}
+            one.computed(step, lanes.pick(step.lanes), batch)
+    if not texts:
+        return True
+    padding = Padding(job, chosen(job, enough, texts.values()), texts)
+    return not any(padding.changes(number) for number in phases)
+
+
+def chosen(job: Job, clients: np.ndarray, texts: Collection[Ragged]) -> list[int]:
+    """Return clients whose longest texts differ most, each several times; fewer where the model is large."""
+    some = _spread(clients, CANDIDATES)
+    longest = [max(_longest(c, train_rows(job.data, int(k))) for c in texts) for k in some]
+    most = max(2, min(LANES, CPU_BYTES // (8 * max(1, nbytes(job.net.initial())))))
+    found: list[int] = _spread(some[np.argsort(longest, kind="stable")], min(CLIENTS, most)).tolist()
+    return (found * most)[:most]
+
+
+def _spread(values: np.ndarray, most: int) -> np.ndarray:
+    return values[np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).astype(np.int64))]
+
+
+def _longest(column: Ragged, rows: np.ndarray) -> int:
+    return int((column.offsets[rows + 1] - column.offsets[rows]).max(initial=1))
+
+
+class Padding:
+    """A few examples of clients' first mini-batches, padded no further than to their own longest text, and much.
+
+    A position is a lane with the values that it starts from, or, behind these, a lane with noise.
+
+    Args:
+        job: what is trained.
+        clients: whose lanes there are.
+        texts: the data's columns of texts.
+    """
+
+    def __init__(self, job: Job, clients: Sequence[int], texts: Mapping[str, Ragged]) -> None:
+        phases = tuple(phase.but(early_stopping=None) for phase in job.method.client.phases)
+        job = replace(job, method=job.method.on_client(phases=phases))  # not all can stop early
+        self.lanes, self.count = first_clients(job, clients), len(clients)
+        self.passes = [StackedPass(self.lanes, number) for number in range(len(phases))]
+        self.draws = self.lanes.draws
+        self.lanes.draws = [*self.draws, *self.draws]  # of every position
+        self.lengths = {name: np.diff(column.offsets) for name, column in texts.items()}
+        self.generator = torch.Generator().manual_seed(0)
+
+    def changes(self, number: int) -> bool:
+        """Tell whether padding changes a phase's losses or gradients."""
+        self.one = self.passes[number]
+        self.rows = self._rows()
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for lane, rows in self.rows.items():
+            widths = (max(1, int(length[rows].max())) for length in self.lengths.values())
+            groups.setdefault(tuple(widths), []).append(lane)
+        if not groups or not self.one.names:
+            return False
+        # No further than to the longest text: a model may have no place for more.
+        longest = [int(length.max()) for length in self.lengths.values()]
+        wide = tuple(np.minimum(2 * np.max(list(groups), axis=0), longest).tolist())
+        some = [lanes for widths, lanes in groups.items() if widths != wide]
+        if not some:
+            return False
+        start = {n: self.lanes.params[n] for n in self.one.names}
+        plain, tables = self._plain(start, wide)
+        noisy = {n: torch.cat([v, self._shaken(n, v, plain[1], tables)]) for n, v in start.items()}
+        try:
+            behind = self._computed([self.count + k for k in self.rows], noisy, wide)
+            return not all(self._alike(lanes, noisy, plain, behind) for lanes in some)
+        except MethodError:  # there is a model that cannot be computed with noise
+            twice = {n: torch.cat([v, v]) for n, v in start.items()}
+            return not all(self._alike(lanes, twice, plain, plain) for lanes in some)
+
+    def _rows(self) -> dict[int, np.ndarray]:
+        """Return lanes' rows, equally many: the shortest texts of the first mini-batch, which show most."""
+        each = zip(self.lanes.rows, self.draws, strict=True)
+        first = [
+            next(batches(self.lanes.data, rows, self.one.phase, draws, self.one.number), rows[:0])
+            for rows, draws in each
+        ]
+        size = min(EXAMPLES, max(map(len, first)))
+        order = [
+            np.argsort(sum(v[rows] + LONG * (v[rows] == 0) for v in self.lengths.values())) for rows in first
+        ]
+        return {k: rows[order[k][:size]] for k, rows in enumerate(first) if len(rows) >= size > 0}
+
+    def _plain(self, start: Params, wide: Sequence[int]) -> tuple[Found, dict[str, bool]]:
+        """Return what is found for lanes without noise, and the tables that look texts up, with whether their first
+        row has a gradient where a text is nothing but padding.
+        """  # fmt: skip
+        lanes, values = list(self.rows), {n: torch.cat([v, v]) for n, v in start.items()}
+        empty = self.count + lanes[0]
+        try:
+            losses, grads = self._computed([*lanes, empty], values, wide, empty)
+        except MethodError:
+            return self._computed(lanes, values, wide), {}
+        rest = {n: g[-1] for n, g in grads.items() if g.dim() > 2 and g.numel()}
+        tables = {n: bool(g[0].any()) for n, g in rest.items() if not g[1:].any() and grads[n][:-1].any()}
+        return (losses[:-1], {n: g[:-1] for n, g in grads.items()}), tables
+
+    def _alike(self, lanes: list[int], values: Params, plain: Found, noisy: Found) -> bool:
+        """Tell whether what is found for lanes, without noise and with it, is found with little padding too."""
+        found = self._computed([*lanes, *(self.count + k for k in lanes)], values)
+        at = torch.tensor([list(self.rows).index(k) for k in lanes], device=self.lanes.device)
+        both = {n: torch.cat([g[at], noisy[1][n][at]]) for n, g in plain[1].items() if n in noisy[1]}
+        return same(found, (torch.cat([plain[0][at], noisy[0][at]]), both))
+
+    def _computed(
+        self, positions: list[int], values: Params, wide: Sequence[int] | None = None, empty: int = -1
+    ) -> Found:
+        """Return what is found at some positions, with texts padded to these widths; at ``empty`` without a word."""
+        lanes, whose = self.lanes, [p % self.count for p in positions]
+        rows = np.stack([self.rows[k] for k in whose])
+        batch = lanes.examples.batch(whose, rows)
+        at = torch.tensor(positions, device=lanes.device)
+        for name, width in zip(self.lengths, wide or (), strict=False):
+            batch[name] = F.pad(batch[name], (0, width - batch[name].shape[-1]))
+            batch[name][at == empty] = 0
+        lanes.seed(self.one.number)
+        step, pick = Together(positions, rows, lanes.examples), at % self.count
+        return self.one.computed(step, pick, batch, picked(values, at))[1:]
+
+    def _shaken(self, name: str, value: Tensor, grads: Params, tables: Mapping[str, bool]) -> Tensor:
+        """Return a parameter with noise in rows that have a gradient, and in all words' of a table."""
+        if name not in grads or not value.is_floating_point() or not value.numel():
+            return value
+        by_row = value.reshape(*value.shape[:2], -1) if value.dim() > 1 else value.reshape(-1, 1, 1)
+        rows = torch.zeros(by_row.shape[:2], dtype=torch.bool, device=value.device)
+        rows[list(self.rows)] = grads[name].reshape(len(self.rows), *by_row.shape[1:]).ne(0).any(-1)
+        noise = torch.randn(by_row.shape, generator=self.generator).to(value)
+        if name in tables:
+            lane, column = (torch.arange(size, device=value.device) for size in by_row.shape[::2])
+            sign = 1 - 2 * ((lane[:, None] + column) % 2)
+            noise -= APART * sign[:, None]
+            noise[:, 0] += 2 * APART * sign
+            rows[:, 0] |= tables[name]
+            rows[:, 1:] = True
+        size = value.square().mean().sqrt()
+        noise *= NOISE * torch.where(size > 0, size, CONSTANT) * rows.unsqueeze(-1)
+        return value + noise.reshape(value.shape)
+
+
+def same(ours: Found, theirs: Found) -> bool:
+    """Tell whether losses and gradients are the same but for rounding."""
+    (losses, grads), (others, slopes) = ours, theirs
+    if grads.keys() != slopes.keys():
+        return False
+    if not torch.allclose(losses, others, rtol=max(LOSS, _rounding(losses)), atol=1e-6, equal_nan=True):
+        return False
+    pairs = [(g.flatten(1), slopes[n].flatten(1)) for n, g in grads.items() if g.numel()]
+    if not pairs:
+        return True
+    tops = [g.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True).double() for g, _ in pairs]
+    whole = torch.stack(tops).amax(0)
+    for (mine, other), top in zip(pairs, tops, strict=True):
+        most = torch.maximum(max(SLOPE, _rounding(mine)) * top, ROUNDING * whole)
+        near = (mine - other).abs() <= most
+        if not (near | (mine == other) | (mine.isnan() & other.isnan())).all():
+            return False
+    return True
+
+
+def _rounding(value: Tensor) -> float:
+    return 10 * torch.finfo(value.dtype).eps

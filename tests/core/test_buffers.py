@@ -1,0 +1,182 @@
+"""What a forward pass changes of its own module: buffers that it assigns, tables whose rows it renormalises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError, SplitError
+from fedkeep.core.net import Net
+from fedkeep.core.params import clone
+
+X = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
+
+
+class Assigning(nn.Module):
+    """Assigns its buffer in training; tied, or told what to assign."""
+
+    def __init__(self, tied: bool = False, given: Tensor | None = None) -> None:
+        super().__init__()
+        self.given = given
+        self.layer: nn.Module = nn.Linear(3, 2)
+        self.register_buffer("m", torch.zeros(3))
+        if tied:
+            self.register_buffer("n", self.m)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.m = self.m + x.mean(0) if self.given is None else self.given
+        out: Tensor = self.layer(x - self.m)
+        return out
+
+
+class Words(nn.Module):
+    """A table, or a bag, whose rows have at most length 1."""
+
+    def __init__(self, bag: bool = False, still: bool = False) -> None:
+        super().__init__()
+        self.table = (nn.EmbeddingBag if bag else nn.Embedding)(6, 2, max_norm=1.0)
+        with torch.no_grad():
+            self.table.weight.fill_(3.0)
+        self.table.weight.requires_grad_(not still)
+
+    def forward(self, word: Tensor) -> Tensor:
+        out: Tensor = self.table(word)
+        return out
+
+
+@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_evaluation_writes_into_no_table(bag: bool, held: bool) -> None:
+    net, word = Net(Words(bag)), {"word": torch.tensor([[0, 1], [1, 2]])}
+    params = net.initial()
+    before = clone(params)
+    net.train(False)
+    with net.bound(params if held else {}):
+        found = net(params, word)
+    assert float(found.detach().norm(dim=-1).max()) == pytest.approx(1.0)
+    assert torch.equal(params["table.weight"], before["table.weight"])
+
+
+def test_evaluation_writes_not_into_a_frozen_table_of_the_module_either() -> None:
+    model = Words(still=True)
+    net = Net(model)
+    net.train(False)
+    net({}, {"word": torch.tensor([0, 1])})
+    assert bool((model.table.weight == 3).all())
+
+
+def test_training_renormalises_the_table_that_is_trained() -> None:
+    net = Net(Words())
+    params = net.initial()
+    with net.bound(params):
+        net(params, {"word": torch.tensor([0])})
+    assert params["table.weight"].detach().norm(dim=1).tolist() == pytest.approx([1.0, *[18**0.5] * 5])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_assigned_buffer_is_in_the_dict_afterwards(tied: bool) -> None:
+    model = Assigning(tied)
+    net, own = Net(model), model.m
+    params = net.initial()
+    held = params["m"]
+    with net.bound(params):
+        net(params, {"x": X})
+        net(params, {"x": X})
+        net.settle()
+        assert params["m"].tolist() == [3.0, 6.0, 9.0]
+        net(params, {"x": X})
+    assert params["m"] is held
+    assert held.tolist() == [4.5, 9.0, 13.5]
+    net(params, {"x": X})  # not held
+    assert params["m"].tolist() == [6.0, 12.0, 18.0]
+    net.train(False)
+    net(params, {"x": X})
+    assert params["m"].tolist() == [6.0, 12.0, 18.0]
+    assert model.m is own
+    assert own.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(("given", "shape"), [(torch.zeros(1), "(1,)"), (torch.zeros(2, 3), "(2, 3)")])
+def test_an_assigned_buffer_of_another_shape_is_refused(held: bool, given: Tensor, shape: str) -> None:
+    model = Assigning(given=given)
+    model.layer = nn.Identity()  # takes any shape
+    net = Net(model)
+    params = net.initial()
+
+    def run() -> None:
+        with net.bound(params if held else {}):
+            net(params, {"x": X})
+
+    with pytest.raises(MethodError) as error:
+        run()
+    assert str(error.value) == (
+        f"forward gives the buffer 'm', which training updates, another shape: {shape} in place of (3,)."
+    )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_buffers_assigned_for_several_clients_at_once_are_refused(own: bool) -> None:
+    model = Assigning()
+    net, before = Net(model), model.m
+    params = net.initial()
+    if own:
+        del params["m"]
+    stacked = {n: torch.stack([v.detach()] * 2) for n, v in params.items()}
+    with pytest.raises(RuntimeError, match="forward assigns the buffer 'm', which cannot be followed"):
+        torch.func.vmap(lambda p, x: net(p, {"x": x}))(stacked, torch.stack([X, X]))
+    assert model.m is before
+
+
+class Rotated(nn.Module):
+    """Has a cache that grows to the longest text so far, and is read as far as it is said to reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.reach = 2
+        self.register_buffer("cache", torch.arange(2.0), persistent=False)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.reach:
+            self.reach = self.grown = x.shape[1]
+            self.register_buffer("cache", torch.arange(float(self.reach)) / self.reach, persistent=False)
+        return x * self.weight * self.cache[: x.shape[1]]
+
+
+def test_a_cache_that_has_grown_is_as_before_afterwards() -> None:
+    model = Rotated()
+    net, cache = Net(model), model.cache
+    with net.still("Client 'ann'"):
+        net(net.initial(), {"x": X})
+        assert model.reach == 3
+    assert model.cache is cache
+    assert model.reach == 2
+    assert not hasattr(model, "grown")
+    net(net.initial(), {"x": X})
+    assert len(model.cache) == 3
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_who_assigns_a_persistent_buffer_is_named(error: bool) -> None:
+    model = Rotated()
+    net, scale = Net(model), model.scale
+
+    def run(who: str | None) -> None:
+        with net.still(who):
+            model.scale = torch.zeros(1)
+            if error:
+                raise ValueError("something else")
+
+    kind, said = (
+        (ValueError, "else") if error else (SplitError, "Client 'ann': training changed 'scale', which")
+    )
+    with pytest.raises(kind, match=said):
+        run("Client 'ann'")
+    assert model.scale is scale
+    if not error:
+        run(None)
+        assert model.scale is scale
