@@ -12,7 +12,8 @@ import torch
 from fedkeep.core.errors import StoreError
 from fedkeep.core.files import sync_folder
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile, file_of, remove, runs_in
+from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_folder import file_of, remove, runs_in
 from fedkeep.remote.device_store import STAGED, MissingError, Wanted
 from fedkeep.store import Default
 from tests.remote.device_states import (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import StoreError
 from fedkeep.methods.client import by_share
 from fedkeep.remote import device_file
-from fedkeep.remote.device_file import file_of
+from fedkeep.remote.device_folder import file_of
 from tests.remote.device_states import CLIENTS, RUN, copied, made, opened, staged_in, train_rounds, wanted_in
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and limits of file sizes")

@@ -15,7 +15,8 @@ from fedkeep import FederatedData, Method, Phase, methods, simulate
 from fedkeep.core.errors import LostError
 from fedkeep.core.params import Params
 from fedkeep.remote import Packet
-from fedkeep.remote.device_file import DeviceFile, file_of
+from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.headers import Encode, Fits, Named, Refused, header_of, told
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes, everyone, same_bits

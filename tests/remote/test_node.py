@@ -21,7 +21,7 @@ from fedkeep.methods import Sent
 from fedkeep.methods.terms import squared_error
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote import Packet
-from fedkeep.remote.device_file import file_of
+from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.headers import PROTOCOL, Fits, Here, Refused, header_of, told
 from fedkeep.remote.node import Node, Terms

@@ -18,8 +18,8 @@ from fedkeep.core.errors import ConfigError, StoreError, did_you_mean
 from fedkeep.core.files import NEW_FILE, layout
 from fedkeep.data.ids import as_id
 from fedkeep.remote.config import states_folder
-from fedkeep.remote.device_file import DeviceFile, Version, file_of, remove, runs_in, sum_of
-from fedkeep.remote.device_folder import files_of, forget_rest
+from fedkeep.remote.device_file import DeviceFile, Version
+from fedkeep.remote.device_folder import file_of, files_of, forget_rest, remove, runs_in, sum_of
 from fedkeep.report.wording import size
 
 PATIENCE = 5.0

@@ -29,20 +29,13 @@ from fedkeep.core.params import Params, difference_of_names
 from fedkeep.remote.device_folder import (
     PATIENCE,
     check_no_log,
-    file_of,
     locked,
-    remove,
-    runs_in,
     sum_of,
     wipe_rest,
 )
 from fedkeep.store.database import Database, new_file
 from fedkeep.store.rows import RowFormat
 
-__all__ = [
-    "PATIENCE", "About", "DeviceFile", "Version", "crc_of", "create", "file_of", "packed", "remove", "runs_in",
-    "sum_of",
-]  # fmt: skip
 FORMAT = 1
 TABLES = """
 CREATE TABLE about (content TEXT NOT NULL, crc INTEGER NOT NULL);

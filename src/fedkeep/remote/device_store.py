@@ -26,7 +26,8 @@ from torch import Tensor
 from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
-from fedkeep.remote.device_file import PATIENCE, DeviceFile, Version, file_of
+from fedkeep.remote.device_file import DeviceFile, Version
+from fedkeep.remote.device_folder import PATIENCE, file_of
 from fedkeep.store import Default
 from fedkeep.store.rows import RowFormat
 

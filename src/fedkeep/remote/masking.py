@@ -28,7 +28,7 @@ from fedkeep.core.params import SERVER, Params
 from fedkeep.engines import Answer
 from fedkeep.methods.secure import SecureSums, Vectors
 from fedkeep.privacy.secure import Keys, SecureClient, threshold_for
-from fedkeep.remote.device_file import sum_of
+from fedkeep.remote.device_folder import sum_of
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.wire import Ask, ClientOrder, Step
 from fedkeep.split import Split

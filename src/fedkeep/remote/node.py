@@ -42,7 +42,8 @@ from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
-from fedkeep.remote.device_file import About, DeviceFile, Version, create, file_of, packed
+from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
+from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
 from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, header_of, told
 from fedkeep.remote.masking import Masking
