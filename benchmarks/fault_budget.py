@@ -28,6 +28,7 @@ from benchmarks.faults import commit
 from benchmarks.measure import write
 from fedkeep.core.errors import BudgetError
 from fedkeep.core.run_files import read_info
+from fedkeep.engines.round import RoundReport
 from fedkeep.experiments import drive
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import Config
@@ -59,18 +60,18 @@ def config(bounded: bool) -> Config:
 
 
 def go_on(made: Config, out: str, witness: str) -> None:
-    """Begin a run or go on with it, and note each round that is released with a byte."""
+    """Begin a run or go on with it, and note each round with a byte as soon as it may be released."""
     torch.set_num_threads(1)
-    run_round = drive.run_round
+    ended = drive.Drive._round
 
-    def released(*given: Any) -> Any:
-        found = run_round(*given)
+    def released(self: drive.Drive) -> RoundReport:
+        found = ended(self)
         note = os.open(witness, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(note, b".")
         os.close(note)
         return found
 
-    with patch.object(drive, "run_round", released), contextlib.suppress(BudgetError):
+    with patch.object(drive.Drive, "_round", released), contextlib.suppress(BudgetError):
         run_config(made, out=Path(out), resume=(Path(out) / "run.json").exists(), progress=False)
 
 

@@ -12,6 +12,7 @@ from fedkeep import Phase, averaging, methods, sgd, simulate
 from fedkeep.core.errors import BudgetError, ConfigError, FedkeepError, RunError
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.drive import Drive
 from fedkeep.experiments.load import load_run
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, Ledger, Release, epsilon
 from tests.tiny import Logits, classes, one_run_id, same_bits
@@ -84,7 +85,9 @@ def test_a_budget_ends_a_run_and_what_was_done_is_kept(tmp_path: Path) -> None:
         assert len((tmp_path / "r" / "budget.jsonl").read_bytes().splitlines()) == 3
 
 
-def test_a_round_that_broke_down_was_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_broke_down_is_not_charged_as_nothing_of_it_was_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise FedkeepError("broken")
 
@@ -93,7 +96,30 @@ def test_a_round_that_broke_down_was_charged(tmp_path: Path, monkeypatch: pytest
         run(out=tmp_path / "r")
     monkeypatch.undo()
     run(out=tmp_path / "r", resume=True)
-    assert Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r")).rounds == [0, 0, 1, 2, 3]
+    assert Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r")).rounds == [0, 1, 2, 3]
+
+
+def test_a_round_is_charged_before_anything_of_it_is_judged_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, judge, commit = list[int](), Drive.judged, Drive._commit
+
+    def charged(self: Drive) -> None:
+        ledger = Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
+        seen.append(len(ledger.rounds) - self.server.round)
+
+    def judging(self: Drive, server: Any) -> Any:
+        charged(self)
+        return judge(self, server)
+
+    def committing(self: Drive, *given: Any) -> None:
+        charged(self)
+        commit(self, *given)
+
+    monkeypatch.setattr(Drive, "judged", judging)
+    monkeypatch.setattr(Drive, "_commit", committing)
+    run(out=tmp_path / "r", evaluate_every=2)
+    assert seen == [0] * (4 + 2)
 
 
 def test_a_run_whose_ledger_was_lost_does_not_go_on(tmp_path: Path) -> None:

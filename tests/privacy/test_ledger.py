@@ -1,4 +1,4 @@
-"""The ledger: charges before rounds, a chain of lines, kills in the middle of a line, and what is refused."""
+"""The ledger: charges before releases, a chain of lines, kills in the middle of a line, and what is refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_charge_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("left", [0, 1, 5, 40])
-def test_a_line_that_was_cut_short_is_of_a_round_that_never_began(tmp_path: Path, left: int) -> None:
+def test_a_line_that_was_cut_short_is_of_a_round_that_was_not_released(tmp_path: Path, left: int) -> None:
     mark, path = begun(tmp_path, 2).mark, tmp_path / "budget.jsonl"
     size = path.stat().st_size
     begun(tmp_path, 0).charge(2)
@@ -135,27 +135,30 @@ def test_a_round_beyond_the_budget_is_refused_and_not_written(tmp_path: Path) ->
     budget = epsilon({RELEASE: 3}, 1e-3, "rdp") + 1e-9
     terms = Terms(**{**vars(TERMS), "budget": budget})
     ledger = begun(tmp_path, 0, terms)
-    ledger.charge(0, planned=9)
-    ledger.charge(1, planned=8)
+    for round in range(2):
+        ledger.check(round, planned=9 - round)
+        ledger.charge(round)
     ledger = Ledger.open(tmp_path / "budget.jsonl", "run-1", terms, ledger.mark)
     assert ledger.room(9) == 1
-    ledger.charge(2, planned=7)
+    ledger.check(2, planned=7)
+    ledger.check(2, planned=7)  # it failed, and is tried again
+    ledger.charge(2)
     before = (tmp_path / "budget.jsonl").read_bytes()
     with pytest.raises(
         BudgetError, match=r"Round 3 would cost more privacy than is left: 3 rounds have come to ε = "
     ):
-        ledger.charge(3, planned=6)
+        ledger.check(3, planned=6)
     assert (tmp_path / "budget.jsonl").read_bytes() == before
 
 
-def test_a_round_that_is_tried_again_is_charged_as_long_as_the_budget_lasts(tmp_path: Path) -> None:
+def test_a_round_that_comes_again_is_charged_as_long_as_the_budget_lasts(tmp_path: Path) -> None:
     terms = Terms(**{**vars(TERMS), "budget": epsilon({RELEASE: 5}, 1e-3, "rdp") + 1e-9})
     ledger = begun(tmp_path, 0, terms)
-    for _ in range(4):
-        ledger.charge(0, planned=2)
-    ledger.charge(1, planned=1)
+    for round in (0, 0, 0, 0, 1):
+        ledger.check(round, planned=2 - round)
+        ledger.charge(round)
     with pytest.raises(BudgetError, match="5 rounds have come to"):
-        ledger.charge(1, planned=1)
+        ledger.check(1, planned=1)
     assert ledger.rounds == [0, 0, 0, 0, 1]
 
 

@@ -20,6 +20,7 @@ from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, SEED
 from tests.remote.federations import Devices, federation
 from tests.remote.test_conformance import ledger_of, server_of
+from tests.remote.test_fleet import dies_at
 from tests.remote.test_server import stops_after
 from tests.tiny import everyone, on_server, same_bits
 
@@ -50,7 +51,7 @@ def test_a_private_run_equals_a_simulation_and_charges_each_round(tmp_path: Path
     assert charged.rounds == [0, 1, 2, 3, 4]
 
 
-def test_a_round_that_a_killed_server_runs_again_is_charged_again(tmp_path: Path) -> None:
+def test_a_round_that_a_killed_server_had_not_released_is_charged_once(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
     stops_after(devices, 2)
     with pytest.raises(Died):
@@ -58,7 +59,17 @@ def test_a_round_that_a_killed_server_runs_again_is_charged_again(tmp_path: Path
     served(devices, tmp_path, cohort=6)
     devices.close()
     charged = Ledger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"])
-    assert charged.rounds == [0, 1, 2, 2, 3, 4]
+    assert charged.rounds == [0, 1, 2, 3, 4]
+
+
+def test_a_round_that_does_not_count_costs_nothing(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    devices.back = 300.0
+    dies_at(devices, "work", 1, after=False)
+    served(devices, tmp_path, cohort=6, policy=RoundPolicy(deadline=50.0, minimum=4))
+    devices.close()
+    assert "does not count" in (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8")
+    assert Ledger.read(tmp_path / "run" / FILE, read_info(tmp_path / "run")["run"]).rounds == [0, 1, 2, 3, 4]
 
 
 def test_a_round_beyond_the_budget_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A private run that is rolled back: what is run again is released again, so its cohorts are drawn anew."""
+"""A private run that is rolled back or killed: what comes again is released again, so its cohorts are drawn anew."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ ROUNDS = 4
 TO = 3  # devices keep what they need to follow so far
 
 
-def served(folder: Path, privacy: DifferentialPrivacy | None = ASKED, **changes: Any) -> list[list[str]]:
-    """Serve a run, and return who was asked to train in each of its rounds."""
+class KilledError(BaseException):
+    """Stands for a kill."""
+
+
+def served(
+    folder: Path, privacy: DifferentialPrivacy | None = ASKED, dies: bool = False, **changes: Any
+) -> list[list[str]]:
+    """Serve a run, and return who was asked to train in each of its rounds; ``dies``: see ``stops_at_judging``."""
     private = {} if privacy is None else {"sampling": "poisson", "privacy": privacy}
     given: dict[str, Any] = {"rounds": ROUNDS, "cohort": 3, "evaluate_every": 0, **private, **changes}
     devices = Devices(CASE, folder, 1)
@@ -39,13 +45,40 @@ def served(folder: Path, privacy: DifferentialPrivacy | None = ASKED, **changes:
         return serve(packet)
 
     devices.transport._nodes["node-0"].serve = noting
-    serve_run(federation(CASE, **given), devices.transport, folder / "run", progress=False, keep_rounds=9)
-    devices.close()
+    if dies:
+        stops_at_judging(devices)
+    try:
+        serve_run(federation(CASE, **given), devices.transport, folder / "run", progress=False, keep_rounds=9)
+    finally:
+        devices.close()
     return cohorts
+
+
+def stops_at_judging(devices: Devices) -> None:
+    """Let the server die when it has sent the last round's model to be judged, before that round's commit."""
+    send = devices.transport.send
+
+    def stopping(messages: Any) -> list[str]:
+        given = list(messages)
+        sent = send(given)
+        if any(
+            p.header["kind"] == "work" and not any(o["train"] for o in p.header["orders"]) for _, p in given
+        ):
+            raise KilledError
+        return sent
+
+    devices.transport.send = stopping  # type: ignore[method-assign]
 
 
 def seed_of(run: Path) -> int:
     return int(read_info(run)["cohort_seed"])
+
+
+def uncommitted(run: Path) -> int:
+    """Return how many charges the server that goes on will find that the commit does not know of."""
+    info = read_info(run)
+    known = read_commit(run, info).extra["ledger"]
+    return Ledger.open(run / FILE, info["run"], Ledger.read(run / FILE, info["run"]).terms, known).uncommitted
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +97,9 @@ def place(finished: Path, tmp_path: Path) -> Path:
 def test_rounds_that_are_run_again_have_other_cohorts_and_are_charged_again(place: Path) -> None:
     run = place / "run"
     roll_back(run, TO)
+    drawn = served(place, cohort_seed=SEED)
     after = seed_of(run)
     assert after != SEED
-    drawn = served(place, cohort_seed=SEED)
-    assert seed_of(run) == after, "the server goes on by the new secret"
     sampler = Sampler(6, 3, "poisson", after)
     wanted = sorted(f"user-{k}" for k in sampler(TO))
     assert drawn == [wanted] * bool(wanted)
@@ -84,10 +116,22 @@ def test_without_a_budget_or_with_repeatable_noise_the_same_rounds_come_again(
         (tmp_path / "run" / f"server-{ROUNDS}.safetensors").read_bytes(),
     )
     roll_back(tmp_path / "run", TO)
-    assert seed_of(tmp_path / "run") == before
     again = served(tmp_path, privacy, cohort_seed=SEED)
+    assert seed_of(tmp_path / "run") == before
     assert again == first[-1:]
     assert (tmp_path / "run" / f"server-{ROUNDS}.safetensors").read_bytes() == state
+
+
+def test_a_round_whose_model_was_sent_before_a_kill_comes_again_with_another_cohort(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(KilledError):
+        served(tmp_path, cohort_seed=SEED, evaluate_every=ROUNDS, dies=True)
+    assert (read_commit(run, read_info(run)).round, seed_of(run)) == (ROUNDS - 1, SEED)
+    drawn = served(tmp_path, cohort_seed=SEED, evaluate_every=ROUNDS)
+    assert seed_of(run) != SEED
+    wanted = sorted(f"user-{k}" for k in Sampler(6, 3, "poisson", seed_of(run))(ROUNDS - 1))
+    assert drawn == [wanted] * bool(wanted)
+    assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == [0, 1, 2, 3, 3]
 
 
 def test_a_damaged_ledger_is_found_before_anything_is_taken_back(place: Path) -> None:
@@ -97,10 +141,6 @@ def test_a_damaged_ledger_is_found_before_anything_is_taken_back(place: Path) ->
     with pytest.raises(RunError, match="damaged or edited"):
         roll_back(run, TO)
     assert read_commit(run, read_info(run)).round == ROUNDS
-
-
-class KilledError(BaseException):
-    """Stands for a kill."""
 
 
 def test_killed_at_any_rename_no_round_is_run_again_with_its_old_cohort(
@@ -122,11 +162,11 @@ def test_killed_at_any_rename_no_round_is_run_again_with_its_old_cohort(
             roll_back(folder, TO)
         except KilledError:
             monkeypatch.undo()
-            assert read_commit(folder, read_info(folder)).round == ROUNDS or seed_of(folder) != SEED
+            assert uncommitted(folder) == ROUNDS - read_commit(folder, read_info(folder)).round
             roll_back(folder, TO)
         else:
             monkeypatch.undo()
             break
         assert read_commit(folder, read_info(folder)).round == TO
-        assert seed_of(folder) != SEED
+        assert uncommitted(folder) == ROUNDS - TO
     assert kill > 3, "run.json, the server's state, the store and the commit are replaced"

@@ -108,7 +108,7 @@ class Drive:
         finished: called with the finished part of a round in (0, 1].
         pending: what the server had when an evaluation became due that the device makes with the next round's training
             (``Defers``); None: none is due.
-        ledger: charged before each round; None: there is no differential privacy.
+        ledger: charged for each round before anything of it is released; None: there is no differential privacy.
         told: called with the records and timings of each committed round.
     """
 
@@ -164,10 +164,13 @@ class Drive:
         plan = self.plan
         server = self.server.but(progress=self.server.round / plan.rounds)
         if self.ledger is not None:
-            self.ledger.charge(server.round, plan.rounds - server.round)
+            self.ledger.check(server.round, plan.rounds - server.round)
         cohort = [str(plan.roster[c]) for c in plan.sampler(server.round)]
         run = self.train or run_round
-        self.server, report = run(plan.method, self.device, server, cohort, plan.declared, plan.faults)
+        after, report = run(plan.method, self.device, server, cohort, plan.declared, plan.faults)
+        if self.ledger is not None:
+            self.ledger.charge(server.round)  # a round that failed released nothing
+        self.server = after
         return report
 
     def _timings(self, report: RoundReport) -> list[Record]:

@@ -1,11 +1,12 @@
 """The ledger of a run with differential privacy: every round is written down before anything of it is released.
 
-    budget.jsonl    one line of JSON for the run, then one for each round that was begun
+    budget.jsonl    one line of JSON for the run, then one for each round whose result may have been released
 
-Each line holds the SHA-256 of the line before it, and is flushed to the disk before the round begins. So a run that is
-killed anywhere has charged at least what it released; a round that is run again after a kill is charged again, as its
-noise is another. A last line without a newline is a write that was cut short: its round never began. The run's commit
-knows how many lines there were and the last one's hash, so a ledger that was put back to an earlier state is refused.
+Each line holds the SHA-256 of the line before it, and is flushed to the disk before anything that the round computed
+leaves the server's memory. So a run that is killed anywhere has charged at least what it released. A round that comes
+again after its charge is charged again, as its noise is another; one that fails, e.g. as no client answers, is not.
+A last line without a newline is a write that was cut short: its round was not released. The run's commit knows how
+many lines there were and the last one's hash, so a ledger that was put back to an earlier state is refused.
 """
 
 from __future__ import annotations
@@ -70,12 +71,15 @@ class Ledger:
         path: the file; None: nothing is written, e.g. for a run without a folder.
         rounds: the number of the round of each charge, in order.
         head: the SHA-256 of the last line.
+        uncommitted: how many charges the run's last commit did not know of when it was opened: of rounds that may have
+            been released and are run again.
     """
 
     terms: Terms
     path: Path | None = None
     rounds: list[int] = field(default_factory=list)
     head: str = ""
+    uncommitted: int = 0
     _room: int = 0
 
     @classmethod
@@ -109,6 +113,7 @@ class Ledger:
         ledger._check(known or {}, whole)
         with whole_or_error(path):
             os.truncate(path, len(whole))
+        ledger.uncommitted = len(ledger.rounds) - (known or {}).get("charges", 0)
         return ledger
 
     @classmethod
@@ -126,29 +131,35 @@ class Ledger:
         """What a commit keeps of the ledger: how many charges there are, and the last line's hash."""
         return {"charges": len(self.rounds), "head": self.head}
 
-    def charge(self, round: int, planned: int = 1) -> None:
-        """Write a round down, before anything of it is released.
+    def check(self, round: int, planned: int = 1) -> None:
+        """Refuse a round that would exceed the budget, before it begins.
 
         Args:
             round: its number.
             planned: how many rounds, with this one, the run still wants.
 
         Raises:
-            BudgetError: it would exceed the budget; nothing is written.
-            RunError: it cannot be written, so the round must not begin.
+            BudgetError: it would exceed the budget.
         """
-        if self.terms.budget is not None:
-            if not self._room:  # also where more rounds than planned were begun: some were tried again
-                self._room = self.room(planned)
-            if not self._room:
-                raise BudgetError(
-                    f"Round {round} would cost more privacy than is left: {len(self.rounds)} rounds have come to "
-                    f"ε = {self.spent():.4g}, the budget is {self.terms.budget:g} at δ = {self.terms.delta:g}. The "
-                    f"rounds so far are kept. Take more noise, fewer rounds or smaller cohorts in another run."
-                )
-            self._room -= 1
+        if self.terms.budget is None or self._room:
+            return
+        self._room = self.room(planned)  # also where more rounds than planned were charged: some came again
+        if not self._room:
+            raise BudgetError(
+                f"Round {round} would cost more privacy than is left: {len(self.rounds)} rounds have come to "
+                f"ε = {self.spent():.4g}, the budget is {self.terms.budget:g} at δ = {self.terms.delta:g}. The "
+                f"rounds so far are kept. Take more noise, fewer rounds or smaller cohorts in another run."
+            )
+
+    def charge(self, round: int) -> None:
+        """Write a round down that ``check`` let begin, before anything of it is released.
+
+        Raises:
+            RunError: it cannot be written, so nothing of the round may be released.
+        """
         self._append({"round": round})
         self.rounds.append(round)
+        self._room = max(0, self._room - 1)
 
     def room(self, most: int) -> int:
         """Return how many more rounds fit in the budget, at most so many."""

@@ -5,25 +5,23 @@
 Records only grow, so a commit's extents give them back. Devices follow a server that was rolled back as far as they
 keep old versions of private states themselves, and refuse by name where they do not.
 
-What differential privacy has charged stays charged, as the rounds that are taken back were released. Cohorts are drawn
-by another secret from then on: one cohort that is released twice costs more than two, each by coins of its own.
+What differential privacy has charged stays charged, as the rounds that are taken back were released. So the server
+that goes on finds charges that its commit does not know of, and draws cohorts by another secret.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import beside, sync_folder, whole_or_error, write_whole
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.privacy.ledger import FILE, Ledger
-from fedkeep.remote.protection import secret_seed
 
 FOLDER = "kept"
 
@@ -84,9 +82,11 @@ def roll_back(folder: Path, round: int) -> None:
     place, info = folder / FOLDER / str(round), read_info(folder)
     directory = RunDirectory(folder, info)  # locked
     try:
-        info |= {"status": "running", **_cohorts(folder, info)}
+        if (folder / FILE).exists():
+            Ledger.read(folder / FILE, str(info["run"]))
+        info["status"] = "running"
         commit = read_commit(place, info)
-        directory.write_info(info)  # first: killed later, no round comes again with the cohort that it had
+        directory.write_info(info)
         with whole_or_error(folder):
             for name in _files(commit):
                 write_whole(folder / name, (place / name).read_bytes())
@@ -98,13 +98,6 @@ def roll_back(folder: Path, round: int) -> None:
             shutil.rmtree(folder / FOLDER / str(later), ignore_errors=True)
     finally:
         directory.close()
-
-
-def _cohorts(folder: Path, info: Mapping[str, Any]) -> dict[str, int]:
-    """Return a new secret to draw cohorts by, where rounds cost privacy; noise from a seed protects nobody anyway."""
-    if not (folder / FILE).exists() or Ledger.read(folder / FILE, str(info["run"])).terms.repeatable:
-        return {}
-    return {"cohort_seed": secret_seed()}
 
 
 def _files(commit: Commit) -> list[str]:

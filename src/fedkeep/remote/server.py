@@ -292,10 +292,11 @@ class _Serving:
         federation = self.federation
         drawn_by = federation.seed if federation.privacy is None else secret_seed()
         own = drawn_by if federation.cohort_seed is None else federation.cohort_seed
-        self.cohort_seed = int(info.get("cohort_seed", own))
         over = federation.policy.over_selection
         asked = -int(-(min(operator.index(federation.cohort), len(self.roster)) * over) // 1)
-        self.sampler = Sampler(self.roster.trains, asked, federation.sampling, self.cohort_seed)
+        self.sampler = Sampler(
+            self.roster.trains, asked, federation.sampling, int(info.get("cohort_seed", own))
+        )
         policy, population = federation.policy, len(self.roster.trains)
         self.terms: Terms | None = None
         if federation.privacy is not None:
@@ -325,6 +326,11 @@ class _Serving:
 
     def _recover(self, directory: RunDirectory) -> None:
         federation = self.federation
+        self.budget = ledger_of(self.terms, directory)
+        if self.budget is not None and self.budget.uncommitted and not self.budget.terms.repeatable:
+            # One cohort that is released twice costs more than two, each by coins of its own.
+            self.sampler.seed = secret_seed()
+            directory.write_info({**directory.read_info(), "cohort_seed": self.sampler.seed})
         self.store = store = directory.store(COLUMNS, self.roster.ids)
         state = directory.recover(store)
         if state is not None:
@@ -362,7 +368,7 @@ class _Serving:
         return Drive(
             plan=plan, server=self.server, device=self.fleet, history=directory.history(),
             best=dict(extra.get("best", {})), directory=directory, pending=pending, train=train,
-            ledger=ledger_of(self.terms, directory),
+            ledger=self.budget,
         )  # fmt: skip
 
     def _cohort(self, number: int) -> list[str]:
@@ -388,6 +394,6 @@ class _Serving:
             "engine": "remote", "engine_reason": "clients on other machines", "device": "cpu", "pooled": False,
             "rounds": self.rounds, "rounds_per_epoch": self.sampler.rounds_per_epoch, "cohort": self.sampler.cohort,
             "metric": HEADLINE[self.tasks[0].kind], "bytes_down": size, "bytes_up": size,
-            "encoding": self.encoding, "roster": self.roster.plain(), "cohort_seed": self.cohort_seed,
+            "encoding": self.encoding, "roster": self.roster.plain(), "cohort_seed": self.sampler.seed,
             **({} if self.older is None else {"began_from": self.older.plain()}),
         }  # fmt: skip
