@@ -311,3 +311,11 @@ def test_further_refusals() -> None:
         "The private 'norm.num_batches_tracked' of 'fedbn' is not trained by gradients; mini-batches of one client each "
         "(pools='clients') know no such private values. Make it federated."
     )
+
+
+def test_more_clients_than_tasks_are_refused_by_name() -> None:
+    method = methods.asp_mtl(tasks=3, local=Phase(batch_size=4, optimizer=sgd(0.1)))
+    with pytest.raises(
+        MethodError, match=r"tells tasks=3 clients apart, and there are more\. Let tasks be the number"
+    ):
+        simulate(Parts().double(), method, DATA, rounds=1, engine="pooled")

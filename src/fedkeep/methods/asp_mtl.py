@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, prefixed, under
 from fedkeep.methods.base import Method, private_part
@@ -143,7 +144,13 @@ class AdversarialLoss(Around):
         total = self.loss(Known(net, logits_of(net, params, s, p)), params, batch, received)
         if self.adversarial and "client" in batch:
             told = linear(net, params, "discriminator", reversed_gradient(s))
-            surprise = nn.functional.cross_entropy(told, batch["client"], reduction="none")
+            try:
+                surprise = nn.functional.cross_entropy(told, batch["client"], reduction="none")
+            except IndexError as error:
+                raise MethodError(
+                    f"ASP-MTL's discriminator tells tasks={told.shape[1]} clients apart, and there are more. Let tasks "
+                    f"be the number of clients."
+                ) from error
             total = total + self.adversarial * example_mean(surprise, weight)
         if self.difference:
             total = total + self.difference * orthogonality(s, p, weight)

@@ -97,7 +97,7 @@ def pfl_da(*, general: float = 0.0, local: Phase = Phase(), server: Server = Ser
 
     Args:
         general: β, the weight of M_G's own loss beside the mixture's; 0: the paper, where M_G may predict nothing
-            useful without the private model (on FDU-MTL it falls to chance: results/kteps-table2.md).
+            useful without the private model (on FDU-MTL it falls to chance: docs/measured/kteps.md).
         local: as in ``methods``; its loss is of the mixture's log-probabilities, taken as logits.
         server: see ``methods``.
 

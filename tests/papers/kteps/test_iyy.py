@@ -47,6 +47,18 @@ def config(folder: Path, **changes: str) -> Any:
     return cell.resolved()
 
 
+def test_asp_mtl_tells_as_many_clients_apart_as_there_are(
+    reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/asp-mtl"])
+    own = book.Book(request(reviews, reviews / "out"), "kteps-table3")
+    told = []
+    for scene in own.scenes:
+        (cell,) = own.cells(scene, "ASP-MTL").values()
+        told.append(cell.resolved().method.options["tasks"])
+    assert told == [16, 3]
+
+
 def test_what_is_read_and_set(reviews: Path) -> None:
     found = config(reviews)
     data = build_data(found, reviews)

@@ -12,6 +12,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_names
+from fedkeep.experiments.config import Config
 from fedkeep.experiments.reproductions import Request
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.metrics import ag, ap
@@ -168,7 +169,7 @@ class Book:
         self.fdu = every[0]
         others = [] if "data.reader" in request.changes else every[1:]
         self.scenes = [self.fdu, *(s for s in others if (self.data / s.folder).is_dir())]
-        self._sources: dict[str, dict[str, str]] = {}
+        self._known: dict[str, tuple[dict[str, str], int]] = {}
 
     def cells(
         self, scene: Scene, method: str, changes: Mapping[str, Any] | None = None, words: tuple[str, ...] = ()
@@ -185,7 +186,7 @@ class Book:
         if entry.config not in builtin_names():
             return {}
         options = sorted((changes or {}).items())
-        own = tuple((f"method.{key}", _toml(value)) for key, value in options)
+        own = tuple((f"method.{key}", _toml(value)) for key, value in options) + self._tasks(scene, entry)
         shown = "".join(f"-{key}-{value}" for key, value in options)
         slug = entry.config.removeprefix("kteps/")
         return {
@@ -202,14 +203,25 @@ class Book:
 
     def source(self, cell: Cell) -> dict[str, str]:
         """Return the sha256 of the files that a cell reads."""
-        config = cell.resolved()
-        if config.data.reader not in self._sources:
-            source = dict(build_data(config, self.data).meta["source"])
+        return self._read(cell.resolved())[0]
+
+    def _read(self, config: Config) -> tuple[dict[str, str], int]:
+        """Return the sha256 of the files that a configuration reads, and how many clients they hold."""
+        if config.data.reader not in self._known:
+            data = build_data(config, self.data)
+            source = dict(data.meta["source"])
             if config.model.word_vectors is not None:
                 path = self.data / config.model.word_vectors
                 source[path.name] = sha256(path) if path.is_file() else ""
-            self._sources[config.data.reader] = source
-        return self._sources[config.data.reader]
+            self._known[config.data.reader] = source, len(data)
+        return self._known[config.data.reader]
+
+    def _tasks(self, scene: Scene, entry: Entry) -> tuple[tuple[str, str], ...]:
+        """Return how many clients ASP-MTL tells apart, where the data are not those of its configuration."""
+        overrides = (*scene.overrides, *scene.scales[self.scale], *scene.changes)
+        if entry.config != "kteps/asp-mtl" or "data.reader" not in dict(overrides):
+            return ()
+        return (("method.tasks", str(self._read(Cell("", entry.config, overrides).resolved())[1])),)
 
     def task(self, cell: Cell) -> Task:
         """Return the cell's place."""
@@ -242,7 +254,8 @@ class Book:
             about: what is below it.
             further: writes what follows, from the cells that are finished.
             figures: draws the pictures beside a path without an ending; returns their files.
-            possible: cells, by seed, that another call may ask for; the request's patterns may name them too.
+            possible: further cells, by seed: of choices made before, or of other calls; the request's patterns may name
+                them too.
         """
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
         others = [self.task(cell) for cells in possible for cell in cells.values()]
@@ -250,13 +263,19 @@ class Book:
         wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
 
         def write() -> None:
-            self._write(lines, title, about, further(), [])
+            self._write(lines, others, title, about, further(), [])
 
         run_tasks(wanted, self.request.workers, self.request.progress, finished=write)
-        return self._write(lines, title, about, further(), figures(self.request.out / self.result))
+        return self._write(lines, others, title, about, further(), figures(self.request.out / self.result))
 
     def _write(
-        self, lines: Sequence[Line], title: str, about: str, further: str, figures: list[Path]
+        self,
+        lines: Sequence[Line],
+        others: Sequence[Task],
+        title: str,
+        about: str,
+        further: str,
+        figures: list[Path],
     ) -> Path:
         rows, faults = [], []
         for line in lines:
@@ -270,7 +289,7 @@ class Book:
                     commit=commits,
                 )
             )  # fmt: skip
-        tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
+        tasks = [*(self.task(cell) for line in lines for cell in line.cells.values()), *others]
         known = {task.cell.name: task.slot.find() for task in tasks}
         faults = [
             f"- {name}: {f.result.fault}" for name, f in known.items() if f is not None and f.result.fault

@@ -100,6 +100,7 @@ def variants(request: Request) -> Path:
         "schedule lowers the learning rate of 0.01 linearly to 0, the faster one "
         "begins at 0.02, and slow words begin at 0.004 in the embedding.",
         further,
+        possible=[{0: cell} for cell in tries.values()],
     )
 
 
