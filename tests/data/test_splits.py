@@ -50,6 +50,7 @@ def test_the_rule_by_hand(n: int, expected: list[int]) -> None:
         (7, (1.0, 0.0, 0.0), [7, 0, 0]),
         (2, (0.5, 0.5, 0.0), [1, 1, 0]),
         (5, (0.7, 0.1, 0.2), [3, 1, 1]),
+        (90, (0.3, 0.35, 0.35), [26, 32, 32]),  # 31.5 rounds up; as floats 90 · 0.35 is a bit less
     ],
 )
 def test_other_fractions(n: int, fractions: tuple[float, float, float], expected: list[int]) -> None:

@@ -15,7 +15,7 @@ from fedkeep import Client, Method, Phase, Split, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
-from fedkeep.engines import Stream, local_run
+from fedkeep.engines import Stream, local, local_run
 from fedkeep.methods import EarlyStopping, Init, WeightedMean, by_share
 from fedkeep.methods.client import zeros_like_trainable
 from fedkeep.methods.terms import Term, cross_entropy, squared_error
@@ -40,7 +40,7 @@ class Pair(nn.Module):
 
 @dataclass(frozen=True)
 class Watched(Term):
-    """A loss that is 2w on training batches, and on the validation example what a list says next."""
+    """A loss that is 2w on training batches, and on validation batches what a list says next."""
 
     values: tuple[float, ...] = ()
     seen: list[float] = field(default_factory=list)
@@ -55,10 +55,10 @@ class Watched(Term):
 
 
 def stopped(
-    values: tuple[float, ...], rule: EarlyStopping, epochs: int = 20
+    values: tuple[float, ...], rule: EarlyStopping, epochs: int = 20, valid: int = 1
 ) -> tuple[float, int, list[float]]:
     """Return w, the best pass and the values of w at each measurement; every pass moves w by −1."""
-    data = pairs({"a": [(1, 1), (1, 1), (1, 1)]}, test=1)
+    data = pairs({"a": [(1, 1)] * (2 + valid)}, test=valid)
     loss = Watched(values)
     phase = Phase(loss=loss, optimizer=sgd(0.5), epochs=epochs, batch_size=2, early_stopping=rule)
     net = Net(Scalar(0.0))
@@ -71,7 +71,7 @@ def stopped(
         data,
         np.arange(2),
         Stream(0, "a"),
-        valid=np.array([2]),
+        valid=np.arange(2, 2 + valid),
     )
     return float(result.params["w"]), result.stopped[0], loss.seen
 
@@ -87,6 +87,13 @@ def test_an_improvement_must_be_large_enough() -> None:
         (5.0, 4.6, 4.4, 9.0, 9.0), EarlyStopping(every=1, patience=2, min_improvement=0.5)
     )
     assert (w, best, len(seen)) == (-3.0, 3, 5)  # 4.6 is no improvement of 5, 4.4 is
+
+
+def test_the_validation_loss_is_the_mean_over_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at once and one: 2 after pass 1, 2.25 after pass 2; the means of both batches' means would fall: 3, 2.5."""
+    monkeypatch.setattr(local, "EVALUATION_BATCH", 3)
+    w, best, seen = stopped((1.0, 5.0, 2.0, 3.0), EarlyStopping(every=1, patience=1), valid=4)
+    assert (w, best, seen) == (-1.0, 1, [-1.0, -1.0, -2.0, -2.0])
 
 
 def test_passes_may_end_first_and_the_best_is_kept_all_the_same() -> None:

@@ -294,6 +294,17 @@ def test_partial_means_of_whole_blocks_give_the_bits_of_one(
             assert same_bits(bits_of(first.value()), expected)
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_blocks_of_rows_and_blocks_of_whole_tables_have_the_owners_of_both(turn: int) -> None:
+    """Weights 1 and 3; row {0} 4, whole 8: (1 · 4 + 3 · 8) / 4 = 7 in row 0, and 8 in the others."""
+    cohort = [f"client-{k:02}" for k in range(BLOCK + 1)]
+    mean = RunningMean(RECEIVED, cohort, "owners_only")
+    each = [upload(1, [0, 0], [0], 4), upload(3, [0, 0], None, 8)]
+    for client, one in zip((cohort[0], cohort[BLOCK]), each[::turn], strict=True):
+        mean.add(client, one)
+    assert mean.value().params["table"][:, 0].tolist() == [7.0, 8.0, 8.0, 8.0]
+
+
 def test_a_block_that_was_summed_in_two_places_is_refused() -> None:
     uploads = drawn(40)
     ids = sorted(uploads)

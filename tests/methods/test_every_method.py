@@ -58,6 +58,12 @@ def test_stopped_and_continued_is_never_stopped(
 
 
 @pytest.mark.parametrize("name", ROWS)
+def test_adapting_takes_opted_out_examples_too(name: str) -> None:
+    """Nothing leaves, so every phase of adapting is on all of a client's examples."""
+    assert all(phase.examples == "all" for phase in ROWS[name][1].adapt.phases)
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_no_private_name_and_no_private_value_is_in_the_bytes_that_leave(name: str) -> None:
     make, method = ROWS[name]
     model = make().double()

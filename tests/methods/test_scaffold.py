@@ -98,6 +98,15 @@ def test_a_client_that_takes_no_step_keeps_its_control() -> None:
     assert float(rounds.server.state["w"]) == pytest.approx(float(store[0]) / 2, abs=1e-15)
 
 
+def test_a_control_counts_with_the_rate_of_its_round() -> None:
+    """ŷ = w·x, (1, 3), from w = 1: the slope is −4 whatever the rate, and so is the new control."""
+    falling = Phase(loss=methods.terms.squared_error(), optimizer=sgd(0.1, schedule="linear"))
+    rounds = Rounds(job(Scalar(1.0), methods.scaffold(local=falling), pairs({"a": [(1, 3)]})))
+    rounds([0], progress=0.5)
+    assert float(rounds.server.params["w"]) == pytest.approx(1.2, abs=1e-14)
+    assert float(rounds.server.state["w"]) == pytest.approx(-4.0, abs=1e-13)
+
+
 def test_what_is_not_trained_has_no_control() -> None:
     run = run_of(methods.scaffold(local=LOCAL.but(optimizer=sgd(0.3, rates={"head.*": 0.0}))))
     assert not any(v.any() for n, v in run.state.items() if n.startswith("head."))

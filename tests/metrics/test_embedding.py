@@ -98,6 +98,30 @@ def test_linear_cka_by_hand_and_invariance() -> None:
     assert math.isnan(linear_cka(a, np.ones((40, 2))))
 
 
+def test_traits_may_be_a_tensor(clusters: tuple[np.ndarray, list[str]]) -> None:
+    """Each element of a tensor was a trait of its own, and all numbers were 0."""
+    vectors, names = clusters
+    codes = [sorted(set(names)).index(name) for name in names]
+    for traits in (torch.tensor(codes), list(torch.tensor(codes)), np.array(codes)):
+        assert silhouette(vectors, traits) == silhouette(vectors, names) > 0
+        assert knn_agreement(vectors, traits) == knn_agreement(vectors, names) > 0
+        assert chance_agreement(traits) == chance_agreement(names) > 0
+    assert knn_r2(vectors, torch.tensor(codes).bfloat16()) == knn_r2(vectors, codes)
+    half = torch.from_numpy(vectors).bfloat16()
+    assert silhouette(half, names) == silhouette(half.float(), names)
+
+
+@pytest.mark.parametrize("unknown", [math.nan, np.float32("nan"), torch.tensor(math.nan)])
+def test_a_trait_that_is_not_known_is_no_trait(unknown: object) -> None:
+    traits = ["a", unknown, None, None]
+    for measured in (lambda: silhouette(np.zeros((4, 1)), traits), lambda: chance_agreement(traits)):
+        with pytest.raises(
+            DataError, match=r"^Traits: one is NaN\. Leave out users whose trait is not known"
+        ):
+            measured()
+    assert chance_agreement(["a", "a", None, None]) == pytest.approx(1 / 3)
+
+
 def test_rows_must_fit() -> None:
     with pytest.raises(
         DataError, match=r"^User vectors: wanted shape \(3, p\), one row a user; got \(4, 2\).$"

@@ -14,7 +14,15 @@ import torch
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.examples import Examples, Roster
 from fedkeep.report.groups import configurations
-from fedkeep.report.pairing import client_aucs, own_side, pair, pooled_gains, reference_side, shared_side
+from fedkeep.report.pairing import (
+    Side,
+    client_aucs,
+    own_side,
+    pair,
+    pooled_gains,
+    reference_side,
+    shared_side,
+)
 from fedkeep.report.runs import read_run
 from tests.report.run_folders import write_examples, write_info
 
@@ -54,13 +62,19 @@ def groups(*folders: Path) -> list[Any]:
     return configurations([read_run(f) for f in folders])
 
 
-def test_a_model_is_paired_with_the_shared_part_example_by_example(folder: Callable[..., Path]) -> None:
-    (group,) = groups(
-        folder("FURL-0", examples("own", "shared")), folder("FURL-1", examples("own", "shared"), seed=1)
-    )
+def sides(*folders: Path) -> tuple[Side, Side]:
+    """Return a configuration's own model and the model without."""
+    (group,) = groups(*folders)
     own = own_side(group)
     shared = shared_side(own)
     assert shared is not None
+    return own, shared
+
+
+def test_a_model_is_paired_with_the_shared_part_example_by_example(folder: Callable[..., Path]) -> None:
+    own, shared = sides(
+        folder("FURL-0", examples("own", "shared")), folder("FURL-1", examples("own", "shared"), seed=1)
+    )
     assert (own.model, shared.model, shared.label) == ("own", "shared", "the shared part alone")
     found = pair(own, shared, None, "accuracy")
     assert found.clients == ("ann", "bob")
@@ -103,10 +117,7 @@ def test_runs_without_examples_are_named(folder: Callable[..., Path]) -> None:
 
 
 def test_an_older_run_has_no_names_and_no_validation(folder: Callable[..., Path]) -> None:
-    (group,) = groups(folder("FURL-0", examples("own", "shared", valid={}, roster=None)))
-    own = own_side(group)
-    shared = shared_side(own)
-    assert shared is not None
+    own, shared = sides(folder("FURL-0", examples("own", "shared", valid={}, roster=None)))
     found = pair(own, shared, None, "accuracy")
     assert found.clients == ("client 2", "client 5")
     assert (found.trained, found.valid) == (None, None)
@@ -189,10 +200,7 @@ def test_a_users_auc_is_shown_where_both_classes_are_there(folder: Callable[...,
             columns |= {f"{model}/score": score, f"{model}/loss": torch.ones(24).double()}
         tests.append(columns)
     paths = [folder(f"FURL-{s}", examples("own", tensors=t, valid={}), seed=s) for s, t in enumerate(tests)]
-    (group,) = groups(*paths)
-    own = own_side(group)
-    shared = shared_side(own)
-    assert shared is not None
+    own, shared = sides(*paths)
     paired = pair(own, shared, None, "accuracy")
     found = client_aucs(own, shared, None, paired.client)
     assert found is not None
@@ -203,3 +211,43 @@ def test_a_users_auc_is_shown_where_both_classes_are_there(folder: Callable[...,
         wanted = np.mean([((d > 0) + 0.5 * (d == 0)).mean() for d in each])
         assert found[place, 0] == pytest.approx(wanted)
     assert [metric for metric, _ in pooled_gains(own, shared, None, paired.client)] == ["accuracy", "auc"]
+
+
+@pytest.mark.parametrize(("positives", "negatives", "shown"), [(5, 5, True), (4, 6, False), (6, 4, False)])
+def test_a_users_auc_takes_five_examples_of_either_class(
+    positives: int, negatives: int, shown: bool, folder: Callable[..., Path]
+) -> None:
+    label = np.array([1] * positives + [0] * negatives + [1] * 5 + [0] * 5)
+    columns = results({}, np.repeat(np.array([2, 5], np.int32), [positives + negatives, 10]))
+    columns["label"] = torch.from_numpy(label).byte()
+    for model in ("own", "shared"):
+        columns |= {f"{model}/score": torch.from_numpy(label - 0.5), f"{model}/loss": torch.ones(20).double()}
+    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    found = client_aucs(own, shared, None, pair(own, shared, None, "accuracy").client)
+    assert found is not None
+    assert np.isfinite(found).tolist() == [[shown, True]] * 2
+
+
+def test_a_smaller_error_is_a_gain_in_rmse(folder: Callable[..., Path]) -> None:
+    columns = results({})
+    for model, error in (("own", 1.0), ("shared", 2.0)):
+        columns[f"{model}/score"] = torch.full((5,), error, dtype=torch.float64)
+        columns[f"{model}/loss"] = columns[f"{model}/score"] ** 2
+    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    found = pair(own, shared, None, "loss")
+    assert found.differences.tolist() == [[3.0] * 5]
+    ((metric, gain),) = pooled_gains(own, shared, None, found.client)
+    assert (metric, gain.mean) == ("rmse", 1.0)
+
+
+def test_gains_of_rankings_are_in_hits_and_in_discounted_gain(folder: Callable[..., Path]) -> None:
+    """1 / log2(1 + rank): 1 of the first, ½ of the third, 0 of the eleventh."""
+    columns = results({})
+    for model, ranks in (("own", [1, 3, 11, 1, 3]), ("shared", [3, 3, 1, 1, 3])):
+        columns[f"{model}/score"] = torch.tensor(ranks, dtype=torch.int32)
+        columns[f"{model}/loss"] = torch.ones(5, dtype=torch.float64)
+    own, shared = sides(folder("FURL-0", examples(tensors=columns, valid={})))
+    found = pair(own, shared, None, "accuracy")
+    assert found.differences.tolist() == [[0, 0, -1, 0, 0]]
+    gains = {metric: gain.mean for metric, gain in pooled_gains(own, shared, None, found.client)}
+    assert gains == pytest.approx({"hr10": -0.2, "ndcg10": -0.1})

@@ -46,9 +46,9 @@ def test_the_test_number_is_taken_at_the_best_valid_round(write_run: Write) -> N
     assert chosen.round == 3
 
 
-def test_of_a_loss_the_lowest_is_best(write_run: Write) -> None:
+def test_of_a_loss_the_lowest_is_best_and_of_equal_ones_the_earliest(write_run: Write) -> None:
     folder = write_run()
-    write_records(folder, line(1, "valid", "rmse", 2.0) + line(2, "valid", "rmse", 1.0))
+    write_records(folder, "".join(line(k, "valid", "rmse", v) for k, v in ((1, 2.0), (2, 1.0), (3, 1.0))))
     best = read_run(folder).best_valid("rmse")
     assert best is not None
     assert best.round == 2

@@ -85,6 +85,7 @@ def test_losses_are_lower_where_they_are_better() -> None:
     rows = plain_rows(c)
     assert [row["metric"] for row in rows] == ["squared_error"] * 2
     assert [row["mean"] for row in rows] == pytest.approx([0.2, 0.55])
+    assert [row["seed_0"] for row in rows] == pytest.approx([0.2, 0.55])
     assert rows[1]["gain_to_best"] == pytest.approx(-0.35)
 
 

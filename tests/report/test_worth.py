@@ -51,6 +51,12 @@ def test_the_gain_comes_first_and_then_who() -> None:
     ]
 
 
+def test_at_least_so_many_percent_are_rounded_down() -> None:
+    c = comparison([30, 30, 0], [0, 0, 30])
+    assert (c.found.at_least_better, c.found.at_least_worse) == (2, 1)
+    assert sentences(c)[0].endswith("At least 66 % of users gain, at least 33 % lose.")
+
+
 def test_a_model_that_does_not_beat_its_reference_says_so() -> None:
     same = comparison([3] * 7 + [0] * 5, [0] * 7 + [3] * 5)
     assert sentences(same)[1] == (

@@ -346,14 +346,12 @@ class SumsByGroup(Sums):
         number = int(upload.deltas[self.group])
         self.by_group[number] = self._of(number)
         self.by_group[number].add(upload)
-        self.count += 1
 
     def merge(self, other: Sums) -> Sums:
         """Return both together, group by group."""
         assert isinstance(other, SumsByGroup)
         for number, sums in other.by_group.items():
             self.by_group[number] = self._of(number).merge(sums)
-        self.count += other.count
         return self
 
     def mean(self) -> Reduced:

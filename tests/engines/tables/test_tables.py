@@ -54,6 +54,12 @@ class Words(nn.Module):
         return out
 
 
+class Dense(Words):
+    """The table is trained whole, as any parameter."""
+
+    lookup: ClassVar = {}
+
+
 DATA = texts(counts=(9, 6, 7, 5, 8), vocabulary=40)
 STEEP = sgd(0.5, momentum=0.9)
 
@@ -163,10 +169,6 @@ def test_fedprox_is_exact_with_local_rows(momentum: float) -> None:
 @pytest.mark.parametrize("client", range(5))
 def test_early_stopping_sees_every_row_as_it_is(client: int) -> None:
     """Validation examples use rows that no mini-batch looked up lately: with momentum these are late until then."""
-
-    class Dense(Words):
-        lookup: ClassVar = {}
-
     data = texts(counts=(9, 6, 7, 5, 8), vocabulary=40, valid=6)
     rule = Phase(
         loss=cross_entropy(),
@@ -212,6 +214,18 @@ def test_terms_that_read_parameters_train_the_whole_table() -> None:
             Stream(0, "user-0"),
         )
         assert bool(result.tables) == (loss.reads_parameters is False)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rates_that_fall_reach_rows_as_they_reach_the_whole_table(momentum: float) -> None:
+    """Rows that wait know one rate, so none wait where rates fall."""
+    client, found = method(sgd(0.5, momentum=momentum)).client, []
+    rows, draws = rows_of(DATA, 0), Stream(0, "user-0")
+    for net in (Net(Words()), Net(Dense())):
+        start = net.initial()
+        result = local_run(net, Split(), client, start, start, DATA, rows, draws, falls=True)
+        found.append(result.params)
+    close(found[0], found[1], atol=1e-13)
 
 
 def test_local_by_definition_leaves_other_rows_as_received() -> None:

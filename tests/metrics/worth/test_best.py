@@ -100,6 +100,18 @@ def test_with_fewer_than_ten_clients_it_is_about_these_users() -> None:
     assert worse.p == pytest.approx(2 * stats.t.sf(t, degrees), abs=1e-9)
 
 
+@pytest.mark.parametrize("clients", [9, 10])
+def test_from_ten_clients_on_it_is_about_users_like_these(clients: int) -> None:
+    random = np.random.default_rng(3)
+    one, other = (random.integers(0, 2, (clients, 30)) for _ in range(2))
+    found = ranked([[one.tolist()], [other.tolist()]])
+    d = (one - other).astype(float)
+    y = d.mean(1)[None]
+    few = chance_of_examples(y, d.var(1, ddof=1), np.full(clients, 30))
+    wanted = chance_of_users(y) if clients == 10 else few
+    assert min(s.p for s in found) == pytest.approx(float(wanted))
+
+
 def test_with_single_examples_of_few_clients_nothing_is_known() -> None:
     found = ranked([[[[1], [0]]], [[[0], [0]]]])
     assert found[1].behind is None

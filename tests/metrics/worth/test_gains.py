@@ -96,6 +96,17 @@ def test_the_worst_tenth_is_chosen_on_validation() -> None:
     assert worth(paired(gains, [0] * 20, [5] * 20)).worst is None
 
 
+@pytest.mark.parametrize(("clients", "tenth"), [(3, 1), (19, 1), (20, 2), (29, 2)])
+def test_a_tenth_is_rounded_down_and_is_one_client_at_least(clients: int, tenth: int) -> None:
+    """Ten more clients have no validation: they count in no tenth."""
+    every = clients + 10
+    valid = np.zeros((2, every))
+    valid[:, clients:] = np.nan
+    found = worth(paired([5] * every, [0] * every, [5] * every, valid=valid)).worst
+    assert found is not None
+    assert found.clients == tenth
+
+
 def test_quarters_by_training_examples_keep_equals_together() -> None:
     trained = np.array([5] * 20 + [8] * 10 + [9] * 10)
     found = worth(paired([1] * 20 + [2] * 20, [0] * 40, [8] * 40, trained=trained)).by_examples
