@@ -88,7 +88,7 @@ def campaign(kills: int, seed: int, folder: Path) -> dict[str, Any]:
     """Return what came of so many kills."""
     draw = random.Random(seed)  # noqa: S311
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.fault_budget", "dp_accounting", "dp_accounting.rdp"])
+    context.set_forkserver_preload(["fedkeep.experiments.build", "dp_accounting", "dp_accounting.rdp"])
     ends: Counter[str] = Counter()
     ends.update(dict.fromkeys(("under", "over the budget", "ended wrongly"), 0))
     made, seconds = {}, {}

@@ -98,6 +98,34 @@ def test_an_assigned_buffer_is_in_the_dict_afterwards(tied: bool) -> None:
     assert own.tolist() == [0.0, 0.0, 0.0]
 
 
+class Multiplying(Assigning):
+    """Multiplies by its buffer before it assigns it: the gradient needs the old one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * self.m[:2]
+        self.m = self.m + x.mean(0)
+        return out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_buffer_of_another_dict_that_is_assigned_keeps_its_tensor(tied: bool) -> None:
+    """As a private copy's, whose dict is made anew for each call."""
+    net = Net(Multiplying(tied))
+    params, own = net.initial(), net.initial()
+    own["layer.weight"].requires_grad_()
+    with net.bound(params):
+        one, two = (
+            net(dict(own), {"x": X}).sum() for _ in range(2)
+        )  # the second sees what the first has assigned
+        (slope,) = torch.autograd.grad(one + two, own["layer.weight"])
+        assert torch.equal(slope, torch.outer(torch.tensor([1.5, 3.0]), X.sum(0)))
+        net.settle()
+        assert own["m"].tolist() == [3.0, 6.0, 9.0]
+        net(dict(own), {"x": X})
+    assert own["m"].tolist() == [4.5, 9.0, 13.5]
+    assert not params["m"].any()
+
+
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize(("given", "shape"), [(torch.zeros(1), "(1,)"), (torch.zeros(2, 3), "(2, 3)")])
 def test_an_assigned_buffer_of_another_shape_is_refused(held: bool, given: Tensor, shape: str) -> None:

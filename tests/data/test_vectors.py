@@ -100,6 +100,8 @@ def test_vectors_of_another_language() -> None:
         (GLOVE + "b 1 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b 1 1 2'."),
         (GLOVE + " 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 3 cells: ' 1 2'."),
         (GLOVE + "\nb 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 1 cells: ''."),
+        (GLOVE + "b  1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: 'b  1 2'."),
+        (GLOVE + " b 1 2\n", "{path}, line 4: wanted a word and 2 numbers between single spaces; got 4 cells: ' b 1 2'."),
         ("the\n", "{path}, line 1: wanted a word and 1 numbers between single spaces; got 1 cells: 'the'."),
         (GLOVE + "b 1 x\n", "{path}, line 4: wanted numbers behind 'b'; could not convert string to float: 'x'."),
         (GLOVE + "b 1 nan\n", "{path}, line 4: the vector of 'b' holds NaN or infinity."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from torch.nn import functional as F
 from fedkeep import FederatedData, Method, Phase, Run, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, SplitError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Batch, Params
+from fedkeep.core.params import SERVER, Batch, Params, prefixed, under
 from fedkeep.engines import Job, first_global
 from fedkeep.methods import EarlyStopping, Sent
-from fedkeep.methods.terms import Term
+from fedkeep.methods.server import Roster
+from fedkeep.methods.terms import Term, l2_penalty
 from tests import tiny
 from tests.tiny import classes, everyone, job, on_server, parts, results
 
@@ -39,18 +41,26 @@ TEXTS = texts()
 
 
 class Words(nn.Module):
-    """The mean of some words' vectors of bounded length, and a head."""
+    """The mean of some words' vectors of bounded length, and a linear layer."""
 
     def __init__(self, kind: type[nn.Module] = nn.Embedding) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self.table, self.head = kind(24, 4, max_norm=1.0), nn.Linear(4, 3)
+            self.table, self.last = kind(24, 4, max_norm=1.0), nn.Linear(4, 3)
 
     def forward(self, text: Tensor) -> Tensor:
-        out = self.table(text)
-        found: Tensor = self.head(out if out.dim() == 2 else out.mean(1))
-        return found
+        return self.head(self.features(text))
+
+    def features(self, text: Tensor) -> Tensor:
+        """Return the mean, for methods that look at it."""
+        out: Tensor = self.table(text)
+        return out if out.dim() == 2 else out.mean(1)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return what the last layer makes of them."""
+        out: Tensor = self.last(features)
+        return out
 
 
 def bounded(run: Run) -> Params:
@@ -97,14 +107,57 @@ class Near(Term):
         return F.cross_entropy(out, batch["label"]) + 0.1 * far
 
 
+class SaysNo(Near):
+    """Looks at no values, and says so."""
+
+    reads_parameters = False
+
+
+@dataclass(frozen=True)
+class NearOld(Near):
+    """Stays near the predictions of an old model, which is the server's state."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Any) -> Tensor:
+        return super().__call__(net, params, batch, under(f"{SERVER}old/", received))
+
+
+def old_model(net: Net, clients: Roster) -> Params:
+    """Return the server's first state: the model as it is."""
+    return prefixed("old/", net.initial())
+
+
+OLD = methods.fedavg(local=LOCAL.but(loss=NearOld()))
+TERMS = {
+    "silent": methods.fedavg(local=LOCAL.but(loss=Near())),
+    "says no": methods.fedavg(local=LOCAL.but(loss=SaysNo())),
+    "with a penalty": methods.fedavg(local=LOCAL.but(loss=Near() + 0.01 * l2_penalty("*"))),
+    "an old model": OLD.but(server=replace(OLD.server, state=old_model)),
+    "fedmmd": methods.fedmmd(1.0, local=LOCAL),
+    "moon": methods.moon(local=LOCAL),
+    "both": methods.fedmmd(1.0, local=methods.moon(local=LOCAL).client.phases[0]),
+}
+
+
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_a_term_changes_nothing_of_what_was_received(batch_norm: bool) -> None:
-    method = methods.fedavg(local=LOCAL.but(loss=Near(), merge_single=True))
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_changes_nothing_of_what_was_received(name: str, batch_norm: bool) -> None:
+    method = TERMS[name]
+    method = method.on_client(phases=tuple(p.but(merge_single=True) for p in method.client.phases))
     work = job(Normed(), method, DATA) if batch_norm else job(Words(), method, TEXTS)
     sent = first_sent(work)
     before = {n: v.clone() for n, v in sent.items()}
     results(work, [0], sent=sent)
     assert all(torch.equal(v, sent[n]) for n, v in before.items())
+
+
+def test_a_term_that_runs_what_was_received_trains_alike_side_by_side() -> None:
+    """One after the other, clients had statistics that those before them had moved."""
+    method = methods.fedavg(local=LOCAL.but(loss=Near() + 0.01 * l2_penalty("*"), merge_single=True))
+    one, other = (
+        on_server(simulate(Normed(), method, DATA, rounds=2, cohort=6, engine=e))
+        for e in ("sequential", "vectorised")
+    )
+    assert all(torch.allclose(v.double(), other[n].double(), atol=1e-6) for n, v in one.items())
 
 
 class Normed(nn.BatchNorm1d):
@@ -115,6 +168,14 @@ class Normed(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return all of it, for methods that look at features."""
+        return self(x)  # type: ignore[no-any-return]
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return it as it is."""
+        return features
 
 
 class Centred(nn.Module):
@@ -143,19 +204,22 @@ class Centred(nn.Module):
         return out
 
 
+COPIES = [methods.ditto(local=LOCAL), methods.apfl(local=LOCAL)]
 STOPPING = LOCAL.but(epochs=4, early_stopping=EarlyStopping(every=1, patience=2))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "auto"])
 @pytest.mark.parametrize("always", [False, True])
-@pytest.mark.parametrize("method", [FEDAVG, methods.furl("m", local=LOCAL), methods.local(local=STOPPING)])
+@pytest.mark.parametrize(
+    "method", [FEDAVG, methods.furl("m", local=LOCAL), methods.local(local=STOPPING), *COPIES]
+)
 def test_an_assigned_buffer_is_updated_as_one_in_place(method: Method, always: bool, engine: str) -> None:
     one = simulate(Centred("in place", always), method, DATA, rounds=2, cohort=4, engine="sequential")
     other = simulate(Centred("assigned", always), method, DATA, rounds=2, cohort=4, engine=engine)
     mine, theirs = ({**run.server, **everyone(run.private, 6)} for run in (one, other))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[n]) for n, value in mine.items())
-    assert bool(mine["m"].any())
+    assert all(bool(value.any()) for n, value in mine.items() if n.endswith("m"))
 
 
 def test_an_assigned_buffer_is_refused_side_by_side() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import FederatedData, opt_out
+from fedkeep.experiments import attack_scenes
 from fedkeep.experiments.attack import Asked, attack
 from fedkeep.experiments.attack_measures import MEASURES, share
 from fedkeep.experiments.attack_scenes import divided, multiplier
@@ -181,6 +183,20 @@ def test_examples_that_opted_out_are_no_members_of_the_released_model() -> None:
     assert found.value > 0.8  # type: ignore[operator]
 
 
+def test_of_clients_that_all_opted_out_no_membership_is_measured() -> None:
+    """Nothing of theirs is in the released model; their own models learn from it all the same."""
+    text = MEMBERS.replace('"furl"\nprivate = "user"', '"ditto"').replace("epochs = 10", "epochs = 1")
+    config = parse_config(text)
+    made = build_data(config)
+    columns = {**made.columns, "opted_in": np.zeros(made.examples, bool)}
+    found = members(config, FederatedData(columns, made.offsets, made.ids, made.bounds, made.meta))
+    released = {measure: f for measure, f in found.items() if measure.endswith("the released model")}
+    assert {m: (f.value, f.note) for m, f in released.items()} == {
+        "LiRA AUC, the released model": (None, "all attacked clients opted out: none is in it."),
+    }
+    assert found["LiRA AUC, her own model"].value is not None
+
+
 @pytest.mark.slow
 def test_membership_of_a_model_that_knows_its_examples_by_heart_and_under_noise() -> None:
     """A linear model of many features, trained long, knows them; one under strong noise does not."""
@@ -240,3 +256,35 @@ def test_divided_moves_what_does_not_train_to_test() -> None:
         assert set(rows[half.rows(client, "test")]) == set(data.rows(client, "test")) | set(train[1::2])
         assert rows[half.rows(client, "valid")].tolist() == list(data.rows(client, "valid"))
     assert (half.columns["label"] == data.columns["label"][rows]).all()  # type: ignore[index, union-attr]
+
+
+def test_noise_is_that_of_a_run_on_the_clients_that_train(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """10 of 30 clients have training examples, 5 of them a round, and 4 are attacked: a rate of a half, δ = 1 / 100."""
+    lines = [
+        f"u{k},w{k % 3} w{i},{'pos' if (k + i) % 2 else 'neg'},{'train' if k < 10 else 'test'}"
+        for k in range(30)
+        for i in range(4)
+    ]
+    (tmp_path / "few.csv").write_text("user,text,label,split\n" + "\n".join(lines) + "\n")
+    asked: list[tuple[float, ...]] = []
+    monkeypatch.setattr(attack_scenes, "multiplier", lambda *given: asked.append(given) or 2.0)
+    text = f"""
+[data]
+reader = "table"
+path = {str(tmp_path / "few.csv")!r}
+[model]
+kind = "bag_of_words"
+user_dim = 2
+[method]
+kind = "furl"
+weighting = "uniform"
+[run]
+rounds = 2
+cohort = 5
+"""
+    found = attack(parse_config(text), Asked(attacks=("upload",), epsilons=(1.0,), clients=4))
+    assert asked == [(1.0, 0.5, 2, 0.01)]
+    assert "of 4 clients a sum" in found.settings[0]
+    assert "5 of 10 clients in a round, 2 rounds, δ = 0.01" in found.settings[0]

@@ -117,6 +117,7 @@ class Net:
         self.written = written(module, self._layers, self._first)
         self._bound: Mapping[str, Tensor] | None = None
         self._held: list[tuple[Place, Tensor]] = []
+        self._assigned: dict[int, tuple[Tensor, Tensor]] = {}
 
     def initial(self) -> Params:
         """Return a copy of the module's parameters and buffers, by name; tied ones once, under their first name."""
@@ -135,7 +136,8 @@ class Net:
 
         Args:
             params: values by name; a name that is absent keeps the module's own value, a method's state is ignored.
-                In training a buffer that ``forward`` assigns is replaced here.
+                In training a buffer that ``forward`` assigns is replaced here; while others are ``bound``, its tensor
+                gets the new values by ``settle``, so that other dicts with it have them too.
             batch: columns by name, first axis examples.
 
         Raises:
@@ -167,18 +169,24 @@ class Net:
         if not other and held:
             output = getattr(self.module, method)(**arguments)
         else:
-            placed = self.placed(other)
+            given = self.placed(other)
+            placed = {n: self._now(v) for n, v in given.items()} if self._assigned else given
             prefixed = {f"module.{name}": value for name, value in placed.items()}
             before = [place.now for place in self._buffers]
             output = torch.func.functional_call(
                 self._caller, prefixed, (method, arguments), tie_weights=False
             )
             for place, own in zip(self._buffers, before, strict=True):
+                now = prefixed.get(f"module.{place.name}")
                 if place.name not in placed:
                     self._check_own(place, own)
-                elif self.module.training:
-                    self._hand_back(place, placed[place.name], prefixed[f"module.{place.name}"], params)
+                elif self.module.training and now is not placed[place.name]:
+                    self._hand_back(place, given[place.name], now, params)
         return logits_of(output) if method == "forward" else output
+
+    def _now(self, value: Tensor) -> Tensor:
+        """Return what ``forward`` has assigned in place of a tensor and is not settled yet, or the tensor."""
+        return self._assigned.get(id(value), (value, value))[1]
 
     def _check_own(self, place: Place, before: Tensor | None) -> None:
         """Refuse that ``forward`` assigns one of the module's own buffers what is of several clients or examples."""
@@ -190,12 +198,13 @@ class Net:
         self, place: Place, before: Tensor, after: Tensor | None, params: Mapping[str, Tensor]
     ) -> None:
         """Hand a buffer that ``forward`` has assigned to whom the old one is from."""
-        if after is before:
-            return
         if is_batched(before) or is_batched(after):
             raise RuntimeError(_assigned(place))
         place.check(before, after)
-        if isinstance(params, dict) and after is not None:
+        assert after is not None
+        if self._bound is not None:  # a gradient that is still to be computed may need the old values
+            self._assigned[id(before)] = (before, after.detach())
+        elif isinstance(params, dict):
             params[self._first.get(place.name, place.name)] = after.detach()
 
     def still(self, who: object = None) -> Still:
@@ -203,13 +212,17 @@ class Net:
         return Still(self._layers, who)
 
     def settle(self) -> None:
-        """Copy what ``forward`` has assigned to held buffers into these."""
+        """Copy what ``forward`` has assigned to buffers, held or of another dict, into these."""
         for place, held in self._held:
             if (now := place.now) is not held:
                 place.check(held, now)
                 with torch.no_grad():
                     held.copy_(now)  # type: ignore[arg-type]
                 place.tensors[place.leaf] = held
+        for old, new in self._assigned.values():
+            with torch.no_grad():
+                old.copy_(new)
+        self._assigned.clear()
 
     def placed(self, params: Mapping[str, Tensor]) -> Params:
         """Return values by every place in the module where they belong: tied ones several times, state nowhere."""

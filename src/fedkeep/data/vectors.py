@@ -97,7 +97,7 @@ def _from_text(path: Path, keep: Collection[str] | None) -> WordVectors:
             announced, width = int(cells[0]), int(cells[1])
             continue
         width = width or len(cells) - 1
-        if len(cells) > width + 1 > 1 and not any(map(_is_number, cells[1:-width])):
+        if len(cells) > width + 1 > 1 and all(cells[:-width]) and not any(map(_is_number, cells[1:-width])):
             cells = [" ".join(cells[:-width]), *cells[-width:]]
         if len(cells) != width + 1 or width < 1 or not cells[0]:
             raise DataError(

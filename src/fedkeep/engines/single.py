@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Params, is_state, nonfinite
+from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered, steps_per_pass, usable
 from fedkeep.engines.local import Lanes, LocalResult, Pass, Step, Watch, slopes
@@ -91,10 +91,11 @@ class Lane(Lanes):
         mine = narrow(params, cut)
         self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
         self.received, self.starts, self.tables = narrow_alike(received, params, mine, cut), [params], [cut]
-        if any(p.loss.reads_parameters is None for p in client.phases):
-            # A term may run the model at these, which writes there.
-            moved = [n for n in self.received if n in self.net.written or n not in self.trainable]
-            self.received |= {n: self.received[n].detach().clone() for n in moved if not is_state(n)}
+        # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
+        # writes into all but plain parameters.
+        plain = self.trainable - self.net.written.keys()
+        moved = [n for n in self.received if n.rpartition("/")[2] not in plain]
+        self.received |= {n: self.received[n].detach().clone() for n in moved}
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
         # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
         late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
@@ -176,7 +177,9 @@ class LanePass(Pass):
         self.total = self.total + loss.detach()
         if self.lazy is not None:
             self.total = self.total + self.lazy.penalty
-        return slopes(loss, leaves)
+        found = slopes(loss, leaves)
+        self.lanes.net.settle()
+        return found
 
     def totals(self) -> list[float]:
         """Return the sum of the losses so far."""
@@ -201,8 +204,7 @@ class LanePass(Pass):
         return self.seen, self.lanes.received
 
     def catch_up(self) -> None:
-        """Bring every row of the tables, and buffers that the model assigned, to the present."""
-        self.lanes.net.settle()
+        """Bring every row of the tables to the present."""
         if self.lazy is not None:
             self.lazy.finish()
 

@@ -190,6 +190,14 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
             None,
             "clients get models of their own after the rounds.",
         )
+    client, every = data.clients_of(train), np.ones(len(train), bool)
+    opted_in = np.asarray(data.columns.get("opted_in", np.ones(data.examples, bool)), bool)[train]
+    learns_all = any(phase.examples == "all" for phase in (*method.client.phases, *method.adapt.phases))
+    used = {model: every if model == "own" and learns_all else opted_in for model in models}
+    for model in [m for m in models if not used[m].any()]:
+        yield f"LiRA AUC, {models.pop(model)}", None, None, "all attacked clients opted out: none is in it."
+    if not models:
+        return
     inside = np.zeros((asked.shadows, len(train)), bool)
     scores = {model: np.full(inside.shape, np.nan) for model in models}
     ids = [data.ids[c] for c in people]
@@ -209,15 +217,12 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
             judged = run.judge((model,), split, ids)[0].of(model)
             at = place[rows[judged.row]]
             scores[model][k, at[at >= 0]] = a.confidence(judged.loss[at >= 0])
-    client, every = data.clients_of(train), np.ones(len(train), bool)
-    opted_in = np.asarray(data.columns.get("opted_in", np.ones(data.examples, bool)), bool)[train]
-    learns_all = any(phase.examples == "all" for phase in (*method.client.phases, *method.adapt.phases))
     for model, who in models.items():
         if np.isnan(scores[model]).any():
             raise ConfigError(f"Membership: {who} gives an attacked example no loss that is a number.")
-        used = every if model == "own" and learns_all else opted_in
-        left_out = f", of {used.sum():,} examples that opted in" if used.sum() < len(used) else ""
-        for measure, number in a.membership(scores[model][:, used], inside[:, used], client[used]).items():
+        own = used[model]
+        left_out = f", of {own.sum():,} examples that opted in" if own.sum() < len(own) else ""
+        for measure, number in a.membership(scores[model][:, own], inside[:, own], client[own]).items():
             guess = 0.5 if measure.endswith("AUC") else a.FPR
             note = f"{asked.shadows} models, each attacked in turn{left_out}"
             yield f"{measure}, {who}", within(number), guess, note

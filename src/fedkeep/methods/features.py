@@ -44,10 +44,10 @@ def linear(net: Net, params: Params, layer: str, inputs: Tensor) -> Tensor:
 def as_received(net: Net, params: Params, received: Mapping[str, Tensor]) -> Params:
     """Return the parameters with the federated ones as the server sent them.
 
-    Buffers are copies: batch normalisation changes them where it runs.
+    What the model writes into where it runs is copied: buffers, and tables of vectors of bounded norm.
     """
-    trainable = net.trainable()
-    return {**params, **{n: v if n in trainable else v.clone() for n, v in received.items()}}
+    copied = received.keys() - net.trainable() | net.written.keys()
+    return {**params, **{n: v.clone() if n in copied else v for n, v in received.items()}}
 
 
 class Known(Net):
@@ -59,7 +59,7 @@ class Known(Net):
     """
 
     def __init__(self, net: Net, output: Tensor | str) -> None:  # no super: it would look at the module again
-        self.net, self.module, self.output = net, net.module, output
+        self.net, self.module, self.written, self.output = net, net.module, net.written, output
 
     def trainable(self) -> frozenset[str]:
         """See ``Net``."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fedkeep.data import CharVocabulary, WordVocabulary, read_table
+from fedkeep.data.readers.tables import Table, raw_from, raw_table
 from tests.data.readers.written import ROWS, WRITERS, read, refused
 
 
@@ -98,6 +102,24 @@ def test_label_names_fix_the_order(tmp_path: Path) -> None:
 def test_times_with_fractions(tmp_path: Path) -> None:
     data = read(tmp_path, [row | {"time": row["time"] + 0.5} for row in ROWS])
     assert np.asarray(data.columns["time"]).tolist() == [2.5, 3.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("times", "kind"),
+    [
+        ([Decimal("1.9"), Decimal("0.4"), 3], "f"),
+        ([np.float32(1.9), np.float32(0.5), np.float32(0.25)], "f"),
+        ([np.float32(2), np.float32(1), np.float32(3)], "f"),
+        ([Decimal((1 << 62) + 1), np.int64(2), "3"], "i"),
+    ],
+)
+def test_times_are_cut_by_nothing(times: list[Any], kind: str) -> None:
+    columns = {"user": ["a"] * 3, "text": ["x"] * 3, "label": [0, 1, 0], "time": times}
+    defaults = inspect.signature(raw_table).parameters.items()
+    arguments: dict[str, Any] = {n: p.default for n, p in defaults if n != "path"} | {"meta": {}}
+    found = raw_from(Table(columns, str), **arguments).columns["time"].values  # type: ignore[union-attr]
+    assert found.dtype.kind == kind
+    assert found.tolist() == list(map(float if kind == "f" else int, times))
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:

@@ -46,6 +46,23 @@ class Shaken(Logits):
         return super().forward(x + torch.randn_like(x))
 
 
+class ShakenInTraining(Logits):
+    """Noise of its own, in training alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x) if self.training else x)
+
+
+class DilutedInTraining(Diluted):
+    """A mean over words that counts the padding, in training alone."""
+
+    def forward(self, text: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(text)
+        real = (text > 0).unsqueeze(-1)
+        return self.out((self.embedding(text) * real).sum(1) / real.sum(1).clamp_min(1))  # type: ignore[no-any-return]
+
+
 class Torchs(nn.Module):
     """PyTorch's own recurrent layer."""
 
@@ -72,6 +89,14 @@ REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
     ),
     "counts padding": (
         Diluted(), methods.fedavg(), TEXTS,
+        "the loss depends on how far texts are padded, which differs with the clients trained at once.",
+    ),
+    "draws in training, after a start in evaluation mode": (
+        ShakenInTraining(), methods.ifca(), classes(),
+        "its loss cannot be computed for several clients at once (it draws random numbers otherwise than by dropout).",
+    ),
+    "counts padding in training, after a start in evaluation mode": (
+        DilutedInTraining(), methods.ifca(), TEXTS,
         "the loss depends on how far texts are padded, which differs with the clients trained at once.",
     ),
 }  # fmt: skip

@@ -29,12 +29,7 @@ from fedkeep.data.readers.files import damaged_parquet, existing, json_lines, li
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
-ALIASES = {name: name for name in SPLITS} | {
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "eval": "valid",
-}
+ALIASES = {name: name for name in SPLITS} | dict.fromkeys(("validation", "val", "dev", "eval"), "valid")
 LONGEST_LABEL = 200
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 SIZES = {"char": 256, "word": 20_000}
@@ -302,9 +297,11 @@ def _times(table: Table, name: str) -> NDArray[np.float64] | NDArray[np.int64]:
     """
     found = table.numbers(name)
     _finite(table, found[:, None], [name])
+    exact = [value for value in table.columns[name] if not isinstance(value, float | np.floating)]
     try:
-        whole = [int(value) for value in table.columns[name] if not isinstance(value, float)]
-    except ValueError:  # such as "1.5" or "1e9"
+        # int() refuses a text such as "1.5" or "1e9", and cuts a Decimal
+        whole = [int(value) for value in exact if isinstance(value, str) or value == int(value)]
+    except ValueError:
         return found
     small = len(whole) == len(found) and all(-(1 << 63) <= value < 1 << 63 for value in whole)
     return np.asarray(whole, dtype=np.int64) if small else found

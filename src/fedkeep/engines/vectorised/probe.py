@@ -58,9 +58,9 @@ def runs_together(job: Job) -> bool:
     enough = np.flatnonzero(counts >= max(1, min(4, counts.max(initial=0))))
     if not len(enough):
         return True
-    job.net.train()
     phases = range(len(job.method.client.phases))
     lanes = first_clients(job, [int(enough[0])] * 2)
+    job.net.train()  # a start may have run the model in evaluation mode
     texts: dict[str, Ragged] = {}
     for number in phases:
         one, step = StackedPass(lanes, number), next(lanes.mini_batches(number), None)
@@ -107,6 +107,7 @@ class Padding:
         phases = tuple(phase.but(early_stopping=None) for phase in job.method.client.phases)
         job = replace(job, method=job.method.on_client(phases=phases))  # not all can stop early
         self.lanes, self.count = first_clients(job, clients), len(clients)
+        job.net.train()
         self.passes = [StackedPass(self.lanes, number) for number in range(len(phases))]
         self.draws = self.lanes.draws
         self.lanes.draws = [*self.draws, *self.draws]  # of every position
