@@ -306,6 +306,18 @@ class Tells(Link):
         return
 
 
+@dataclass(frozen=True)
+class Orders(Link):
+    """Sends tensors in an order that a number of what it keeps decides."""
+
+    def client_state(self, shapes: Params) -> Params:
+        return {"secret": torch.ones(())}
+
+    def encode(self, tensors: Params, start: Params, draw: Draw, state: Params, sent: Params) -> Encoded:
+        names = sorted(tensors, reverse=bool(state["secret"] != 1))
+        return Encoded(tensors={n: tensors[n] for n in names}, state=state)
+
+
 # --- the server
 
 

@@ -19,6 +19,7 @@ from fedkeep.audit.wire import patterns
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.engines.tables import local_rows
+from fedkeep.methods import SecureSums, securely
 from fedkeep.methods.copies import OnCopy, PulledCopy
 from fedkeep.methods.reveals import revealed, reveals
 from fedkeep.methods.terms import Term, cross_entropy
@@ -184,6 +185,33 @@ def test_every_part_of_a_message_is_an_item() -> None:
         for name, value in packet.tensors.items():
             parts = value.reshape(-1) if name == "losses" else [value]
             assert all(any(same(part, have) for have in found.values()) for part in parts), name
+
+
+def test_the_order_of_tensors_tells_nothing() -> None:
+    """A link sends them in an order that a number of what the client keeps decides: the bytes are the same."""
+    bench = Bench(Own(), furl().but(upload=(leaks.Orders(),)), small(DATA, 2), 0)
+    (work, _), *_ = bench.federate(1)["node-0"].answered()
+    ((_, kept),) = bench.asked([work])
+    (name,) = [n for n in kept["user-0"] if n.endswith("secret")]
+    sent = [
+        bench.answer(work, {**kept, "user-0": {**kept["user-0"], name: torch.tensor(value)}}).to_bytes()
+        for value in (1.0, 2.0)
+    ]
+    assert sent[0] == sent[1]
+
+
+def test_secure_sums_are_looked_at_without_their_masks() -> None:
+    sums = SecureSums(clip=1.0, heaviest=10.0)
+    bare = audit(Own(), furl(), DATA, rounds=1)
+    report = audit(Own(), securely(furl(), sums), DATA, rounds=1)
+    assert report.ok
+    assert report.findings == bare.findings
+    (note,) = set(report.notes) - set(bare.notes)
+    assert note.startswith("Uploads are looked at as they are before they are masked")
+    seen = {one.label: one.seen_by for one in report.left}
+    assert seen["upload/linear.weight"] == "server (in a sum); clients (in the mean)"
+    leak = furl(sends=leaks.a_vector, finish=leaks.send_user)
+    assert not audit(Own(), securely(leak, sums), DATA, rounds=1).ok
 
 
 def test_only_bits_count() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.privacy import Release, epsilon
+from fedkeep.privacy import Release, epsilon, ledger
 from tests.cli.conftest import Command
 
 SETTINGS = [
@@ -36,19 +36,34 @@ def test_what_a_run_has_spent_and_what_that_rests_on(fedkeep: Command) -> None:
     result = fedkeep("budget", "r")
     assert result.exit_code == 0, result.output
     shown = cells(result.stdout)
-    for accountant, name in (
-        ("pld", "ε by privacy loss distributions (pld)"),
-        ("rdp", "ε by Rényi differential privacy (rdp)"),
-    ):
-        assert float(shown[name]) == pytest.approx(epsilon({release: 4}, 0.05, accountant), abs=1e-4)  # type: ignore[arg-type]
+    rdp, pld = "ε by Rényi differential privacy (rdp)", "ε by privacy loss distributions (pld)"
+    assert float(shown[rdp]) == pytest.approx(epsilon({release: 4}, 0.05, "rdp"), abs=1e-4)
+    assert pld not in shown
+    other = cells(fedkeep("budget", "r", "--accountant", "pld").stdout)
+    assert float(other[pld]) == pytest.approx(epsilon({release: 4}, 0.05, "pld"), abs=1e-4)
     assert (shown["Rounds charged"], shown["of these run again after a stop"]) == ("4", "0")
     assert shown["Clients in a round, on average"] == "3 of 6 (rate 0.5)"
     assert shown["Rounds that still fit"] == "2"
     assert "The server is trusted: it sees each upload before noise is added." in result.stdout
     assert "nobody can draw it again" in result.stdout
     smaller = cells(fedkeep("budget", "r", "--delta", "0.01").stdout)
-    assert float(smaller["ε by Rényi differential privacy (rdp)"]) > float(
-        shown["ε by Rényi differential privacy (rdp)"]
+    assert float(smaller[rdp]) > float(shown[rdp])
+
+
+def test_only_the_accountant_that_is_asked_has_to_say(
+    fedkeep: Command, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of little noise the other computes for minutes."""
+    asked = []
+    real = ledger.epsilon
+    monkeypatch.setattr(ledger, "epsilon", lambda *given: asked.append(given[2]) or real(*given))
+    run(fedkeep)
+    assert fedkeep("budget", "r").exit_code == 0
+    assert asked == ["rdp"]
+    assert fedkeep("budget", "r", "--accountant", "pld").exit_code == 0
+    assert asked == ["rdp", "pld"]
+    assert refused("budget", "r", "--accountant", "x").startswith(
+        "Error: --accountant must be 'pld' or 'rdp'; got 'x'."
     )
 
 

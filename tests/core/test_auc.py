@@ -36,6 +36,11 @@ def test_auc_of_one_class_is_nan() -> None:
     assert math.isnan(auc([], []))
 
 
+def test_auc_of_a_type_that_numpy_lacks() -> None:
+    score = torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16, requires_grad=True)
+    assert auc(score, torch.tensor([0, 1, 0])) == 0.5
+
+
 def test_auc_refuses_other_labels_and_nan() -> None:
     with pytest.raises(DataError, match=r"^auc wants labels 0 and 1; got \[0.0, 2.0\].$"):
         auc([0.1, 0.2], [0, 2])

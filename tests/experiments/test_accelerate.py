@@ -18,7 +18,7 @@ from fedkeep.nn.accelerate import swaps_of
 from fedkeep.remote import fingerprint
 from tests.experiments.configs import config
 from tests.nn.recurrent import needs_native
-from tests.tiny import texts
+from tests.tiny import classes, texts
 
 
 class Reader(nn.Module):
@@ -54,6 +54,22 @@ class Columns(nn.Module):
         return logits
 
 
+class InPlace(Columns):
+    """The same, and what the wide layer gives is changed in place."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__(4, 3)
+        ways = {"relu": nn.ReLU(inplace=True), "dropout": nn.Dropout(0.5, inplace=True)}
+        self.change = ways.get(change)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.wide(nn.functional.pad(x, (0, (1 << 16) - x.shape[1])))
+        if self.change is None:
+            hidden += 1.0
+        logits: Tensor = self.out((hidden if self.change is None else self.change(hidden)) ** 2) + self.user
+        return logits
+
+
 def run(accelerate: bool, kind: Any = nn.LSTM, **more: Any) -> Any:
     torch.manual_seed(0)
     model = Reader(kind).double()
@@ -76,6 +92,23 @@ def test_a_run_gives_the_same_numbers(kind: Any, engine: str) -> None:
     assert fast.evaluate()["loss"] == pytest.approx(plain.evaluate()["loss"], rel=1e-11)
     sent = [{r.metric: r.value for r in each.history}["upload_bytes"] for each in (plain, fast)]
     assert sent[0] == sent[1] < 300 * 4 * 8  # a client's own rows of the table, not all
+
+
+@needs_native
+@pytest.mark.parametrize("change", ["relu", "dropout", "sum"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_what_a_swapped_layer_gives_may_be_changed_in_place(change: str, engine: str) -> None:
+    method = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.1)))
+    found = []
+    for accelerate in (False, True):
+        torch.manual_seed(0)
+        data = classes((5, 8, 7), kind="f8")
+        options = {"rounds": 2, "cohort": 3, "engine": engine, "accelerate": accelerate}
+        made = simulate(InPlace(change).double(), method, data, **options)  # type: ignore[arg-type]
+        assert swaps_of(made.net.module).swapped == ({"wide": "Linear"} if accelerate else {})
+        found.append(made.server)
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-10, atol=1e-12)
 
 
 def test_the_folder_says_what_was_swapped_and_a_run_goes_on_with_the_same(tmp_path: Path) -> None:

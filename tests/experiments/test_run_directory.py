@@ -16,6 +16,7 @@ from fedkeep import Optimize, Phase, WeightedMean, adam, methods, sgd
 from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import read_tensors
 from fedkeep.core.records import Record, read_records
+from fedkeep.nn import Linear
 from tests.experiments.runs import DATA, METHOD, damage, run, stopped
 from tests.tiny import Logits, classes, everyone, files, lasting, same_bits
 
@@ -210,6 +211,43 @@ class TestLength:
         )
         assert files(out) == before
 
+    @pytest.mark.parametrize(
+        ("after", "settings", "goes_on"),
+        [
+            (None, {"evaluate_every": 3}, False),
+            (None, {"evaluate_every": 2}, True),
+            (None, {"evaluate_every": 0, "evaluate_shared": True}, True),
+            (None, {"evaluate_every": 2, "evaluate_shared": True}, False),
+            (3, {"evaluate_every": 3, "evaluate_shared": True}, True),
+        ],
+    )
+    def test_a_last_round_that_is_judged_otherwise_forbids_it(
+        self, tmp_path: Path, after: int | None, settings: dict[str, Any], goes_on: bool
+    ) -> None:
+        out = tmp_path / "run"
+        run(out, **settings) if after is None else stopped(out, after, **settings)
+        before = files(out)
+        if goes_on:
+            run(out, rounds=7, resume=True, **settings)
+            run(tmp_path / "other", rounds=7, **settings)
+            assert lasting(out) == lasting(tmp_path / "other")
+            return
+        with pytest.raises(RunError) as error:
+            run(out, rounds=7, resume=True, **settings)
+        shared = " and evaluate_shared" if "evaluate_shared" in settings else ""
+        assert str(error.value) == (
+            f"{out} is a run of 4 rounds and has finished 4, so it cannot end after 7: with evaluate_every = "
+            f"{settings['evaluate_every']}{shared}, a run of 7 judges round 4 otherwise. Name another folder."
+        )
+        assert files(out) == before
+
+    def test_nor_can_it_end_with_a_round_that_was_not_judged(self, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        stopped(out, 3, evaluate_every=2)
+        with pytest.raises(RunError, match=r"with evaluate_every = 2, a run of 3 judges round 3 otherwise"):
+            run(out, rounds=3, resume=True, evaluate_every=2)
+        assert run(out, resume=True, evaluate_every=2).round == 4
+
     def test_a_schedule_that_follows_the_length_forbids_it(self, tmp_path: Path) -> None:
         out = tmp_path / "run"
         method = methods.furl("user", local=Phase(batch_size=4, optimizer=sgd(0.1, schedule="cosine")))
@@ -236,6 +274,22 @@ class TestLength:
         with pytest.raises(StoreError):
             run(out, rounds=9, resume=True)
         assert files(out) == before
+
+
+def test_another_activation_of_our_layers_is_another_model(tmp_path: Path) -> None:
+    class Net(Logits):
+        def __init__(self, relu: bool) -> None:
+            super().__init__()
+            self.front = Linear(3, 3, relu=relu)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.front(x))
+
+    torch.manual_seed(0)
+    run(tmp_path / "run", model=Net(True), rounds=1)
+    torch.manual_seed(0)
+    with pytest.raises(RunError, match="model.layers"):
+        run(tmp_path / "run", model=Net(False), rounds=1, resume=True)
 
 
 def test_client_ids_with_path_characters_write_nothing_outside(tmp_path: Path) -> None:

@@ -240,6 +240,31 @@ def test_a_store_may_go_on_with_another_task() -> None:
     assert not same_bits(third.server, second.server)
 
 
+@pytest.mark.parametrize("ids", [(0, 1, 2, 3, 4), (1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5, 6), (5, 3, 4, 1, 2, 0)])
+def test_people_of_another_task_have_what_they_kept(ids: tuple[int, ...]) -> None:
+    """A store goes by position: a task without the first person gave everybody somebody else's values."""
+    first = simulate(Logits(), FURL, DATA, rounds=3, cohort=6)
+    before = everyone(first.private, 6)["user"]
+    data = classes([4] * len(ids), kind="f4", ids=[f"user-{k}" for k in ids])
+    second = simulate(Logits(seed=3), FURL, data, rounds=0, private=first.private)
+    for k in ids:
+        assert torch.equal(
+            second.kept(f"user-{k}").params["user"],
+            before[k] if k < 6 else first.private.default("new")["user"],
+        )
+    third = simulate(Logits(seed=3), FURL, data, rounds=1, cohort=len(ids), private=first.private)
+    for k in {0, 1, 2, 3, 4, 5} & set(ids):
+        assert torch.equal(third.kept(f"user-{k}").params["user"], first.kept(f"user-{k}").params["user"])
+        assert not torch.equal(third.kept(f"user-{k}").params["user"], before[k])
+
+
+def test_a_store_of_other_parameters_is_refused() -> None:
+    first = simulate(Logits(), FURL, DATA, rounds=1, cohort=6)
+    for method in (methods.furl(["user", "linear.bias"]), methods.fedavg(), methods.ditto()):
+        with pytest.raises(ConfigError, match="^The store given as private does not keep what this run does"):
+            simulate(Logits(), method, DATA, rounds=1, private=first.private)
+
+
 def test_parameters_are_the_clients_whole_model() -> None:
     run = simulate(Logits(), FURL, DATA, rounds=3, cohort=6)
     whole = run.parameters("user-4")

@@ -203,7 +203,7 @@ def test_in_a_simulation_each_node_has_its_share_of_the_experiments_clients(tmp_
     ("config", "said"),
     [
         ({}, "This node has no configuration. Start it with fedkeep device run NODE.toml"),
-        ({NODE_CONFIG: "/none/node.toml"}, "Cannot read the configuration /none/node.toml: No such file"),
+        ({NODE_CONFIG: "/none/node.toml"}, "Its configuration cannot be used. Its own log says more."),
     ],
 )
 def test_a_node_that_cannot_serve_says_why(config, said):
@@ -290,10 +290,46 @@ def test_a_client_that_stands_on_two_nodes_ends_the_run_with_one_line(tmp_path):
     assert not place.run.exists()
 
 
-def test_a_node_without_data_says_so(tmp_path):
-    place, grid = federation(tmp_path / "place")
-    path = place.folder / "nodes" / "node-1" / "node.toml"
-    path.write_text(path.read_text().replace("many_user_text", "no_such_reader"))
+TABLE = """[data]
+reader = "table"
+path = "secret-place/notes.csv"
+
+[device]
+owner = "ann"
+folder = "states"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "kept"),
+    [
+        (",train", ",secret since March", "Its data cannot be used", "got 'secret since March'"),
+        ("ann,", "\x07 secret bob,", "Its data cannot be used", "secret bob"),
+        ("notes.csv", "no.csv", "Its data cannot be used", "secret-place/no.csv, which does not exist"),
+        ('"table"', '"secret"', "Its configuration cannot be used", "there is no reader 'secret'"),
+        ('"states"', "secret", "Its configuration cannot be used", "node.toml is no valid TOML"),
+        ("", "KeyError", "It has failed with KeyError", "a secret cell"),
+    ],
+    ids=["split", "client", "no file", "reader", "no TOML", "no error of ours"],
+)
+def test_of_a_device_that_cannot_be_built_the_server_hears_nothing_but_that(
+    old, new, said, kept, tmp_path, monkeypatch, capsys
+):
+    rows = "user,text,label,split\n" + "ann,hello,a,train\nann,world,b,train\n"
+    (tmp_path / "secret-place").mkdir()
+    (tmp_path / "secret-place" / "notes.csv").write_text(rows.replace(old, new) if old else rows)
+    (tmp_path / "node.toml").write_text(TABLE.replace(old, new) if old else TABLE)
+    if new == "KeyError":  # as a reader of the device's own may raise it
+
+        def build(path, tell):
+            raise KeyError("a secret cell")
+
+        monkeypatch.setattr(nodes, "build_node", build)
+    grid = Loopback(serve, [context(7, **{NODE_CONFIG: str(tmp_path / "node.toml")})])
     carrier = GridTransport(grid)
-    (reply,) = carrier.receive(carrier.send([("7", Packet({"kind": "hello"}))]))
-    assert "data.reader: there is no reader 'no_such_reader'" in reply.packet.header["reason"]
+    (reply,) = carrier.receive(carrier.send([("7", Packet({"kind": "hello", "run": "r"}))]))
+    assert reply.packet.header["reason"].startswith(said), reply
+    assert reply.packet.header["reason"].endswith("Its own log says more.")
+    assert reply.packet.header["run"] == "r"
+    assert not any(b"secret" in content for content in grid.carried.values())
+    assert kept in capsys.readouterr().out

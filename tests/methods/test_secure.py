@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError, SecureSumError
 from fedkeep.methods import Global, SecureMean, SecureSums, securely
+from fedkeep.methods.secure import Vectors
 from fedkeep.privacy import Chain, GaussianNoise, QuantileClip, TopK
 from fedkeep.split import Upload
 from tests.methods.table import ROWS
@@ -162,3 +165,33 @@ def test_options_that_make_no_sense_are_refused(options: Any, kind: type[Excepti
     with pytest.raises(kind) as error:
         SecureSums(**options)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_uploads_in_half_precision_are_within_the_bound(kind: torch.dtype) -> None:
+    start = {"w": torch.zeros(1, dtype=kind), "t": torch.zeros(4, 1, dtype=kind)}
+    rows = {"t": torch.tensor([2])}
+    for clip in (3e-4, 7e-4, 1e-3, 3e-3):
+        vectors = Vectors(SecureSums(clip=clip), start, 2)
+        one = Split().upload({"w": start["w"]}, {"w": torch.full((1,), 0.37).to(kind)}, 1.0)
+        made = vectors.ring.decode(Vectors(SecureSums(clip=clip), {"w": start["w"]}, 2).vector(one))
+        assert made[0] == pytest.approx(clip, abs=vectors.ring.step)
+        trained = {"w": torch.full((1,), 0.3).to(kind), "t": torch.full((1, 1), 0.4).to(kind)}
+        two = Split().upload({"w": start["w"], "t": start["t"][rows["t"]]}, trained, 1.0, rows)
+        spread = vectors.ring.decode(vectors.vector(two))[:-1]  # a table first: names in their order
+        assert np.linalg.norm(spread) == pytest.approx(clip, rel=1e-5)
+        assert spread[[0, 1, 3]].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("cohort", "sampling"), [(5, "shuffled"), (1, "independent"), (3, "poisson")])
+def test_a_simulation_with_a_cohort_of_one_is_refused_before_it_begins(
+    cohort: int, sampling: Any, tmp_path: Path
+) -> None:
+    method = securely(methods.furl("user", server=UNIFORM), LOOSE)
+    with pytest.raises(
+        ConfigError, match="Secure sums want at least 2 clients in every cohort; of 6 clients"
+    ):
+        simulate(
+            Logits(), method, classes(), rounds=12, cohort=cohort, sampling=sampling, out=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()

@@ -138,14 +138,15 @@ def test_where_the_kernel_pays() -> None:
 
 
 @needs_native
-def test_shapes_are_known_beforehand() -> None:
+@pytest.mark.parametrize("relu", [False, True])
+def test_shapes_are_known_beforehand(relu: bool) -> None:
     layer, x = Linear(7, 6), torch.randn(3, 7)
     utils = ("test_schema", "test_faketensor")
     tensors = [layer.weight, layer.bias, x]
-    args = (tensors, (True,), False)
+    args = (tensors, (relu,), False)
     torch.library.opcheck(torch.ops.fedkeep.linear.default, args, test_utils=utils)
-    (y,) = torch.ops.fedkeep.linear(*args)
-    back = ([torch.randn_like(y)], y, tensors, (True,), False, True)
+    y, *rest = torch.ops.fedkeep.linear(*args)
+    back = ([torch.randn_like(y)], (rest or [y])[0], tensors, (relu,), False, True)
     torch.library.opcheck(torch.ops.fedkeep.linear_backward.default, back, test_utils=utils)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy import Adaptive, Clipping, DifferentialPrivacy
+from fedkeep.privacy.clip import norm
 
 GIVEN = {
     "body.w": torch.tensor([3.0, 0.0], dtype=torch.float64),
@@ -30,6 +31,17 @@ def test_one_bound_for_everything_by_hand() -> None:
     same, inside = Clipping((("*", 5.1),)).clipped(GIVEN)
     assert inside
     assert same["head"] is GIVEN["head"]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_clipped_to_the_bound(kind: torch.dtype) -> None:
+    """Scaled in its own type a change of 10,000 equal numbers was up to 0.4 % longer."""
+    for value in torch.linspace(0.5, 3.5, 20):
+        made, inside = Clipping((("*", 0.5),)).clipped({"a": torch.full((10_000,), float(value), dtype=kind)})
+        assert not inside
+        assert norm(made) == pytest.approx(0.5, rel=1e-12)
+    single, _ = Clipping((("*", 0.5),)).clipped({"a": torch.full((9,), 7.0)})
+    assert single["a"].dtype == torch.float32
 
 
 def test_bounds_by_pattern_by_hand() -> None:

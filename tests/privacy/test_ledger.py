@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ TERMS = Terms(clients=100, cohort=50.0, release=RELEASE, delta=1e-3, budget=None
 
 
 def begun(path: Path, rounds: int = 3, terms: Terms = TERMS) -> Ledger:
+    path.mkdir(exist_ok=True)
     ledger = Ledger.open(path / "budget.jsonl", "run-1", terms)
     for round in range(rounds):
         ledger.charge(round)
@@ -111,7 +113,7 @@ def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "first", [{"release": {"rate": 2.0, "noise": 1.0}}, {"delta": "x"}, {"format": 9}, {"more": 1}, {"accountant": "x"}]
+    "first", [{"release": {"rate": 2.0, "noise": 1.0}}, {"delta": "x"}, {"carried": [[{"rate": 0.5, "noise": 1.0}, -1]]}, {"format": 9}, {"more": 1}, {"accountant": "x"}]
 )  # fmt: skip
 def test_a_first_line_that_no_run_has_is_refused(tmp_path: Path, first: dict[str, object]) -> None:
     begun(tmp_path, 0)
@@ -167,3 +169,17 @@ def test_a_run_without_a_folder_keeps_count_too() -> None:
     ledger.charge(0)
     ledger.charge(1)
     assert (ledger.rounds, ledger.path) == ([0, 1], None)
+
+
+def test_what_was_charged_before_counts(tmp_path: Path) -> None:
+    """Five rounds of another kind in the runs that this one continues, and two of its own."""
+    before = Release(rate=0.25, noise=2.0)
+    terms = replace(TERMS, carried=((before, 5), (RELEASE, 1)))
+    ledger = begun(tmp_path, 2, terms)
+    assert ledger.charged == {before: 5, RELEASE: 3}
+    assert ledger.spent() == pytest.approx(epsilon({before: 5, RELEASE: 3}, 1e-3, "rdp"))
+    assert Ledger.open(tmp_path / "budget.jsonl", "run-1", terms).charged == ledger.charged
+    with pytest.raises(RunError, match="the run goes on with Terms"):
+        Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS)
+    limit = epsilon({before: 5, RELEASE: 4}, 1e-3, "rdp") + 1e-9
+    assert begun(tmp_path / "bounded", 2, replace(terms, budget=limit)).room(10) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from fedkeep.core.errors import StoreError
 from fedkeep.core.files import write_whole
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of, remove, runs_in, sum_of
-from tests.remote.device_states import RUN, made, train_rounds
+from fedkeep.remote.device_store import NEW
+from tests.remote.device_states import RUN, copied, made, opened, rows, train_rounds, trained
 
 SECRET = b"a secret of a client"
 OTHER = "abc"  # the other run's id begins so
@@ -83,6 +85,22 @@ def test_what_was_being_written_goes_when_the_run_is_opened_and_no_other_runs_do
     DeviceFile(path, "ann").close()
     assert names(folder) == {path.name, others.name}
     assert seen.read_bytes() == bytes(len(SECRET))
+
+
+def test_values_are_never_outside_the_folder_where_another_kill_may_leave_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mkdtemp", "mkstemp"):
+        monkeypatch.setattr(tempfile, name, killed)
+    made(tmp_path / "states")
+    store = opened(tmp_path / "states")
+    trained(store, 0, NEW, 5)
+    left = copied(tmp_path / "states", tmp_path / "left")
+    assert names(left) == {f"{RUN}.db", f"{RUN}.db-wal"}
+    again = opened(left)
+    assert rows(again) == rows(store) == [(1, 0, False)]
+    again.close()
+    store.close()
 
 
 @pytest.mark.parametrize("clients", [[], ["--client", "a"]])

@@ -159,6 +159,24 @@ def test_of_another_run(folder: Path) -> None:
         opened(folder, run="other")
 
 
+@pytest.mark.parametrize(("run", "owner"), [(RUN, "bob"), ("other", "ann")])
+def test_what_is_anothers_is_not_touched_if_a_kill_has_left_its_log(
+    run: str, owner: str, folder: Path, tmp_path: Path
+) -> None:
+    store = opened(folder)
+    store.begin("a", wanted_in(3))
+    store.commit()
+    left = copied(folder, tmp_path / "left")
+    for end in ("", "-wal"):
+        (left / f"{RUN}.db{end}").rename(left / f"{run}.db{end}")
+    store.close()
+    before = files(left)
+    assert before[f"{run}.db-wal"]
+    with pytest.raises(StoreError, match="belongs to"):
+        opened(left, run=run, owner=owner)
+    assert files(left, but=(f"{run}.lock",)) == before
+
+
 def test_of_another_model(folder: Path) -> None:
     for initial in (
         {"user": torch.zeros(2)},

@@ -23,3 +23,14 @@ def test_events_begin_on_a_line_of_their_own(before: str, tmp_path: Path) -> Non
     lines = content[len(before) :].splitlines()
     assert [json.loads(line)["text"] for line in lines if line] == ["one", "two"]
     assert len(lines) == 2 + (before[-2:] == "la")
+
+
+@pytest.mark.parametrize("where", ["events.jsonl", "no folder/events.jsonl"])
+def test_a_server_that_lives_long_keeps_no_event(where: str, tmp_path: Path) -> None:
+    events = Events(lambda: 0.0)
+    events.note("round", "one")
+    assert [event.text for event in events.said] == ["one"]
+    events.write_to(tmp_path / where)
+    for _ in range(3):
+        events.note("round", "two")
+    assert events.said == []

@@ -121,6 +121,15 @@ def test_a_node_that_answers_for_another_run_or_nonsense_takes_no_part() -> None
     assert nodes.refusals["y"].startswith("A message 'here' was refused: clients")
 
 
+def test_a_node_that_could_not_read_what_came_names_no_run_and_is_shown_with_its_reason() -> None:
+    refused = told(Refused(run="", reason="A message cannot be read."))
+    nodes = met(MemoryTransport({"x": lambda packet: refused}))
+    assert nodes.refusals == {"x": "A message cannot be read."}
+    other = told(Refused(run="other", reason="Its model is another."))
+    nodes = met(MemoryTransport({"x": lambda packet: other}))
+    assert nodes.refusals == {"x": "it answers for another run."}
+
+
 def test_a_node_that_does_not_answer_is_asked_anew() -> None:
     transport = MemoryTransport({"x": device("a")}, takes=lambda name, packet: 35.0)
     nodes = met(transport, 30.0, patience=20.0)

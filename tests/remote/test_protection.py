@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import torch
 from fedkeep import simulate
 from fedkeep.core.errors import BudgetError, ConfigError
 from fedkeep.core.run_files import read_commit, read_info
-from fedkeep.privacy import Adaptive, DifferentialPrivacy
+from fedkeep.engines import Sampler
+from fedkeep.privacy import Adaptive, DifferentialPrivacy, epsilon
 from fedkeep.privacy.ledger import FILE, Ledger
 from fedkeep.remote.memory import Died
+from fedkeep.remote.packet import Packet
 from fedkeep.remote.policy import RoundPolicy
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, SEED
@@ -102,3 +106,70 @@ def test_first_answers_are_no_coins(policy: RoundPolicy, tmp_path: Path) -> None
         served(devices, tmp_path, policy=policy)
     devices.close()
     assert not (tmp_path / "run").exists()
+
+
+def test_devices_are_told_nothing_of_who_else_was_in_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round's cohort with a client more and without: other devices get the same headers, but for numbers."""
+    heard: list[list[dict[str, Any]]] = []
+    for cohort in ([0, 1, 2], [0, 1]):
+        monkeypatch.setattr(Sampler, "__call__", lambda _, number, first=cohort: [0, 1] if number else first)
+        devices, headers = Devices(CASE, tmp_path / str(len(cohort)), 6), list[dict[str, Any]]()
+
+        def noting(packet: Packet, serve: Any, name: str, to: list[dict[str, Any]]) -> Packet:
+            if packet.header["kind"] == "work" and name in ("node-0", "node-1"):
+                to.append(without_numbers(packet.header))
+            return serve(packet)  # type: ignore[no-any-return]
+
+        for name, node in devices.transport._nodes.items():
+            node.serve = partial(noting, serve=node.serve, name=name, to=headers)
+        served(devices, tmp_path / str(len(cohort)), rounds=3, evaluate_every=0)
+        devices.close()
+        heard.append(headers)
+    assert heard[0] == heard[1]
+    assert [o["version"] for header in heard[0] for o in header["orders"]] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def without_numbers(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a header without what the clock numbers."""
+    orders = [{k: v for k, v in order.items() if k != "attempt"} for order in header["orders"]]
+    return {**{k: v for k, v in header.items() if k not in ("run", "attempt")}, "orders": orders}
+
+
+def test_a_run_that_continues_another_goes_on_with_its_budget(tmp_path: Path) -> None:
+    """Three runs of two rounds each in a chain cost what six rounds cost; a fourth has no room left."""
+    asked = replace(ASKED, noise=3.0, noise_seed=None, adaptive=None, accountant="rdp")
+    kind = asked.release(2 / 6)
+    asked = replace(asked, budget=epsilon({kind: 7}, asked.delta, "rdp"))
+    for number, name in enumerate(("first", "second", "third")):
+        served_after(tmp_path, name, (None, "first", "second")[number], asked)
+        ledger = Ledger.read(tmp_path / name / FILE, read_info(tmp_path / name)["run"])
+        assert ledger.charged == {kind: 2 * number + 2}
+        assert ledger.spent() == pytest.approx(epsilon({kind: 2 * number + 2}, asked.delta, "rdp"))
+    with pytest.raises(
+        BudgetError, match="Round 1 would cost more privacy than is left: 7 rounds have come to"
+    ):
+        served_after(tmp_path, "fourth", "third", asked)
+    with pytest.raises(BudgetError, match="Round 1 would cost"):  # also when it goes on
+        served_after(tmp_path, "fourth", "third", asked)
+
+
+@pytest.mark.parametrize("before", [None, ASKED])
+def test_no_private_run_continues_one_without_noise_that_protects(
+    before: DifferentialPrivacy | None, tmp_path: Path
+) -> None:
+    served_after(tmp_path, "first", None, before, sampling="poisson" if before else "shuffled")
+    with pytest.raises(ConfigError, match="has no differential privacy, or noise from a seed, so no ε holds"):
+        served_after(tmp_path, "second", "first", replace(ASKED, noise_seed=None))
+    assert not (tmp_path / "second").exists()
+
+
+def served_after(folder: Path, name: str, older: str | None, asked: Any, **changes: Any) -> None:
+    given = {**HERE, "rounds": 2, "evaluate_every": 0, "privacy": asked, **changes}
+    devices = Devices(CASE, folder / "devices", 2)
+    try:
+        one = federation(CASE, continue_from=None if older is None else folder / older, **given)
+        serve_run(one, devices.transport, folder / name, progress=False)
+    finally:
+        devices.close()

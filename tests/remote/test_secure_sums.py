@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines.round import decode
 from fedkeep.methods import SecureSums, securely
-from fedkeep.remote import Packet
+from fedkeep.remote import Packet, ledger
 from fedkeep.remote.masking import VECTOR
 from fedkeep.remote.memory import Died, Weather
 from fedkeep.remote.node import Node
@@ -241,6 +242,30 @@ def test_a_round_with_too_few_is_tried_again_with_new_keys_until_they_are_back(t
     assert any(
         "The round's secure sum failed." in text and "is tried again" in text for text in events(tmp_path)
     )
+
+
+@pytest.mark.parametrize("moved", [-3600, 3600])
+def test_a_server_whose_clock_was_set_is_followed_at_once(
+    moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = devices_of("furl", tmp_path)
+    send, count = devices.transport.send, itertools.count()
+
+    def stopping(messages: Any) -> list[str]:
+        if next(count) in (7, 70):  # and it needs far fewer to the end
+            raise Died
+        return send(messages)
+
+    clock = SimpleNamespace(time_ns=lambda: 1_700_000_000 * 10**9)
+    monkeypatch.setattr(ledger, "time", clock)
+    devices.transport.send = stopping  # type: ignore[method-assign]
+    with pytest.raises(Died):
+        served(devices, tmp_path)
+    clock.time_ns = lambda: (1_700_000_000 + moved) * 10**9
+    found = served(devices, tmp_path)
+    devices.close()
+    assert same_bits(found, on_server(simulated("furl")))
+    assert not any("is tried again" in text for text in events(tmp_path))
 
 
 @pytest.mark.parametrize("message", range(9))

@@ -155,7 +155,9 @@ def test_a_federation_can_be_judged_without_training(tmp_path: Path) -> None:
     assert [r for r in judged if r.client is None] == last
     after = files(tmp_path / "run", but=("lock", "events.jsonl"))
     lines = after.pop("judged.jsonl").decode().splitlines(keepends=True)
+    was, info = (json.loads(each.pop("run.json")) for each in (before, after))
     assert after == before
+    assert {key for key in info if info[key] != was[key]} == {"attempts", "seal"}  # its messages are numbered
     assert list(map(from_line, lines)) == judged
 
 

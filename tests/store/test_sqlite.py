@@ -233,3 +233,14 @@ def test_longer_rows_are_kept_in_larger_pages(tmp_path: Path, floats: int, page:
     again = sqlite(tmp_path / "a", initial={"user": torch.zeros(floats)}, write=False)
     again.recover(3)
     assert again.read([1, 2, 3])["user"][:, -1].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_more_than_a_row_holds_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """It was refused when the first round was to be committed."""
+    one = torch.zeros(1, dtype=torch.uint8)
+    with pytest.raises(
+        StoreError, match=r"take 1000000000 bytes, and a private store holds at most 999999936 "
+    ):
+        sqlite(tmp_path / "s", initial={"body": one.expand(10**9)})
+    assert not (tmp_path / "s").exists()
+    assert sqlite(tmp_path / "s", initial={"body": one.expand(10**9 - 64)}).seen([0]) == [False]

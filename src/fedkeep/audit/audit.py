@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from fedkeep.audit.bench import Bench
+from fedkeep.audit.bench import Bench, unmasked
 from fedkeep.audit.canaries import small
 from fedkeep.audit.examples import look_at_examples, look_at_memory, look_at_opt_out
 from fedkeep.audit.findings import KINDS, PROTOCOL, Allowed, AuditReport
@@ -65,8 +65,9 @@ def audit(
     for entry in allow:
         check_choice("An entry of allow must begin with", entry.partition("/")[0], KINDS)
     began = time.perf_counter()
-    bench = Bench(model, method, small(data, CLIENTS), seed)
-    made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires)
+    bench = Bench(model, unmasked(method), small(data, CLIENTS), seed)
+    masked = bench.method is not method
+    made = Looking(bench, Allowed(revealed(method), tuple(allow)), rounds, wires, masked=masked)
     for look in (
         look_at_kept, look_at_clipping, look_at_examples, look_at_bytes, look_at_opt_out, look_at_memory
     ):  # fmt: skip

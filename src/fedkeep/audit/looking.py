@@ -16,9 +16,12 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.methods import Finish, Finished
-from fedkeep.methods.secure import SecureMean
 from fedkeep.remote.packet import Packet
 
+MASKED = (
+    "Uploads are looked at as they are before they are masked: types, bytes and rows of tables are those of unmasked "
+    "ones. The server sees masked vectors, and their sum."
+)
 RANK: Sequence[Verdict] = ("gradients", "declared", "leak")
 
 
@@ -61,6 +64,7 @@ class Looking:
         allowed: the allow list.
         rounds: how many.
         wires: by name, what turns a message into the bytes that travel.
+        masked: whether the method sums securely; it is looked at as it is without masks.
 
     Attributes:
         heard: all that went between the server and each node.
@@ -77,13 +81,14 @@ class Looking:
     """
 
     def __init__(
-        self, bench: Bench, allowed: Allowed, rounds: int, wires: Mapping[str, Callable[[Packet], bytes]]
-    ) -> None:
-        self.bench, self.allowed, self.rounds, self.wires = bench, allowed, rounds, wires
+        self, bench: Bench, allowed: Allowed, rounds: int, wires: Mapping[str, Callable[[Packet], bytes]], *,
+        masked: bool = False,
+    ) -> None:  # fmt: skip
+        self.bench, self.allowed, self.rounds, self.wires, self.masked = bench, allowed, rounds, wires, masked
         self.searched: dict[str, int] = {}
         self.findings: dict[tuple[str, str], Finding] = {}
         self.looked: dict[str, None] = {}
-        self.notes: dict[str, None] = {}
+        self.notes: dict[str, None] = {MASKED: None} if masked else {}
         self.left: dict[str, Leaving] = {}
         self.heard = bench.federate(rounds)
         heard = self.heard[FIRST]
@@ -202,9 +207,10 @@ class Looking:
     def _seen_by(self, item: Item) -> str:
         if item.kind not in ("upload", "sent", "rows"):
             return "server"
-        secure = isinstance(self.bench.method.server.reduce, SecureMean)
         known = item.kind == "sent" or self.base(item.name) in (*self.federated, *self.buffers)
-        return ("server (in a sum)" if secure else "server") + ("; clients (in the mean)" if known else "")
+        return ("server (in a sum)" if self.masked else "server") + (
+            "; clients (in the mean)" if known else ""
+        )
 
 
 def image_of(item: Item, canaries: np.ndarray, found: Sequence[Items]) -> str:

@@ -16,8 +16,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines import Answer, Judged, Order, first_global, run_round
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
-from fedkeep.methods import Global, Method
-from fedkeep.methods.secure import SecureMean
+from fedkeep.methods import Global
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.wire import read_answers
 
@@ -57,7 +56,7 @@ def followed(bench: Bench, heard: Mapping[str, Recorded]) -> list[Params]:
     """Return what the server has after each round, given the recorded answers."""
     with quiet():
         net = Net(bench.method.made_for(copy.deepcopy(bench.model)))
-        server, found, method = first_global(bench.method, net, bench.data), [], _seeing(bench.method)
+        server, found, method = first_global(bench.method, net, bench.data), [], bench.method
         rounds: dict[int, dict[str, Answer]] = {}
         for recorded in heard.values():
             for work, content in recorded.answered():
@@ -85,12 +84,6 @@ def followed(bench: Bench, heard: Mapping[str, Recorded]) -> list[Params]:
 def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
     """Return the names of what differs in any bit."""
     return [n for n in {**one, **other} if n not in one or n not in other or not same(one[n], other[n])]
-
-
-def _seeing(method: Method) -> Method:
-    """Return a method without the masks of secure sums, which would be others each time."""
-    reduce = method.server.reduce
-    return method.on_server(reduce=reduce.mean) if isinstance(reduce, SecureMean) else method
 
 
 def _values(server: Global) -> Params:

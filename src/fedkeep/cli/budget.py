@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import RunArgument
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.run_files import read_info
+from fedkeep.privacy.accounting import Accountant
 from fedkeep.privacy.ledger import FILE, Ledger
 
 
 def budget(
     run: RunArgument,
     delta: Annotated[float | None, typer.Option("--delta", help="Another δ than the run's.")] = None,
+    accountant: Annotated[
+        str | None, typer.Option("--accountant", help="Another accountant than the run's: pld or rdp.")
+    ] = None,
 ) -> None:
     """Print ε of all rounds that a run has begun, what is left of its budget, and what ε rests on.
 
@@ -23,14 +27,16 @@ def budget(
     """
     if delta is not None and not 0 < delta < 1:
         raise ConfigError(f"--delta must lie between 0 and 1; got {delta}.")
+    if accountant is not None:
+        check_choice("--accountant must be", accountant, list(WORDS))
     ledger = Ledger.read(run / FILE, read_info(run)["run"])
     terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
-    spent = {name: ledger.spent(delta, name) for name in ("pld", "rdp")}
+    by = cast(Accountant, accountant or terms.accountant)
     rows = [
-        ["ε by privacy loss distributions (pld)", f"{spent['pld']:.4f}"],
-        ["ε by Rényi differential privacy (rdp)", f"{spent['rdp']:.4f}"],
+        [f"ε by {WORDS[by]} ({by})", f"{ledger.spent(delta, by):.4f}"],
         ["δ", f"{shown:g}"],
         ["Rounds charged", str(len(ledger.rounds))],
+        *([["and in the runs that it continues", str(before)]] if (before := ledger.before) else []),
         ["of these run again after a stop", str(ledger.repeated)],
         [
             "Clients in a round, on average",
@@ -46,6 +52,7 @@ def budget(
         say(f"· {line}")
 
 
+WORDS: dict[Accountant, str] = {"pld": "privacy loss distributions", "rdp": "Rényi differential privacy"}
 MOST = 1000
 """Rounds that are tried, at most, to say how many still fit."""
 

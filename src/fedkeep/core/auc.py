@@ -30,7 +30,7 @@ def auc(score: Numbers, label: Numbers) -> float:
         DataError: the shapes differ or a label is neither 0 nor 1.
         NonFiniteError: a score is NaN.
     """
-    scores, labels = _array(score), _array(label)
+    scores, labels = floats(score), floats(label)
     if scores.ndim != 1 or scores.shape != labels.shape:
         raise DataError(f"auc wants score and label of shape (B,); got {scores.shape} and {labels.shape}.")
     if not np.isin(labels, (0.0, 1.0)).all():
@@ -47,7 +47,8 @@ def auc(score: Numbers, label: Numbers) -> float:
     return float((rank[labels == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def _array(values: Numbers) -> np.ndarray[Any, np.dtype[np.float64]]:
+def floats(values: Numbers) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return numbers as a float64 array; a tensor's may be of types that NumPy lacks, such as bfloat16."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)

@@ -25,6 +25,7 @@ from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.build import LOCAL, SERVER, build_method
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.run import Run
+from fedkeep.experiments.simulate import train_counts
 from fedkeep.methods import Global, Method, SecureSums, differentially_private, securely
 from fedkeep.privacy import DifferentialPrivacy, Release, epsilon
 from fedkeep.privacy.clip import norm
@@ -157,15 +158,17 @@ def views(
     """Return what is seen of a plain run, of a split, and of the split under differential privacy and secure sums.
 
     Clipping is at the median norm of an upload. ε is that of the whole run, of ``rounds`` rounds with cohorts drawn
-    from all clients, at δ = 1 / (10 N).
+    from the N clients that train, at δ = 1 / (10 N).
     """
     one, two = (Scene(run, clients, batch) for run in (plain, split))
     found = [one.bare("plain"), two.bare("split")]
     bound = float(np.median([norm(o.upload.deltas) for o in two.first.values()]))
     weights = [o.upload.weight for o in two.first.values()]
     heaviest = None if two.method.server.reduce.weight(7.0) == 1 else float(np.median(weights))
-    people, inside = len(split.clients), min(cohort, len(clients))
-    delta, rate = 0.1 / people, min(cohort / people, 1.0)
+    inside = min(cohort, len(clients))
+    people = int((train_counts(split.data, split.method)[split.clients.positions] > 0).sum())
+    cohort = min(cohort, people)
+    delta, rate = 0.1 / people, cohort / people
     made: dict[str, tuple[Callable[[], Method], DifferentialPrivacy | None, str]] = {}
     for number, wanted in enumerate(epsilons, 1):
         noise = multiplier(wanted, rate, rounds, delta)
@@ -173,8 +176,8 @@ def views(
             noise=noise, clip=bound, delta=delta, heaviest=heaviest, accountant="rdp", noise_seed=number
         )
         note = (
-            f"what others than the server see; noise multiplier {noise:.3g}, clipped at {bound:.3g}, {inside} of "
-            f"{people} clients in a round, {rounds} rounds, δ = {delta:.2g}"
+            f"what others than the server see, of {inside} clients a sum; noise multiplier {noise:.3g}, clipped at "
+            f"{bound:.3g}, {cohort} of {people} clients in a round, {rounds} rounds, δ = {delta:.2g}"
         )
         made[f"dp ε={wanted:g}"] = partial(differentially_private, two.method, privacy, inside), privacy, note
     sums = partial(SecureSums, clip=bound, heaviest=heaviest, bits=64)

@@ -151,6 +151,14 @@ class RunDirectory:
                 f"{self.folder} has finished {self.round} rounds already, so it cannot end after {rounds}. Name at "
                 f"least {self.round}, or another folder."
             )
+        every, shared = identity["evaluate_every"], identity.get("evaluate_shared")
+        if every and self.round and self.round in (before, rounds) and (shared or self.round % every):
+            settings = f"evaluate_every = {every}{' and evaluate_shared' if shared else ''}"
+            raise RunError(
+                f"{self.folder} is a run of {before} rounds and has finished {self.round}, so it cannot end after "
+                f"{rounds}: with {settings}, a run of {rounds} judges round {self.round} otherwise. Name another "
+                f"folder."
+            )
         places = list(_scheduled(identity))
         if places:
             raise RunError(

@@ -37,12 +37,13 @@ from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
+from fedkeep.experiments.secure import check_cohorts
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, differentially_private
 from fedkeep.methods.kteps import note_on_plateau
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.privacy import DifferentialPrivacy, Terms
-from fedkeep.store import Default, MemoryStore, PrivateStore
+from fedkeep.store import Default, MemoryStore, PrivateStore, for_clients
 
 
 def simulate(
@@ -105,7 +106,8 @@ def simulate(
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
             ``"skip"`` that client's round.
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
-        private: a store to go on with, e.g. of another task's run (only without ``out``).
+        private: a store to go on with, e.g. of another task's run (only without ``out``). Clients are the same where
+            their ids are; one that the store lacks begins with the default.
         privacy: differential privacy of clients; it wants ``sampling="poisson"``. A run with a folder keeps a ledger
             there.
         name: for reports.
@@ -167,6 +169,8 @@ class _Simulation:
         if privacy is not None:
             self.terms = terms_of(privacy, self.sampler, pooled)
             self.method = method = differentially_private(method, privacy, self.sampler.cohort)
+        if not pooled:
+            check_cohorts(method, self.sampler)
         self.rounds = count_rounds(rounds, epochs, self.sampler.rounds_per_epoch)
         self.engine, self.reason = make_engine(engine, workers, device, self.sampler.cohort, self.rounds)
         every = self.sampler.rounds_per_epoch if evaluate_every is None else evaluate_every
@@ -202,7 +206,10 @@ class _Simulation:
         server = first_global(self.method, self.net, self.data, self.device, self.sampler.count)
         if self.terms is not None:  # patterns of clip that don't fit are said now
             self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
-        directory, store = None, self.given_store or MemoryStore(self.default, self.data.ids)
+        directory: RunDirectory | None = None
+        store: PrivateStore = MemoryStore(self.default, self.data.ids)
+        if self.given_store is not None:
+            store = for_clients(self.given_store, self.default, self.data.ids)
         history: list[Record] = []
         best: dict[str, Any] = {}
         if out is not None:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedkeep.core.errors import FedkeepError
-from fedkeep.flower.nodes import node_of
+from fedkeep.flower.nodes import log, node_of
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet
-from fedkeep.remote.node import Node
+from fedkeep.remote.node import Node, refusal
 
 app = ClientApp()
 
@@ -23,14 +22,18 @@ def serve(message: Message, context: Context) -> Message:
 
 
 def answered(message: Message, find: Callable[[Packet], Node]) -> Message:
-    """Let the node that a packet is for answer a message; what is malformed, or cannot be served, gets a reason."""
+    """Let the node that a packet is for answer a message; what is malformed, or cannot be served, gets a reason.
+
+    Nothing is raised: Flower would send an error's text, which may hold data.
+    """
+    packet = Packet({})
     try:
         packet = from_records(message.content)
         node = find(packet)
         try:
-            reply = node.serve(packet)
+            records = to_records([node.serve(packet)])
         finally:
             node.release()  # the next message may be another process's
-    except FedkeepError as error:
-        reply = Packet({"kind": "refused", "run": "", "reason": str(error)})
-    return Message(to_records([reply])[0], reply_to=message)
+    except Exception as error:  # noqa: BLE001  also a fault in a reader of the device's own
+        records = to_records([refusal(error, packet, log)])
+    return Message(records[0], reply_to=message)

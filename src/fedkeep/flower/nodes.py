@@ -12,7 +12,7 @@ from fedkeep.experiments.config import read_config
 from fedkeep.experiments.sources import build_source
 from fedkeep.flower.project import bundled
 from fedkeep.remote.config import build_node, experiment
-from fedkeep.remote.node import Node, Terms
+from fedkeep.remote.node import Node, RefusalError, Terms
 from fedkeep.remote.own_clients import of_clients
 
 NODE_CONFIG = "fedkeep-node"
@@ -24,13 +24,14 @@ def node_of(context: Context) -> Node:
     """Return the node of a context; a process that serves several messages keeps it.
 
     Raises:
-        ConfigError, DataError: the configuration is missing or wrong, or there is a fault in the data.
+        RefusalError: no configuration is named.
+        ConfigError, DataError: the configuration is wrong, or there is a fault in the data.
     """
     place = context.node_config.get(NODE_CONFIG)
     if place is not None:
         return _configured(Path(str(place)))
     if "partition-id" not in context.node_config:
-        raise ConfigError(
+        raise RefusalError(
             f"This node has no configuration. Start it with fedkeep device run NODE.toml, or with --node-config "
             f"'{NODE_CONFIG}=\"/path/of/node.toml\"'."
         )
@@ -41,7 +42,7 @@ def node_of(context: Context) -> Node:
 
 @lru_cache(maxsize=AT_HAND)
 def _configured(path: Path) -> Node:
-    return build_node(path, tell=_log)
+    return build_node(path, tell=log)
 
 
 @lru_cache(maxsize=AT_HAND)
@@ -55,9 +56,9 @@ def _simulated(config: Path, folder: Path, number: int, count: int) -> Node:
             f"There are {len(source.ids)} clients and {count} nodes; a node has at least one client."
         )
     terms = Terms(owner=f"node-{number}", simulated_noise=True)
-    return Node(of_clients(source, clients, "the node"), folder / str(number), terms, experiment, tell=_log)
+    return Node(of_clients(source, clients, "the node"), folder / str(number), terms, experiment, tell=log)
 
 
-def _log(text: str) -> None:
+def log(text: str) -> None:
     """Say it on the device: SuperNode keeps what its ClientApp prints."""
     print(text, flush=True)  # noqa: T201

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 ABI, CHUNK = 5, 64  # FK_ABI in runtime.h, CHUNK in recurrent.h
@@ -102,8 +103,12 @@ def status() -> Status:
 
 
 def available() -> bool:
-    """Whether the native library is in use; a graph that is exported holds torch's operations alone."""
-    return load().library is not None and not torch.compiler.is_exporting()
+    """Whether the native library is in use.
+
+    A graph that is exported holds torch's operations alone, and so does what is differentiated forward
+    (``torch.func.jvp``).
+    """
+    return load().library is not None and not torch.compiler.is_exporting() and forward_ad._current_level < 0
 
 
 @cache

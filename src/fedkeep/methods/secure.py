@@ -111,7 +111,9 @@ class Vectors:
         parts = []
         for name in self.names:
             change, start = clipped[name].to(self.start[name].device), self.start[name]
-            whole = spread(change, upload.rows[name], start) if name in upload.rows else change
+            whole = (
+                spread(change, upload.rows[name], start.to(change.dtype)) if name in upload.rows else change
+            )
             parts.append(weight * whole.double().cpu().numpy().reshape(-1))
         return self.ring.encode(np.concatenate([*parts, [weight * self.rule.clip]]))
 

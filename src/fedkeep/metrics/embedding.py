@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.auc import floats
 from fedkeep.core.errors import ConfigError, DataError
 
 Vectors = Tensor | np.ndarray[Any, Any]
+Traits = Vectors | Sequence[Any]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _CHUNK = 512  # rows of the distance matrix held at once
 
 
-def knn_agreement(vectors: Vectors, traits: Sequence[Any], k: int = 10) -> float:
+def knn_agreement(vectors: Vectors, traits: Traits, k: int = 10) -> float:
     """Return the mean share of a user's k nearest others (Euclidean) that have the user's own trait.
 
     Users at exactly the k-th distance share the places left, so equal vectors (users never trained) give the
@@ -32,14 +34,14 @@ def knn_agreement(vectors: Vectors, traits: Sequence[Any], k: int = 10) -> float
 
     Args:
         vectors: (n, p), one row a user.
-        traits: n categories, any hashable values.
+        traits: n categories, any hashable values, or a tensor of numbers.
         k: neighbours; n − 1 where fewer users exist.
 
     Returns:
         A fraction; NaN with fewer than two users.
 
     Raises:
-        DataError: the numbers of rows differ, k < 1 or a vector is not finite.
+        DataError: the numbers of rows differ, k < 1, a vector is not finite or a trait is NaN.
     """
     table, codes = _table(vectors, len(traits)), _codes(traits)
     if len(table) < 2:
@@ -47,14 +49,14 @@ def knn_agreement(vectors: Vectors, traits: Sequence[Any], k: int = 10) -> float
     return float(np.mean(list(_neighbour_means(table, k, lambda rows: codes[None, :] == codes[rows, None]))))
 
 
-def chance_agreement(traits: Sequence[Any]) -> float:
+def chance_agreement(traits: Traits) -> float:
     """Return the `knn_agreement` expected of vectors that know nothing: Σ n_c (n_c − 1) / (n (n − 1))."""
     n = len(traits)
     counts = np.bincount(_codes(traits), minlength=1).astype(np.float64)
     return float((counts * (counts - 1)).sum() / (n * (n - 1))) if n > 1 else math.nan
 
 
-def knn_r2(vectors: Vectors, traits: Sequence[float], k: int = 10) -> float:
+def knn_r2(vectors: Vectors, traits: Vectors | Sequence[float], k: int = 10) -> float:
     """Return how well the mean trait of a user's k nearest others predicts the user's own (continuous) trait.
 
     R² = 1 − Σ(trait − neighbours' mean)² / Σ(trait − mean)²: 1 is perfect, 0 or less is chance.
@@ -70,7 +72,7 @@ def knn_r2(vectors: Vectors, traits: Sequence[float], k: int = 10) -> float:
     Raises:
         DataError: the numbers of rows differ, k < 1 or a vector or trait is not finite.
     """
-    table, wanted = _table(vectors, len(traits)), np.asarray(traits, dtype=np.float64)
+    table, wanted = _table(vectors, len(traits)), floats(traits)
     if not np.isfinite(wanted).all():
         raise DataError("knn_r2 wants finite traits; leave out users whose trait is not known.")
     spread = float(((wanted - wanted.mean()) ** 2).sum()) if len(wanted) else 0.0
@@ -82,7 +84,7 @@ def knn_r2(vectors: Vectors, traits: Sequence[float], k: int = 10) -> float:
     return 1 - float(((wanted - guess) ** 2).sum()) / spread
 
 
-def silhouette(vectors: Vectors, traits: Sequence[Any]) -> float:
+def silhouette(vectors: Vectors, traits: Traits) -> float:
     """Return the mean silhouette (Rousseeuw 1987) of users grouped by trait, in [−1, 1].
 
     s = (b − a) / max(a, b) with a the mean Euclidean distance to the own group's others and b that to the
@@ -92,7 +94,7 @@ def silhouette(vectors: Vectors, traits: Sequence[Any]) -> float:
         The mean; NaN with fewer than two traits.
 
     Raises:
-        DataError: the numbers of rows differ or a vector is not finite.
+        DataError: the numbers of rows differ, a vector is not finite or a trait is NaN.
     """
     table, codes = _table(vectors, len(traits)), _codes(traits)
     groups = int(codes.max()) + 1 if len(codes) else 0
@@ -244,19 +246,24 @@ def _distances(table: Floats) -> Iterator[tuple[np.ndarray[Any, np.dtype[np.int6
         yield np.arange(start, start + len(part)), distance.numpy()
 
 
-def _codes(traits: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _codes(traits: Traits) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return each trait's number, in order of first appearance."""
+    values = [t.item() if isinstance(t, Tensor) else t for t in traits]  # a tensor is equal to itself alone
+    if any(isinstance(value, float | np.floating) and value != value for value in values):
+        raise DataError(
+            "Traits: one is NaN. Leave out users whose trait is not known, or name it, e.g. None."
+        )
     known: dict[Any, int] = {}
-    return np.array([known.setdefault(trait, len(known)) for trait in traits], dtype=np.int64)
+    return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)
 
 
 def _table(vectors: Vectors, rows: int | None) -> Floats:
     """Return the vectors as a float64 array (n, p), checked."""
-    array = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else np.asarray(vectors)
+    array = floats(vectors)
     if array.ndim != 2 or (rows is not None and len(array) != rows):
         wanted = "(n, p)" if rows is None else f"({rows}, p)"
         raise DataError(f"User vectors: wanted shape {wanted}, one row a user; got {array.shape}.")
-    array = np.ascontiguousarray(array, dtype=np.float64)
+    array = np.ascontiguousarray(array)
     if not np.isfinite(array).all():
         raise DataError("User vectors: a value is NaN or infinite.")
     return array

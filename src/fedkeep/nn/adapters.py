@@ -51,6 +51,10 @@ class Adapted(nn.Module):
         self.lora_dropout[name] = nn.Dropout(dropout)
         self.scaling[name] = alpha / rank
 
+    def extra_repr(self) -> str:
+        """Return the factor of each adapter's output, by name."""
+        return ", ".join(f"{name}={scale:g}" for name, scale in self.scaling.items())
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output, and what the adapters add: (..., inputs) to (..., outputs)."""
         found: Tensor = self.base_layer(x)

@@ -49,6 +49,11 @@ class ConvPool(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
         self.side, self.margin, self.flat = kernel_size, padding, flat
 
+    def extra_repr(self) -> str:
+        """Return what torch shows of the layer, and whether its result is flat."""
+        shown: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return shown + (", flat=True" if self.flat else "")
+
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer.
 
@@ -200,6 +205,7 @@ class _Passes(Operation):
         weight, bias, x = tensors
         plan = _planned(tensors, how, cohort)
         (weight, weight_stride), (bias, bias_stride) = per_client(weight, cohort), per_client(bias, cohort)
+        x = x.resolve_neg()  # a conjugate's imaginary part holds the numbers as they were, and a note
         output, kept = _results(weight, plan, keep)
         native.call("convolution", False, (
             torch.get_num_threads(), native.load().level, *plan.head, x.dtype == torch.uint8,

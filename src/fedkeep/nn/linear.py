@@ -33,6 +33,10 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features)
         self.relu = relu
 
+    def extra_repr(self) -> str:
+        """Return what torch shows of the layer, and whether there is a ReLU: a run goes on with the same alone."""
+        return super().extra_repr() + (", relu=True" if self.relu else "")
+
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer: from (B, I), or any shape that ends in I, to (B, O)."""
         weight, bias = self.weight, self.bias
@@ -83,24 +87,27 @@ class _Passes(Operation):
     """The tensors are weight (O, I), bias (O,) and x (B, I); the setting is whether there is a ReLU."""
 
     name = "linear"
-    keeps_result = True
+
+    def keeps_result(self, how: How) -> bool:
+        """Tell whether there is a ReLU: without one the result is the caller's to change."""
+        return bool(how[0])
 
     def forward(self, tensors: Tensors, how: How, cohort: bool, keep: bool = True) -> list[Tensor]:
         """Give the output (B, O)."""
         weight, bias, x = tensors
         x, x_stride, row_stride = _rows(x, cohort)
         (weight, weight_stride), (bias, bias_stride) = per_client(weight, cohort), per_client(bias, cohort)
-        (output,) = self.empty((weight, bias, x), how, cohort)
+        found = self.empty((weight, bias, x), how, cohort)
         native.call("linear", False, (
             *_head(x, weight, how), x.data_ptr(), x_stride, row_stride, weight.data_ptr(), bias.data_ptr(),
-            weight_stride, bias_stride, output.data_ptr(), 0, 0, 0, 0,
+            weight_stride, bias_stride, found[0].data_ptr(), 0, 0, 0, 0,
         ))  # fmt: skip
-        return [output]
+        return found
 
     def backward(
         self, grads: Tensors, kept: Tensor, tensors: Tensors, how: How, cohort: bool, input_grad: bool
     ) -> list[Tensor]:
-        """Run the kernel; ``kept`` is the output."""
+        """Run the kernel; ``kept`` is the output where there is a ReLU, else empty and not read."""
         weight, bias, x = tensors
         x, x_stride, row_stride = _rows(x, cohort)
         weight, weight_stride = per_client(weight, cohort)
@@ -116,7 +123,8 @@ class _Passes(Operation):
     def empty(self, tensors: Tensors, how: How, cohort: bool) -> list[Tensor]:
         """See ``Operation.empty``."""
         weight, _, x = tensors
-        return [x.new_empty((*x.shape[:-1], weight.shape[-2]))]
+        output = x.new_empty((*x.shape[:-1], weight.shape[-2]))
+        return [output] if self.keeps_result(how) else [output, x.new_empty((*x.shape[:-2], 0))]
 
     def empty_gradients(self, tensors: Tensors, how: How, cohort: bool, input_grad: bool) -> list[Tensor]:
         """See ``Operation.empty_gradients``."""

@@ -38,15 +38,17 @@ class Operation(ABC):
         name: of the custom operations ``fedkeep::NAME`` and ``fedkeep::NAME_backward``, for torch.func (vmap above
             all) and for tracing.
         others: how many of ``tensors`` have no gradient, and are the last.
-        keeps_result: whether the backward pass reads the result; else the forward pass gives one tensor more, for it.
     """
 
     name: ClassVar[str]
     others: ClassVar[int] = 0
-    keeps_result: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.custom, self.custom_backward = _custom(self)
+
+    def keeps_result(self, how: How) -> bool:
+        """Tell whether the backward pass reads the result; else the forward pass gives one tensor more, for it."""
+        return False
 
     @abstractmethod
     def forward(self, tensors: Tensors, how: How, cohort: bool, keep: bool = True) -> list[Tensor]:
@@ -102,7 +104,7 @@ def differentiable(layer: Operation, how: How, cohort: bool, tensors: Tensors) -
 def _keep(ctx: Any, arguments: tuple[Any, ...], found: Sequence[Tensor]) -> None:
     ctx.layer, ctx.how, ctx.cohort, *tensors = arguments
     ctx.set_materialize_grads(False)
-    if not ctx.layer.keeps_result:
+    if not ctx.layer.keeps_result(ctx.how):
         ctx.mark_non_differentiable(found[-1])
     ctx.save_for_backward(found[-1], *tensors)
 
@@ -110,7 +112,7 @@ def _keep(ctx: Any, arguments: tuple[Any, ...], found: Sequence[Tensor]) -> None
 def _gradients(ctx: Any, grads: Tensors) -> tuple[Tensor | None, ...]:
     kept, *tensors = ctx.saved_tensors
     none = (None, None, None)
-    grads = grads if ctx.layer.keeps_result else grads[:-1]
+    grads = grads if ctx.layer.keeps_result(ctx.how) else grads[:-1]
     if all(g is None for g in grads):
         return (*none, *[None] * len(tensors))
     place = len(tensors) - ctx.layer.others - 1

@@ -113,9 +113,11 @@ def pools(layers: list[Any]) -> bool:
 
 
 def plain(*tensors: Any) -> bool:
-    """Tell whether these are tensors, of no subclass, that nobody compiles or casts."""
+    """Tell whether these are dense tensors, of no subclass, that nobody compiles or casts."""
     changed = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
-    return not changed and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+    return not changed and all(
+        type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided for t in tensors
+    )
 
 
 def _takes(x: Any, conv: Any) -> bool:
@@ -314,8 +316,8 @@ def last_cells(x: Tensor, output: Tensor, lengths: Tensor, weights: Any) -> Tens
 
 
 def _gathered(kept: Tensor, where: Tensor) -> Tensor:
-    """Return the numbers (D, B, H) at places (B, H) of what the kernel kept (D, ·)."""
-    return kept[:, where.reshape(-1)].reshape(kept.shape[0], *where.shape)
+    """Return the numbers (D, B, H) at places (B, H) of what the kernel kept (D, ·); no view, so they may be changed."""
+    return kept[:, where]
 
 
 def _where(lengths: Tensor, longest: int, hidden: int, dtype: torch.dtype, ragged: bool) -> Tensor:

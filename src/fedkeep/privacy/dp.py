@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
+from torch import Tensor
+
 from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.core.params import Params
+from fedkeep.kernels.values import exact
 from fedkeep.privacy.accounting import Accountant, Release
 from fedkeep.privacy.clip import norm
 from fedkeep.privacy.draws import Draw, RunDraws, SystemDraw
@@ -205,6 +208,8 @@ class Clipping:
     def clipped(self, tensors: Params, scale: float = 1.0) -> tuple[Params, bool]:
         """Return the tensors within all bounds, and whether they were; whole numbers stay.
 
+        What is scaled in half precision becomes double: rounded to so few digits it may exceed the bound.
+
         Args:
             tensors: a change, decoded.
             scale: of all bounds, e.g. of an adaptive one.
@@ -214,7 +219,7 @@ class Clipping:
             size = norm({n: tensors[n] for n in names})
             if size > bound * scale:
                 inside = False
-                made |= {n: tensors[n] * (bound * scale / size) for n in names}
+                made |= {n: _precise(tensors[n]) * (bound * scale / size) for n in names}
         return made, inside
 
     def deviations(self, names: Collection[str], multiplier: float, scale: float = 1.0) -> dict[str, float]:
@@ -224,6 +229,10 @@ class Clipping:
         return {
             n: multiplier * root * scale * bound for pattern, bound in self.bounds for n in groups[pattern]
         }
+
+
+def _precise(value: Tensor) -> Tensor:
+    return value.to(exact(value)) if value.itemsize < 4 else value
 
 
 def floating(tensors: Params) -> list[str]:

@@ -33,6 +33,9 @@ Protected it is against anybody who sees the federated parameters of every round
 Each client was in each round by a coin of its own. Who was must stay secret, and so must the run's seed and folder.
 The server is trusted: it sees each upload before noise is added.
 Losses, metrics and numbers of clients in the records are not covered, nor is choosing settings by them.
+Counted are this run's rounds and those of runs that it continues. Other runs on the same clients cost more.
+What was agreed on before the first round, of all clients' data and without noise, is not covered: words, label names, \
+means and scales.
 That a client's fault stopped a run is not covered, nor what a client's predictions say of its private part.
 Attacks on the lowest bits of the noise, which is added in double precision, are not covered.""".splitlines()
 FROM_A_SEED = "Noise is drawn from a seed: this is a simulation, and protects nobody."
@@ -51,6 +54,7 @@ class Terms:
         budget: the largest ε; None: no bound.
         accountant: the one that the budget goes by.
         repeatable: whether noise is drawn from a seed, so that it protects nobody.
+        carried: what the runs that this one continues have charged: kinds of rounds, and how many of each.
     """
 
     clients: int
@@ -60,6 +64,7 @@ class Terms:
     budget: float | None
     accountant: Accountant
     repeatable: bool = False
+    carried: tuple[tuple[Release, int], ...] = ()
 
 
 @dataclass
@@ -117,19 +122,34 @@ class Ledger:
         return ledger
 
     @classmethod
-    def read(cls, path: Path, run: str) -> Ledger:
+    def read(cls, path: Path, run: str, known: Mapping[str, Any] | None = None) -> Ledger:
         """Return a run's ledger; nothing is touched.
 
         Raises:
-            RunError: there is none, or it is damaged or of another run.
+            RunError: as for ``open``.
         """
         content = _read(path)
-        return _parsed(path, content[: content.rfind(b"\n") + 1], run)
+        whole = content[: content.rfind(b"\n") + 1]
+        ledger = _parsed(path, whole, run)
+        ledger._check(known or {}, whole)
+        return ledger
 
     @property
     def mark(self) -> dict[str, Any]:
         """What a commit keeps of the ledger: how many charges there are, and the last line's hash."""
         return {"charges": len(self.rounds), "head": self.head}
+
+    @property
+    def before(self) -> int:
+        """How many rounds were charged in the runs that this one continues."""
+        return sum(count for _, count in self.terms.carried)
+
+    @property
+    def charged(self) -> dict[Release, int]:
+        """What was charged, with what was before in the runs that this one continues: how many rounds of each kind."""
+        charged = Counter(dict(self.terms.carried))
+        charged[self.terms.release] += len(self.rounds)
+        return dict(charged)
 
     def check(self, round: int, planned: int = 1) -> None:
         """Refuse a round that would exceed the budget, before it begins.
@@ -146,8 +166,8 @@ class Ledger:
         self._room = self.room(planned)  # also where more rounds than planned were charged: some came again
         if not self._room:
             raise BudgetError(
-                f"Round {round} would cost more privacy than is left: {len(self.rounds)} rounds have come to "
-                f"ε = {self.spent():.4g}, the budget is {self.terms.budget:g} at δ = {self.terms.delta:g}. The "
+                f"Round {round} would cost more privacy than is left: {self.before + len(self.rounds)} rounds have "
+                f"come to ε = {self.spent():.4g}, the budget is {self.terms.budget:g} at δ = {self.terms.delta:g}. The "
                 f"rounds so far are kept. Take more noise, fewer rounds or smaller cohorts in another run."
             )
 
@@ -163,18 +183,15 @@ class Ledger:
 
     def room(self, most: int) -> int:
         """Return how many more rounds fit in the budget, at most so many."""
-        if self.terms.budget is None:
+        terms = self.terms
+        if terms.budget is None:
             return most
-        charged = {self.terms.release: len(self.rounds)}
-        return rounds_within(
-            self.terms.budget, self.terms.release, charged, self.terms.delta, self.terms.accountant, most
-        )
+        return rounds_within(terms.budget, terms.release, self.charged, terms.delta, terms.accountant, most)
 
     def spent(self, delta: float | None = None, accountant: Accountant | None = None) -> float:
         """Return ε of all that was charged, by default at the run's own δ and by its own accountant."""
         terms = self.terms
-        charged = {terms.release: len(self.rounds)}
-        return epsilon(charged, terms.delta if delta is None else delta, accountant or terms.accountant)
+        return epsilon(self.charged, terms.delta if delta is None else delta, accountant or terms.accountant)
 
     def assumptions(self) -> list[str]:
         """Return what ε rests on, and what it does not cover, a line each."""
@@ -248,14 +265,23 @@ def _terms(entry: Mapping[str, Any], run: str) -> Terms:
         raise ValueError(f"wanted format {FORMAT}, got {entry['format']!r}")
     if entry["run"] != run:
         raise ValueError(f"wanted the run {run}, got {entry['run']!r}")
-    fields = {name: value for name, value in entry.items() if name not in ("format", "run", "release")}
-    terms = Terms(**fields, release=Release(**entry["release"]))
+    fields = {
+        name: value for name, value in entry.items() if name not in ("format", "run", "release", "carried")
+    }
+    carried = tuple((Release(**kind), _count(rounds)) for kind, rounds in entry.get("carried", ()))
+    terms = Terms(**fields, release=Release(**entry["release"]), carried=carried)
     numbers = (terms.clients, terms.cohort, terms.delta, terms.release.rate, terms.release.noise)
     right = all(type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in numbers)
     bounded = terms.budget is None or type(terms.budget) in (int, float)
     if not (right and bounded and 0 < terms.release.rate <= 1 and terms.accountant in get_args(Accountant)):
         raise ValueError("its first line has values that no run has")
     return terms
+
+
+def _count(rounds: object) -> int:
+    if type(rounds) is not int or rounds < 0:
+        raise ValueError(f"a number of rounds is a whole number of at least 0; got {rounds!r}")
+    return rounds
 
 
 def _round(entry: Mapping[str, Any]) -> int:

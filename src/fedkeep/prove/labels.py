@@ -182,7 +182,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _lifted(self, tensor: Tensor) -> None:
         """Label a tensor that was made of Python's numbers, of other tensors or of an array."""
-        if self.fresh is not None:
+        if self.given is not None and _called_back(sys._getframe()):
+            self.put(tensor, Node("a tensor made in a function that PyTorch called", OUTSIDE))
+        elif self.fresh is not None:
             self.put(tensor, self.fresh)
         elif self.given is not None:
             parts = self.parts(self.given)
@@ -223,6 +225,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = arg.__name__
             if name in CROSSINGS:
                 self._called(name, getattr(arg, "__self__", None))
+            elif name in READERS and self.given is not None and _called_back(frame):
+                self._cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
             elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
                 self._cross(Node("", OUTSIDE), f"native code of {module}")
         elif event == "call" and frame.f_code is native.call.__code__:
@@ -346,6 +350,15 @@ def _short(func: Any) -> str:
 
 def _foreign(node: Any) -> bool:
     return not any(node._forward_cls is own for own in OWN_NODES)
+
+
+def _called_back(frame: FrameType | None) -> bool:
+    """Tell whether PyTorch has called other code from inside a function of its own, where ``_Makers`` sees nothing."""
+    while frame is not None and frame.f_code is not _Makers.__torch_function__.__code__:
+        if not f"{frame.f_globals.get('__name__')}.".startswith(("torch.", "contextlib.", "fedkeep.prove.")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _where(skip: bool = True) -> tuple[FrameType | None, str, str]:

@@ -2,14 +2,14 @@
 
 Federated parameters are taken over by name, where shapes and types agree; nothing else is guessed. What the method, the
 upload chain and the server's optimiser kept is reset. Devices do likewise with private states (``migration``), at
-the versions of the older run's ledger.
+the versions of the older run's ledger. With differential privacy what the older run has charged counts on.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from fedkeep.core.params import Params, under
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import Method
+from fedkeep.privacy import Ledger as Budget
+from fedkeep.privacy import Release, Terms
+from fedkeep.privacy.ledger import FILE
 from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Named
 from fedkeep.remote.ledger import COLUMNS, Ledger
@@ -43,6 +46,8 @@ class Older:
         versions: by client, the version that its server accepted last; clients that have default values are not in it.
         clients: the ids of all its clients.
         encoding: of its data, as JSON.
+        charged: what it and those before it have charged, rate, noise and number of rounds of each kind; None: it has
+            no noise that protects.
         values: what its server had after that round, see ``drive.checkpoint``; None where the new run has finished
             rounds of its own, and goes on with those.
     """
@@ -52,6 +57,7 @@ class Older:
     versions: Mapping[str, Named]
     clients: Sequence[str] = ()
     encoding: Mapping[str, Any] = field(default_factory=dict)
+    charged: Sequence[Sequence[float]] | None = None
     values: Params | None = None
 
     @classmethod
@@ -76,6 +82,7 @@ class Older:
                     f"{folder} has finished no round to continue from. Run it first, or begin a new run."
                 )
             entries = Ledger(store, roster).entries(roster.ids)
+            charged = _charged(directory)
         finally:
             directory.close()
         before = info.get("began_from", {}).get("versions", {})  # at version 0 they keep what they began with
@@ -86,13 +93,27 @@ class Older:
         }
         return cls(
             run=directory.id, round=directory.round, versions=versions, clients=list(roster.ids),
-            encoding=info["encoding"], values=values,
+            encoding=info["encoding"], charged=charged, values=values,
         )  # fmt: skip
 
     def plain(self) -> dict[str, Any]:
         """Return what the new run's ``run.json`` says of it."""
         versions = {client: version.model_dump() for client, version in self.versions.items()}
-        return {"run": self.run, "round": self.round, "versions": versions}
+        return {"run": self.run, "round": self.round, "versions": versions, "charged": self.charged}
+
+    def carried(self, terms: Terms) -> Terms:
+        """Return what the new run's rounds cost, after those that were charged before.
+
+        Raises:
+            ConfigError: the older run has no differential privacy, so no ε holds for what it released.
+        """
+        if self.charged is None:
+            raise ConfigError(
+                f"continue_from: the run {self.run} has no differential privacy, or noise from a seed, so no ε holds "
+                f"for what it released, nor for a run that continues it. Continue one that has, or begin a new run."
+            )
+        kinds = ((Release(rate=rate, noise=noise), int(count)) for rate, noise, count in self.charged)
+        return replace(terms, carried=tuple(kinds))
 
     def tell_of(self, clients: Sequence[str], events: Events) -> None:
         """Note which clients of the new run are new, and which have left."""
@@ -136,7 +157,18 @@ def older_for(folder: Path | None, out: Path | None) -> Older | None:
             )
         return older
     versions = {client: Named(**version) for client, version in began["versions"].items()}
-    return Older(run=began["run"], round=began["round"], versions=versions)
+    return Older(run=began["run"], round=began["round"], versions=versions, charged=began.get("charged"))
+
+
+def _charged(directory: RunDirectory) -> list[list[float]] | None:
+    """Return what a run and those before it have charged; None: it has no noise that protects."""
+    known = directory.extra.get("ledger")
+    if not known:
+        return None
+    ledger = Budget.read(directory.folder / FILE, directory.id, known)
+    if ledger.terms.repeatable:
+        return None
+    return [[kind.rate, kind.noise, count] for kind, count in ledger.charged.items()]
 
 
 def check_on_change(text: object) -> OnChange:

@@ -33,7 +33,7 @@ from fedkeep.remote.device_folder import (
     sum_of,
     wipe_rest,
 )
-from fedkeep.store.database import Database, new_file
+from fedkeep.store.database import Database, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 
 FORMAT = 1
@@ -107,11 +107,12 @@ class DeviceFile:
         try:
             with suppress(StoreError):  # what stays harms no state that is served
                 wipe_rest(path)
-            self._file = Database(path)
+            self._file = Database(path, log=False)
             try:
+                self._refuse_others(owner)
+                self._file.begin_to_write()
                 self.about = self._read_about(owner)
                 self.format = RowFormat(_initial(self.about.columns))
-                self._file.begin_to_write()
                 self._file.query("PRAGMA secure_delete = ON")
             except BaseException:
                 self._file.close()
@@ -128,6 +129,14 @@ class DeviceFile:
             return
         check_no_log(self.path)
         raise StoreError(f"The run {self.run!r} has no private state on this device.")
+
+    def _refuse_others(self, owner: str | None) -> None:
+        """Refuse a file of another owner or run while nothing on the disk is touched; its log may mend other faults."""
+        try:
+            self._read_about(owner)
+        except (ValueError, TypeError, KeyError, sqlite3.Error):
+            if not logs_of(self.path):
+                raise
 
     def _read_about(self, owner: str | None) -> About:
         ((content, crc),) = self._file.query("SELECT content, crc FROM about").fetchall()

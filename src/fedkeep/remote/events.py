@@ -43,18 +43,20 @@ class Events:
         path: a file that gets a line of each; None: there is none. It is for people: nothing is read from it, and a
             disk that is full costs events alone.
         round: the round that is on its way.
-        said: all since the server started.
+        said: all since the server started, until ``write_to``; a server that lives long keeps none.
     """
 
     now: Callable[[], float]
     path: Path | None = None
     round: int = 0
     said: list[Event] = field(default_factory=list)
+    _keeps: bool = True
 
     def note(self, kind: Kind, text: str, *, node: str = "", client: str = "") -> None:
         """Note an event."""
         event = Event(seconds=self.now(), round=self.round, kind=kind, text=text, node=node, client=client)
-        self.said.append(event)
+        if self._keeps:
+            self.said.append(event)
         self._write([event])
 
     def write_to(self, path: Path) -> None:
@@ -68,6 +70,7 @@ class Events:
         except OSError:
             self.path = None
         self._write(self.said)
+        self.said, self._keeps = [], False
 
     def _write(self, events: Iterable[Event]) -> None:
         if self.path is None:

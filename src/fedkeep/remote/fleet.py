@@ -6,7 +6,6 @@ from the ledger, and goes out with each order: so the device keeps what was acce
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +44,7 @@ class Fleet:
         policy: deadline and over-selection.
         cohort: uploads that a round takes where more clients are asked.
         events: a log of who was missing, and why.
-        clock: gives the number of an attempt if it is larger than the last one's: microseconds.
+        attempts: gives the number of each attempt, see ``Attempts``.
 
     Attributes:
         defers: whether judging rides with the next round's training.
@@ -61,13 +60,12 @@ class Fleet:
         *,
         cohort: int,
         events: Events,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        attempts: Callable[[], int],
     ) -> None:
         self.nodes, self.rules, self.ledger, self.policy = nodes, rules, ledger, policy
         self.defers = policy.mode == "synchronous"
-        self.cohort, self.events, self._clock = cohort, events, clock
+        self.cohort, self.events, self._next_attempt = cohort, events, attempts
         self.committed: Callable[[], None] = lambda: None
-        self._attempt = 0
         self._announced: tuple[list[Order], Mapping[str, Sequence[Model]]] | None = None
         self._results: _Results | None = None
         self._made: dict[str, Made] = {}  # by client, what it has staged
@@ -157,11 +155,6 @@ class Fleet:
         """Make the prepared ledger valid."""
         self.ledger.store.apply()
         self.committed()
-
-    def _next_attempt(self) -> int:
-        """Return a number that no message of the run had: larger than all before; after a restart the clock's."""
-        self._attempt = max(self._attempt + 1, self._clock())
-        return self._attempt
 
     def exchange(self, orders: Mapping[str, ClientOrder], enough: int | None = None) -> Exchange:
         """Send orders of one round."""

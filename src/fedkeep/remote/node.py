@@ -142,21 +142,11 @@ class Node:
 
     def serve(self, packet: Packet) -> Packet:
         """Answer a message; never raises for what is in it, or for what is wrong on this device."""
-        run = str(packet.header.get("run", ""))[:64]
         try:
             with self._turn:
                 return self._served(packet)
-        except (RefusalError, StoreError, UploadError) as error:
-            self.tell(str(error))
-            return told(Refused(run=run, reason=str(error)))
-        except DataError as error:
-            self.tell(str(error))
-            reason = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
-            return told(Refused(run=run, reason=reason))
-        except Exception as error:  # noqa: BLE001  a fault in a model or in this node: its text may hold data
-            self.tell(f"{type(error).__name__}: {error}")
-            reason = f"It has failed with {type(error).__name__}. Its own log says more."
-            return told(Refused(run=run, reason=reason))
+        except Exception as error:  # noqa: BLE001  also a fault in a model or in this node
+            return refusal(error, packet, self.tell)
 
     def _served(self, packet: Packet) -> Packet:
         kind = packet.header.get("kind")
@@ -337,6 +327,23 @@ class Node:
             anew=self.terms.on_missing == "anew", tell=self.tell, masking=running.masking(self.folder),
         )  # fmt: skip
         return answers_packet(answers)
+
+
+def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Packet:
+    """Return the answer to a packet that cannot be served.
+
+    The error's text goes to ``tell`` in full; it leaves the device only where it holds neither data nor a path.
+    """
+    tell(f"{type(error).__name__}: {error}")
+    if isinstance(error, RefusalError | StoreError | UploadError):
+        reason = str(error)
+    elif isinstance(error, DataError):
+        reason = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
+    elif isinstance(error, ConfigError):
+        reason = "Its configuration cannot be used. Its own log says more."
+    else:
+        reason = f"It has failed with {type(error).__name__}. Its own log says more."
+    return told(Refused(run=str(packet.header.get("run", ""))[:64], reason=reason))
 
 
 def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:

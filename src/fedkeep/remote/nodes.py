@@ -148,9 +148,12 @@ class Nodes:
             self.forget(name, reason)
             return
         try:
-            if packet.header.get("run") != self.hello.run:
+            run, refused = packet.header.get("run"), packet.header.get("kind") == "refused"
+            if run != self.hello.run and not (
+                refused and run == ""
+            ):  # one that could not read what came names none
                 raise UploadError("it answers for another run.")
-            if packet.header.get("kind") == "refused":
+            if refused:
                 self._refused(name, header_of(packet, Refused).reason)
             elif node.state == "asked":
                 self._is_here(name, node, header_of(packet, Here))

@@ -20,10 +20,11 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, LostError, RoundError, SecureSumError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.engines import Answer, Order, Sampler
+from fedkeep.experiments.secure import check_cohorts
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
 from fedkeep.methods.secure import Undivided, Vectors
 from fedkeep.privacy.secure import Keys, SecureServer, Spent
-from fedkeep.privacy.secure.messages import LEAST, Revealed
+from fedkeep.privacy.secure.messages import Revealed
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.masking import KEYS, SEEDS, VECTOR, about
@@ -318,13 +319,7 @@ def check_secure(method: Method, sampler: Sampler, policy: RoundPolicy) -> None:
             "Secure sums take a vector of each client that has sent shares, in rounds one after another. Leave out "
             "rounds.over_selection and rounds.mode."
         )
-    rest = sampler.count % sampler.cohort if sampler.mode == "shuffled" else 0
-    if sampler.mode == "poisson" or (rest or sampler.cohort) < LEAST:
-        raise ConfigError(
-            f"Secure sums want at least {LEAST} clients in every cohort; of {sampler.count} clients, {sampler.cohort} "
-            f"a round, with sampling {sampler.mode!r}, one may be smaller. Take another cohort, or sampling = "
-            f"'independent'."
-        )
+    check_cohorts(method, sampler)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
 from fedkeep.experiments.simulate import count_rounds
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
-from fedkeep.methods import Method
+from fedkeep.methods import Method, newest
 from fedkeep.privacy import DifferentialPrivacy, Terms
 from fedkeep.remote import fingerprint
 from fedkeep.remote.buffered import Buffered, check_buffered
@@ -51,7 +51,7 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Rules
 from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 from fedkeep.remote.kept import Kept
-from fedkeep.remote.ledger import COLUMNS, Ledger
+from fedkeep.remote.ledger import COLUMNS, Attempts, Ledger
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import RoundPolicy
@@ -300,7 +300,8 @@ class _Serving:
         policy, population = federation.policy, len(self.roster.trains)
         self.terms: Terms | None = None
         if federation.privacy is not None:
-            self.method, self.terms = protected(self.method, federation.privacy, self.sampler, policy)
+            self.method, terms = protected(self.method, federation.privacy, self.sampler, policy)
+            self.terms = terms if self.older is None else self.older.carried(terms)
         check_secure(self.method, self.sampler, policy)
         self.server = server = first_global(self.method, self.first, self.roster, "cpu", self.sampler.count)
         if self.terms is not None:  # patterns of clip that don't fit are said now
@@ -342,8 +343,8 @@ class _Serving:
             split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
         )  # fmt: skip
         self.fleet = fleet_of(self.method, lambda number: self._cohort(number) if number < self.rounds else [])(
-            self.nodes, rules, Ledger(store, self.roster), federation.policy,
-            cohort=min(federation.cohort, len(self.roster.trains)), events=self.events,
+            self.nodes, rules, Ledger(store, self.roster, self.method.client.accept is not newest), federation.policy,
+            cohort=min(federation.cohort, len(self.roster.trains)), events=self.events, attempts=Attempts(directory),
         )  # fmt: skip
 
     def _drive(self, directory: RunDirectory, progress: bool | None) -> Drive:

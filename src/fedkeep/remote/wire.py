@@ -62,7 +62,7 @@ class ClientOrder:
         order: its round is that of the whole message.
         version: how many of the client's rounds the server has accepted in this run; 0: it starts from the default.
         attempt: of the message whose answer made this version, see ``Work.attempt``; 0 for version 0.
-        share: z = c_k / Σ c of the round that made this version (FURL eq. 6); 0 for version 0.
+        share: z = c_k / Σ c of the round that made this version, where clients accept by it (FURL eq. 6); else 0.
         train: train, stage version + 1 and upload; False: judge alone.
         judge: what is judged, before training.
         asks: steps of secure sums.
@@ -240,14 +240,17 @@ def read_work(packet: Packet) -> Work:
 
 
 def answers_packet(answers: Answers) -> Packet:
-    """Return the message: the list of what leaves a device."""
+    """Return the message: the list of what leaves a device.
+
+    Tensors stand in the order of their names: any other could tell of what made them.
+    """
     told, tensors = [], Params()
     for number, one in enumerate(answers.answers):
         weight, status = 0.0, next((s for s, kind in FAULTS.items() if isinstance(one.fault, kind)), "idle")
         if one.upload is not None:
             weight, status = one.upload.weight, "trained"
-            tensors |= prefixed(f"answer/{number}/deltas/", one.upload.deltas)
-            tensors |= prefixed(f"answer/{number}/rows/", one.upload.rows)
+            tensors |= prefixed(f"answer/{number}/deltas/", dict(sorted(one.upload.deltas.items())))
+            tensors |= prefixed(f"answer/{number}/rows/", dict(sorted(one.upload.rows.items())))
         text = "" if one.fault is None else str(one.fault)
         made = {step: dict(values) for step, values in answers.made.get(one.client, {}).items()}
         about = {"client": one.client, "status": status, "weight": weight, "text": text}

@@ -9,7 +9,7 @@ import sqlite3
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +40,36 @@ class Database:
 
     While it is written, its last commits are in a log beside it, until ``rest`` or the end of the process moves them
     into the file. Where a kill has left a log, reading would change both, so they are copied and the copy is read;
-    where the system lets open files be removed, the copy goes at once.
+    where the system lets open files be removed, the copy goes at once. It is in the system's temporary folder, where
+    another kill may leave it.
+
+    Args:
+        path: the file.
+        log: False: the log is not read until the file is opened to be written, and there is no copy. Until then what
+            stands in the file may be older, or in pieces.
 
     Raises:
         OSError, ValueError, sqlite3.Error: it can't be read, or is no such file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, log: bool = True) -> None:
         self.path = path
         self._process = os.getpid()
-        self.rest()
+        self._read(log)
 
     def rest(self) -> None:
         """Go back to reading only; what was committed is in the file, if it can be written to the end."""
-        if (close := getattr(self, "_close", None)) is not None:
-            close()
+        self._close()
+        self._read(log=True)
+
+    def _read(self, log: bool) -> None:
         with open(self.path, "rb") as file:
             head = file.read(20)
         if head[:16] != _HEAD or head[18:] != _LOGGED:
             raise ValueError(f"{self.path.name} does not begin as a private store does")
-        logs = [path for path in logs_of(self.path) if path.stat().st_size]
+        logs = [path for path in logs_of(self.path) if log and path.stat().st_size]
         if not logs:
-            self._use(_connected(self.path, "immutable=1"))
+            self._use(_connected(self.path, "immutable=1"), look=log)
             return
         copy = tempfile.TemporaryDirectory(prefix="fedkeep-", ignore_cleanup_errors=True)
         try:
@@ -72,12 +80,15 @@ class Database:
             copy.cleanup()
             raise
 
-    def _use(self, sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def _use(
+        self, sql: sqlite3.Connection, copy: tempfile.TemporaryDirectory[str] | None = None, look: bool = True
+    ) -> None:
         self._sql = sql
         if copy is not None:
             self.query("PRAGMA synchronous = OFF")
         self._close = weakref.finalize(self, _closed, sql, copy, self._process)
-        self.query("SELECT count(*) FROM sqlite_master").fetchone()  # now it has looked at the log
+        if look:
+            self.query("SELECT count(*) FROM sqlite_master").fetchone()  # now it has looked at the log
         if copy is not None and os.name == "posix":
             copy.cleanup()
 
@@ -124,21 +135,15 @@ def new_file(tables: str, row_bytes: int, first: Sequence[tuple[str, Sequence[An
     """Return the bytes of a file with these tables and the rows that the statements ``first`` put into them.
 
     Measured without a disk: rows of 10 KB are written in 15 µs each to pages of 4 KiB and in 23 µs to 16 KiB, rows of
-    100 KB in about 230 and 120.
+    100 KB in about 230 and 120. It is made in memory: a kill leaves nothing of it. SQLite gives at most 2 GiB.
     """
-    page = PAGES[row_bytes > LARGE_ROW]
-    with tempfile.TemporaryDirectory(prefix="fedkeep-") as folder:
-        path = Path(folder, "new")
-        sql = sqlite3.connect(path, isolation_level=None)
-        try:
-            sql.execute(f"PRAGMA page_size = {page}")
-            sql.execute("PRAGMA journal_mode = WAL")
-            sql.executescript(tables)
-            for text, values in first:
-                sql.execute(text, values)
-        finally:
-            sql.close()
-        return path.read_bytes()
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as sql:
+        sql.execute(f"PRAGMA page_size = {PAGES[row_bytes > LARGE_ROW]}")
+        sql.executescript(tables)
+        for text, values in first:
+            sql.execute(text, values)
+        content = sql.serialize()
+    return content[:18] + _LOGGED + content[20:]
 
 
 def _connected(path: Path, how: str) -> sqlite3.Connection:

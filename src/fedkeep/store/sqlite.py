@@ -40,6 +40,8 @@ from fedkeep.store.staging import Staging
 FORMAT = 3
 FILE = "store.db"
 MOST_ROUNDS = MOST_VERSIONS = CRC
+BESIDE = 64
+"""Bytes, at most, of a row of ``kept`` beside the values."""
 _SCANNED = 4096
 
 
@@ -68,7 +70,7 @@ class SqliteStore(Staging):
 
     Raises:
         StoreError: the folder holds a store of other names, shapes, dtypes, clients, or of another run, or none that
-            can be read.
+            can be read; or a client's values are more than SQLite takes in a row.
     """
 
     def __init__(
@@ -85,6 +87,11 @@ class SqliteStore(Staging):
         self.folder, self.default, self.ids, self.run, self.writable = folder, default, ids, run, write
         self.path, self.clients = folder / FILE, len(ids)
         self._format = RowFormat(default.initial)
+        if self._format.bytes > (most := _most_bytes()):
+            raise StoreError(
+                f"A client's private values take {self._format.bytes} bytes, and a private store holds at most {most} "
+                f"for each client. Make fewer parameters private, or keep the run in memory alone (without out)."
+            )
         self._process = os.getpid()
         self._file: Database | None = None
         self._begin()
@@ -381,6 +388,11 @@ class SqliteStore(Staging):
                 f"Private {name!r} of client {self.ids[int(index[place])]!r} holds a NaN or an infinity; the store "
                 f"{self.folder} keeps finite values only."
             )
+
+
+def _most_bytes() -> int:
+    with closing(sqlite3.connect(":memory:")) as sql:
+        return sql.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - BESIDE
 
 
 def _is_whole(row: Any, entry: int, size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,23 @@ def test_sums_are_exact_to_the_step_and_never_wrap(bits: Any) -> None:
     ]  # whole numbers without an end
     assert [int(x) for x in total] == [x % 2**bits for x in exact]
     assert ring.decode(total).tolist() == [float(x) * ring.step for x in exact]
-    assert np.abs(ring.decode(total) - rows.sum(0)).max() <= 7 * ring.step / 2 + 1e-15
+    for x, column in zip(exact, rows.T, strict=True):
+        assert abs(x * Fraction(ring.step) - sum(map(Fraction, column))) <= 7 * Fraction(ring.step) / 2
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 1000])
+@pytest.mark.parametrize("bound", [1.0, 0.5, 0.3, 1.0 + 2**-52, 1.0 - 2**-53, 3e-12])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_largest_sums_never_wrap(bits: Any, bound: float, clients: int) -> None:
+    """Also where the bound is a power of two: as doubles, 2^63 − 1 and 2^63 are one number."""
+    ring = FixedPoint(bound=bound, clients=clients, bits=bits)
+    step, most = Fraction(ring.step), 2 ** (bits - 1) - 1
+    assert clients * (Fraction(bound) / step + Fraction(1, 2)) <= most
+    assert clients * (Fraction(bound) / (step / 2) + Fraction(1, 2)) > most
+    total = clients * ring.encode(np.array([bound, -bound])).astype(object)
+    assert ring.decode((total % 2**bits).astype(ring.dtype)) == pytest.approx(
+        clients * np.array([bound, -bound])
+    )
 
 
 def test_fixed_point_by_hand() -> None:

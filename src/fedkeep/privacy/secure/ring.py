@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -46,8 +47,12 @@ class FixedPoint:
     @property
     def step(self) -> float:
         """The smallest power of two with clients · (bound / step + ½) ≤ 2^(bits − 1) − 1."""
-        room = (2 ** (self.bits - 1) - 1) / self.clients - 0.5
-        return float(2.0 ** math.ceil(math.log2(self.bound / room)))
+        room = Fraction(2 ** (self.bits - 1) - 1, self.clients) - Fraction(
+            1, 2
+        )  # exact: a double has 53 bits
+        least = Fraction(self.bound) / room
+        power = math.frexp(least)[1]  # 2^power is enough, as least < 2^power
+        return 2.0 ** (power - 1 if Fraction(2) ** (power - 1) >= least else power)
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """Return the ring's numbers.
@@ -66,6 +71,6 @@ class FixedPoint:
         return np.rint(exact / self.step).astype(self.signed).view(self.dtype)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """Return the sum of at most ``clients`` encoded vectors as numbers, float64."""
+        """Return the sum of at most ``clients`` encoded vectors as the nearest numbers in float64."""
         signed = np.ascontiguousarray(total, self.dtype).view(self.signed)
         return signed.astype(np.float64) * self.step
