@@ -94,16 +94,18 @@ def place(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "place"))
 
 
-def test_rounds_that_are_run_again_have_other_cohorts_and_are_charged_again(place: Path) -> None:
+@pytest.mark.parametrize("more", [0, 2])
+def test_rounds_that_are_run_again_have_other_cohorts_and_are_charged_again(more: int, place: Path) -> None:
     run = place / "run"
     roll_back(run, TO)
-    drawn = served(place, cohort_seed=SEED)
+    drawn = served(place, cohort_seed=SEED, rounds=ROUNDS + more)
     after = seed_of(run)
     assert after != SEED
     sampler = Sampler(6, 3, "poisson", after)
-    wanted = sorted(f"user-{k}" for k in sampler(TO))
-    assert drawn == [wanted] * bool(wanted)
-    assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == [0, 1, 2, 3, 3]
+    wanted = [sorted(f"user-{k}" for k in sampler(round)) for round in range(TO, ROUNDS + more)]
+    assert drawn == [cohort for cohort in wanted if cohort]
+    charged = [0, 1, 2, 3, *range(TO, ROUNDS + more)]
+    assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == charged
 
 
 @pytest.mark.parametrize("privacy", [None, replace(ASKED, noise_seed=5)])

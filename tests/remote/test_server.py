@@ -106,7 +106,7 @@ def test_a_finished_run_that_is_served_again_changes_nothing(tmp_path: Path) -> 
 
 def test_a_run_that_is_made_longer_ends_like_one_that_was_that_long(tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)
-    served(devices, tmp_path)
+    served(devices, tmp_path, rounds=2)
     served(devices, tmp_path, rounds=5)
     torch.manual_seed(0)
     case = CASES[CASE]

@@ -327,17 +327,17 @@ class _Serving:
 
     def _recover(self, directory: RunDirectory) -> None:
         federation = self.federation
-        self.budget = ledger_of(self.terms, directory)
-        if self.budget is not None and self.budget.uncommitted and not self.budget.terms.repeatable:
-            # One cohort that is released twice costs more than two, each by coins of its own.
-            self.sampler.seed = secret_seed()
-            directory.write_info({**directory.read_info(), "cohort_seed": self.sampler.seed})
         self.store = store = directory.store(COLUMNS, self.roster.ids)
         state = directory.recover(store)
         if state is not None:
             phases = len(self.method.client.phases)
             server = restored(directory.folder, state, self.server, Sequential(), phases)
             self.server = server.but(round=directory.round)
+        self.budget = ledger_of(self.terms, directory)
+        if self.budget is not None and self.budget.uncommitted and not self.budget.terms.repeatable:
+            # One cohort that is released twice costs more than two, each by coins of its own.
+            self.sampler.seed = secret_seed()
+            directory.write_info({**directory.read_info(), "cohort_seed": self.sampler.seed})
         rules = Rules(
             run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=self.parts["encoding"],
             split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
