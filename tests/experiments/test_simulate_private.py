@@ -55,9 +55,9 @@ def test_what_has_no_known_cost_is_refused_before_anything_is_written(
 
 def test_a_run_that_goes_on_ends_with_the_same_bits_and_counts_no_less(tmp_path: Path) -> None:
     with one_run_id():
-        whole = run(out=tmp_path / "whole")
-        run(out=tmp_path / "parts", rounds=2)
-        parts = run(out=tmp_path / "parts", resume=True)
+        whole = run(out=tmp_path / "whole", evaluate_every=2)
+        run(out=tmp_path / "parts", rounds=2, evaluate_every=2)
+        parts = run(out=tmp_path / "parts", evaluate_every=2, resume=True)
     assert same_bits(whole.server, parts.server)
     assert same_bits(whole.state, parts.state)
     assert 0 < float(whole.state["clip_bound"]) != 0.1
@@ -123,10 +123,10 @@ def test_a_round_is_charged_before_anything_of_it_is_judged_or_written(
 
 
 def test_a_run_whose_ledger_was_lost_does_not_go_on(tmp_path: Path) -> None:
-    run(out=tmp_path / "r", rounds=2)
+    run(out=tmp_path / "r", rounds=2, evaluate_every=2)
     (tmp_path / "r" / "budget.jsonl").unlink()
     with pytest.raises(RunError, match="There is no ledger"):
-        run(out=tmp_path / "r", resume=True)
+        run(out=tmp_path / "r", evaluate_every=2, resume=True)
 
 
 TOML = """
