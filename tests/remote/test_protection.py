@@ -92,7 +92,9 @@ def test_cohorts_come_from_a_secret_that_devices_do_not_know(tmp_path: Path) -> 
     for name in ("one", "two"):
         devices = Devices(CASE, tmp_path / name, 2)
         served(devices, tmp_path / name, cohort_seed=None, rounds=1, evaluate_every=1)
-        served(devices, tmp_path / name, cohort_seed=None, rounds=2, evaluate_every=1)  # goes on by the same secret
+        served(
+            devices, tmp_path / name, cohort_seed=None, rounds=2, evaluate_every=1
+        )  # goes on by the same secret
         seeds.add(read_info(tmp_path / name / "run")["cohort_seed"])
         devices.close()
     assert len(seeds) == 2
