@@ -22,7 +22,9 @@ def test_table_7() -> None:
         for start, cell in zip(published.STARTS, cells, strict=True):
             row, left = rows[f"components {start} to {end}"], max(0, end - ROUNDS * (start - 1))
             check(f"{start} to {end}", cell, [100 * row["value"], 100 * row["published"], left])
-            assert (row["value"] < 0.55) == (left == 0), "it predicts nothing where no direction is left"
+            assert (row["value"] < 0.55) == (left == 0), (
+                "it predicts next to nothing where no direction is left"
+            )
 
 
 @pytest.mark.parametrize(("end", "last"), [(200, 40), (150, 30)])
