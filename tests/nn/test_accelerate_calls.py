@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from fedkeep.nn import ConvPool, Linear, linear
+from fedkeep.nn import GRU, LSTM, ConvPool, Linear, linear
 from fedkeep.nn.accelerate import accelerate
 from tests.nn.recurrent import needs_native
 
@@ -103,11 +103,28 @@ def test_forward_differentiation_is_torchs() -> None:
     torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(("kind", "own"), [(nn.LSTM, LSTM), (nn.GRU, GRU)])
+def test_forward_differentiation_of_recurrent_layers_is_torchs(
+    kind: type[nn.RNNBase], own: type[nn.RNNBase]
+) -> None:
+    x = torch.randn(5, 7, 6, dtype=torch.float64)
+    layer, mine = kind(6, 9, batch_first=True).double(), own(6, 9).double()
+    mine.load_state_dict(layer.state_dict())
+
+    def slope(module: nn.Module) -> Tensor:
+        return torch.func.jvp(lambda given: module(given)[0], (x,), (x.cos(),))[1]
+
+    same(layer, slope, grads=False)
+    torch.testing.assert_close(slope(mine), slope(layer), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_sparse_rows_go_to_torch() -> None:
     x = torch.randn(8, 512, dtype=torch.float64)
     for given in (x.to_sparse(), x.to_sparse_csr()):
         same(nn.Linear(512, 512).double(), lambda module, given=given: module(given))
+        own = Linear(512, 512).double()
+        torch.testing.assert_close(own(given), own(x))
 
 
 def test_a_number_to_be_negated_is() -> None:

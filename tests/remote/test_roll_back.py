@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,23 @@ def test_a_round_whose_model_was_sent_before_a_kill_comes_again_with_another_coh
     assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == [0, 1, 2, 3, 3]
 
 
-def test_a_damaged_ledger_is_found_before_anything_is_taken_back(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda lines: [line.replace(b'"round": 1', b'"round": 7') for line in lines], "damaged or edited"),
+        (lambda lines: lines[:-1], "would count too little"),
+        (lambda lines: None, "There is no ledger"),
+    ],
+    ids=["edited", "put back", "lost"],
+)
+def test_a_ledger_that_is_not_the_runs_is_found_before_anything_is_taken_back(
+    change: Callable[[list[bytes]], list[bytes] | None], error: str, place: Path
+) -> None:
     run = place / "run"
     ledger = run / FILE
-    ledger.write_bytes(ledger.read_bytes().replace(b'"round": 1', b'"round": 7'))
-    with pytest.raises(RunError, match="damaged or edited"):
+    left = change(ledger.read_bytes().splitlines(keepends=True))
+    ledger.unlink() if left is None else ledger.write_bytes(b"".join(left))
+    with pytest.raises(RunError, match=error):
         roll_back(run, TO)
     assert read_commit(run, read_info(run)).round == ROUNDS
 

@@ -118,6 +118,26 @@ def test_a_run_that_is_made_longer_ends_like_one_that_was_that_long(tmp_path: Pa
     devices.close()
 
 
+def test_a_run_of_another_length_says_what_it_was_served_with(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    for rounds in (2, 4):
+        served(devices, tmp_path, rounds=rounds, config={"run": {"rounds": rounds}})
+    devices.close()
+    assert read_info(tmp_path / "run")["config"] == {"run": {"rounds": 4}}
+
+
+def test_it_cannot_end_with_a_round_that_is_judged_with_the_next(tmp_path: Path) -> None:
+    devices = Devices(CASE, tmp_path, 2)
+    stops_after(devices, 2)
+    with pytest.raises(Died):
+        served(devices, tmp_path, evaluate_every=1)
+    with pytest.raises(RunError, match=r"with evaluate_every = 1, a run of 2 judges round 2 otherwise"):
+        served(devices, tmp_path, evaluate_every=1, rounds=2)
+    history = served(devices, tmp_path, evaluate_every=1)
+    devices.close()
+    assert {r.round for r in history if r.split == "test"} == {1, 2, 3}
+
+
 @pytest.mark.parametrize("to", [1, 2])
 def test_a_server_that_was_rolled_back_is_followed_by_its_devices(to: int, tmp_path: Path) -> None:
     devices = Devices(CASE, tmp_path, 2)

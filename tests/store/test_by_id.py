@@ -21,11 +21,12 @@ DEFAULT = Default(INITIAL)
 def test_values_go_by_id(tmp_path: Path, kind: str, ids: list[str]) -> None:
     store = MemoryStore(DEFAULT, IDS) if kind == "memory" else sqlite(tmp_path)
     store.write([4, 2], values(1, 2))
-    view, known = for_clients(store, DEFAULT, ids), [client for client in ids if client in IDS]
+    first = {name: value + 1 if name == "user" else value for name, value in INITIAL.items()}
+    view, known = for_clients(store, Default(first), ids), [client for client in ids if client in IDS]
     everyone = list(range(len(ids)))
     for name, value in view.read(everyone).items():
         for client in everyone:
-            own = store.read([IDS.index(ids[client])]) if ids[client] in IDS else {name: INITIAL[name][None]}
+            own = store.read([IDS.index(ids[client])]) if ids[client] in IDS else {name: first[name][None]}
             assert torch.equal(value[client], own[name][0])
     assert view.seen(everyone) == [client in (IDS[4], IDS[2]) for client in ids]
     assert view.read([])["user"].shape == (0, 3)
@@ -72,3 +73,10 @@ def test_a_store_of_nobody_here_is_refused() -> None:
         ConfigError, match=r"has none of this run's clients: wanted \['7'\], \.\.\., found \['user-0'"
     ):
         for_clients(MemoryStore(DEFAULT, IDS), DEFAULT, ["7"])
+
+
+def test_a_store_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
+    store = sqlite(tmp_path)
+    store.rest()
+    with pytest.raises(ConfigError, match=r"can only be read: it is of a run with a folder\. Run that one without"):
+        for_clients(store, DEFAULT, IDS)

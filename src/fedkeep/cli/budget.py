@@ -9,7 +9,7 @@ import typer
 from fedkeep.cli.output import say, show_table
 from fedkeep.cli.settings import RunArgument
 from fedkeep.core.errors import ConfigError, check_choice
-from fedkeep.core.run_files import read_info
+from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.privacy.accounting import Accountant
 from fedkeep.privacy.ledger import FILE, Ledger
 
@@ -21,7 +21,7 @@ def budget(
         str | None, typer.Option("--accountant", help="Another accountant than the run's: pld or rdp.")
     ] = None,
 ) -> None:
-    """Print ε of all rounds that a run has begun, what is left of its budget, and what ε rests on.
+    """Print ε of all rounds that a run was charged for, what is left of its budget, and what ε rests on.
 
     RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
     """
@@ -29,7 +29,8 @@ def budget(
         raise ConfigError(f"--delta must lie between 0 and 1; got {delta}.")
     if accountant is not None:
         check_choice("--accountant must be", accountant, list(WORDS))
-    ledger = Ledger.read(run / FILE, read_info(run)["run"])
+    info = read_info(run)
+    ledger = Ledger.read(run / FILE, info["run"], read_commit(run, info).extra.get("ledger"))
     terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
     by = cast(Accountant, accountant or terms.accountant)
     rows = [

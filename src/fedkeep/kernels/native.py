@@ -108,7 +108,12 @@ def available() -> bool:
     A graph that is exported holds torch's operations alone, and so does what is differentiated forward
     (``torch.func.jvp``).
     """
-    return load().library is not None and not torch.compiler.is_exporting() and forward_ad._current_level < 0
+    return load().library is not None and not torch.compiler.is_exporting() and not forward_mode()
+
+
+def forward_mode() -> bool:
+    """Whether values are differentiated forward now."""
+    return forward_ad._current_level >= 0
 
 
 @cache

@@ -58,6 +58,7 @@ def usable(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         (kind == torch.float32 or kind == torch.float64)
         and x.dtype == kind
         and bias.dtype == kind
+        and x.layout == torch.strided
         and x.dim() == 2
         and x.shape[0] <= ROWS
         and weight.numel() >= WEIGHTS

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedkeep.core.errors import DataError
+from fedkeep.kernels.native import forward_mode
 from fedkeep.nn.pooling import MAX, MEAN, masked_max, masked_mean
 from fedkeep.nn.steps import recurrence
 
@@ -36,8 +37,8 @@ def run(
     """
     length = (inputs if ids is None else ids).shape[1]
     lengths, exporting = lengths.to(inputs.device), torch.compiler.is_exporting()
-    stepwise = stepwise and not exporting
     checks = not (stepwise or exporting)
+    stepwise = stepwise and not exporting and not forward_mode()  # the steps have no forward derivative
     if checks and lengths.numel() and not bool(((lengths >= 1) & (lengths <= length)).all()):
         raise DataError(f"lengths must lie between 1 and {length}, the longest that the inputs have room for")
     time = torch.arange(length, device=inputs.device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fedkeep.kernels.native import CHUNK, chunks, lanes
+from fedkeep.kernels.native import CHUNK, chunks, forward_mode, lanes
 from fedkeep.nn import convolution, linear, native, pure
 from fedkeep.nn.operation import functorch_active, traced
 from fedkeep.nn.pooling import OUTPUT
@@ -147,7 +147,8 @@ def _by_kernel(layer: nn.RNNBase, given: Any, hx: Any, gru: bool) -> Any:
     data = given if packed is None else packed.data
     names = layer._flat_weights_names
     weights = [getattr(layer, name) for name in names]
-    if not plain(data, *weights) or not (native.usable(data, weights) or functorch_active()):
+    takes = native.usable(data, weights) or (functorch_active() and not forward_mode())
+    if not (plain(data, *weights) and takes):
         return None
     if data.shape[-1] != layer.input_size or data.dim() != (3 if packed is None else 2) or not data.numel():
         return None

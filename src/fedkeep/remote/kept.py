@@ -82,10 +82,10 @@ def roll_back(folder: Path, round: int) -> None:
     place, info = folder / FOLDER / str(round), read_info(folder)
     directory = RunDirectory(folder, info)  # locked
     try:
-        if (folder / FILE).exists():
-            Ledger.read(folder / FILE, str(info["run"]))
         info["status"] = "running"
         commit = read_commit(place, info)
+        if "ledger" in commit.extra:  # what was released up to now stays charged
+            Ledger.read(folder / FILE, str(info["run"]), read_commit(folder, info).extra.get("ledger"))
         directory.write_info(info)
         with whole_or_error(folder):
             for name in _files(commit):

@@ -207,7 +207,7 @@ class _Serving:
                 older.tell_of(self.roster.ids, self.events)
         self._plan(info)
         self.directory = (
-            RunDirectory.open(self.out, self.identity)
+            RunDirectory.open(self.out, self.identity, length=self._length())
             if goes_on
             else RunDirectory.create(self.out, self._info(), run_id=str(info["run"]))
         )
@@ -350,11 +350,8 @@ class _Serving:
     def _drive(self, directory: RunDirectory, progress: bool | None) -> Drive:
         federation, method = self.federation, summing(self.method, self.fleet)
         personal = bool(first_kept(method, self.net)) or method.predict is not method.predict_shared
-        faults = Faults(
-            broken=federation.on_nonfinite,
-            malformed=federation.on_malformed,
-            minimum=federation.policy.minimum,
-        )
+        least = federation.policy.minimum
+        faults = Faults(broken=federation.on_nonfinite, malformed=federation.on_malformed, minimum=least)
         plan = Plan(
             name=federation.name, method=method, rounds=self.rounds, sampler=self.sampler, roster=self.roster.ids,
             judged=range(len(self.roster)), tasks=self.tasks, every=self.every, faults=faults,
@@ -375,6 +372,9 @@ class _Serving:
     def _cohort(self, number: int) -> list[str]:
         return [str(self.roster.ids[place]) for place in self.sampler(number)]
 
+    def _length(self) -> dict[str, Any]:
+        return {"config": describe(dict(self.federation.config)), "config_text": self.federation.text}
+
     def _info(self) -> dict[str, Any]:
         federation, meta = self.federation, self.meta
         initial = self.net.initial()
@@ -383,10 +383,9 @@ class _Serving:
         counts = {s: sum(c.get(s, 0) for c in self.roster.counts) for s in ("train", "valid", "test")}
         return {
             "name": federation.name, "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "status": "running", "config": describe(dict(federation.config)), "config_text": federation.text,
-            "seed": federation.seed, "initial": initial_hashes(initial, self.net.trainable()),
-            "method": self.method.name, "identity": self.identity,
-            "split_table": self.method.split.table(self.net.module),
+            "status": "running", **self._length(), "seed": federation.seed,
+            "initial": initial_hashes(initial, self.net.trainable()), "method": self.method.name,
+            "identity": self.identity, "split_table": self.method.split.table(self.net.module),
             "environment": environment(),
             "data": {
                 "name": meta.get("name", "data"), "task": meta.get("task", "multiclass"), "clients": len(self.roster),

@@ -24,8 +24,13 @@ def for_clients(store: PrivateStore, default: Default, ids: Sequence[str]) -> Pr
         ids: that run's clients.
 
     Raises:
-        ConfigError: it keeps values of other names, shapes or dtypes, or it has none of these clients.
+        ConfigError: it keeps values of other names, shapes or dtypes, has none of these clients, or can only be read.
     """
+    if not getattr(store, "writable", True):
+        raise ConfigError(
+            "The store given as private can only be read: it is of a run with a folder. Run that one without out, or "
+            "leave private out."
+        )
     wanted, found = layout(default.initial), layout(store.default.initial)
     if wanted != found:
         raise ConfigError(
@@ -34,24 +39,25 @@ def for_clients(store: PrivateStore, default: Default, ids: Sequence[str]) -> Pr
         )
     if store.ids is ids or list(store.ids) == list(ids):
         return store
-    return ById(store, ids)
+    return ById(store, default, ids)
 
 
 class ById(Staging):
-    """A store as one of other clients. What those keep whom it lacks stands in memory, and begins with the default.
+    """A store as one of other clients. What those keep whom it lacks stands in memory.
 
     Args:
         store: the store; what its clients keep is read and written there.
+        default: what the others begin with.
         ids: the clients' ids; a client's index is its position.
 
     Raises:
         ConfigError: the store has none of these clients.
     """
 
-    def __init__(self, store: PrivateStore, ids: Sequence[str]) -> None:
+    def __init__(self, store: PrivateStore, default: Default, ids: Sequence[str]) -> None:
         super().__init__()
-        self.store, self.default, self.ids = store, store.default, ids
-        self._others = MemoryStore(store.default, ids)
+        self.store, self.default, self.ids = store, default, ids
+        self._others = MemoryStore(default, ids)
         places = {client: place for place, client in enumerate(store.ids)}
         self._places = [places.get(client, -1) for client in ids]
         if not any(place >= 0 for place in self._places):
