@@ -78,5 +78,7 @@ def test_a_store_of_nobody_here_is_refused() -> None:
 def test_a_store_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
     store = sqlite(tmp_path)
     store.rest()
-    with pytest.raises(ConfigError, match=r"can only be read: it is of a run with a folder\. Run that one without"):
+    with pytest.raises(
+        ConfigError, match=r"can only be read: it is of a run with a folder\. Run that one without"
+    ):
         for_clients(store, DEFAULT, IDS)
