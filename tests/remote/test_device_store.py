@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import torch
 from fedkeep.core.errors import StoreError
 from fedkeep.core.files import sync_folder
 from fedkeep.methods.client import by_share
-from fedkeep.remote.device_file import DeviceFile
+from fedkeep.remote.device_file import DeviceFile, Version
 from fedkeep.remote.device_folder import file_of, remove, runs_in
 from fedkeep.remote.device_store import STAGED, MissingError, Wanted
-from fedkeep.store import Default
+from fedkeep.store import Default, database
 from tests.remote.device_states import (
     DEFAULT,
     RUN,
@@ -286,3 +287,31 @@ def test_rows_of_the_test_are_what_is_in_the_file(tmp_path: Path) -> None:
     ]
     assert run_sql(tmp_path, "SELECT length(row) FROM kept") == [(16,)]
     assert RUN == "abc123"
+
+
+class TestMoreThanARowHolds:
+    def test_is_refused_when_it_is_made_or_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was refused when a whole round had been trained, as if the disk were full."""
+        said = (
+            "^A client's private values take 1000000000 bytes, and a private store holds at most 999995904 "
+        )
+        with pytest.raises(StoreError, match=said):
+            made(tmp_path, initial={"body": torch.empty(10**9, dtype=torch.uint8, device="meta")})
+        assert list(tmp_path.iterdir()) == []
+        made(tmp_path)
+        monkeypatch.setattr(database, "BESIDE", 10**9 - 8)
+        with pytest.raises(
+            StoreError, match="^A client's private values take 16 bytes, .* at most 8 for each"
+        ):
+            opened(tmp_path)
+
+    def test_all_that_may_stand_beside_the_values_has_room(self, tmp_path: Path) -> None:
+        store = opened(made(tmp_path).parent)
+        row = store.file.packed(values(7), "a")
+        store.file._file._sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, len(row) + database.BESIDE)
+        most = 2**63 - 1
+        with store.file.writing():
+            store.file.put(Version(0, "ä" * 2000, most, most, most, most, accepted=False), row)
+        store.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import resource
 import shutil
 import signal
+import stat
 import sys
 import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +21,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import StoreError
+from fedkeep.core.files import leftovers
 from fedkeep.methods.client import by_share
-from fedkeep.remote import device_file
+from fedkeep.remote.device_file import About, DeviceFile, Version, create
 from fedkeep.remote.device_folder import file_of
-from tests.remote.device_states import CLIENTS, RUN, copied, made, opened, staged_in, train_rounds, wanted_in
+from fedkeep.store import database
+from tests.remote.device_states import (
+    CLIENTS,
+    OWNER,
+    RUN,
+    copied,
+    made,
+    opened,
+    staged_in,
+    train_rounds,
+    wanted_in,
+)
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and limits of file sizes")
 FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -147,19 +163,58 @@ def test_killed_at_random_instants_it_has_every_round_that_it_told(tmp_path: Pat
     assert staged_in(tmp_path) == begun + 1
 
 
-def test_killed_while_it_is_made_there_is_a_whole_file_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", [1, 3, 9])
+def test_killed_while_it_is_made_one_file_is_left_which_goes_with_its_bytes(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*given: object) -> None:
-        raise KeyboardInterrupt
+    """Killed at a row, or before the file gets its name; only its owner can read what is left."""
+    path = file_of(tmp_path / "states", RUN)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        patch.setattr(database, "wipe", killed)
+        with pytest.raises(KeyboardInterrupt):
+            create(path, LARGE, large_rows(at))
+    (part,) = path.parent.iterdir()
+    assert leftovers(path.parent, f"{RUN}.") == [part]
+    assert stat.S_IMODE(part.stat().st_mode) == 0o600
+    os.link(part, tmp_path / "seen")
+    made(path.parent)
+    train_rounds(path.parent, 1)
+    assert {one.suffix for one in path.parent.iterdir()} <= {".db", ".lock"}
+    assert not any((tmp_path / "seen").read_bytes())
 
-    monkeypatch.setattr(device_file, "write_whole", killed)
+
+def test_what_goes_wrong_while_it_is_made_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        made(tmp_path)
+        create(file_of(tmp_path, RUN), LARGE, large_rows(3))
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.undo()
-    made(tmp_path)
-    train_rounds(tmp_path, 1)
+
+
+def test_it_is_made_with_one_row_in_memory(tmp_path: Path) -> None:
+    """All rows and the whole file were in memory, and more than 2 GiB were refused."""
+    tracemalloc.start()
+    create(file_of(tmp_path, RUN), LARGE, large_rows())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20
+    file = DeviceFile(file_of(tmp_path, RUN), OWNER)
+    assert [int(file.values(version)["user"][-1]) for version in file.versions()] == list(range(8))
+    file.close()
+
+
+LARGE = About(owner=OWNER, run=RUN, columns=[["user", "torch.uint8", [1 << 20]]])
+
+
+def large_rows(at: int = 9) -> Iterator[tuple[Version, bytes]]:
+    """Yield rows of a MiB for eight clients; with the ``at``-th the process is killed."""
+    for number in range(8):
+        if number + 1 == at:
+            killed()
+        yield Version(0, str(number), 0, 0, 0, 0, accepted=True), bytes([number]) * (1 << 20)
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @LINUX

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeep import FederatedData, Method, Phase, methods, simulate
 from fedkeep.core.errors import LostError
 from fedkeep.core.params import Params
-from fedkeep.remote import Packet
+from fedkeep.remote import Packet, device_file, node
 from fedkeep.remote.device_file import DeviceFile
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.headers import Encode, Fits, Named, Refused, header_of, told
@@ -133,6 +133,22 @@ class TestAnotherRun:
         new.nodes.clear()
         new.meet(new.node(tmp_path, range(6)))  # a hello that knows nothing of versions
         assert same_bits(closed(new), before)
+
+    def test_each_state_is_written_before_the_next_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All of a device's states were in memory at once."""
+        old = old_run(tmp_path)
+        old.close()
+        calls: list[str] = []
+        for place, name in ((node, "packed"), (device_file, "_insert")):
+            real = getattr(place, name)
+            monkeypatch.setattr(
+                place, name, lambda *given, n=name, real=real: (calls.append(n), real(*given))[1]
+            )
+        continued(new := new_run(), old, tmp_path)
+        new.close()
+        assert calls == ["packed", "_insert"] * 6
 
     def test_another_model_is_refused_by_name(self, tmp_path: Path) -> None:
         old = old_run(tmp_path)

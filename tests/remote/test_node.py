@@ -27,6 +27,7 @@ from fedkeep.remote.headers import PROTOCOL, Fits, Here, Refused, header_of, tol
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.serving import _without_links
 from fedkeep.remote.wire import ClientOrder, work_packet
+from fedkeep.store import database
 from tests.engines.test_round import BROKEN, Fragile
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, bits, classes, files, same_bits
@@ -132,6 +133,13 @@ class TestEncoding:
         )
         assert reason(hand.say(node, hand.encode())) == "It has failed with KeyError. Its own log says more."
         assert said == ["KeyError: '/home/ann/secret'"]
+
+    def test_more_than_a_row_holds_is_refused_before_training(
+        self, hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database, "BESIDE", 10**9 - 8)
+        said = reason(hand.say(hand.node(tmp_path, [0]), hand.encode()))
+        assert said.startswith("A client's private values take 16 bytes, ")
 
 
 class TestWork:

@@ -239,8 +239,8 @@ def test_more_than_a_row_holds_is_refused_before_anything_is_written(tmp_path: P
     """It was refused when the first round was to be committed."""
     one = torch.zeros(1, dtype=torch.uint8)
     with pytest.raises(
-        StoreError, match=r"take 1000000000 bytes, and a private store holds at most 999999936 "
+        StoreError, match=r"take 1000000000 bytes, and a private store holds at most 999995904 "
     ):
         sqlite(tmp_path / "s", initial={"body": one.expand(10**9)})
     assert not (tmp_path / "s").exists()
-    assert sqlite(tmp_path / "s", initial={"body": one.expand(10**9 - 64)}).seen([0]) == [False]
+    assert sqlite(tmp_path / "s", initial={"body": one.expand(10**9 - 4096)}).seen([0]) == [False]

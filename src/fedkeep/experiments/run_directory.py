@@ -153,7 +153,8 @@ class RunDirectory:
             )
         every, shared = identity["evaluate_every"], identity.get("evaluate_shared")
         waits = rounds == self.extra.get("pending")  # to be judged with the next round's training
-        if every and self.round and self.round in (before, rounds) and (shared or waits or self.round % every):
+        ends = self.round and self.round in (before, rounds)
+        if every and ends and (shared or waits or self.round % every):
             settings = f"evaluate_every = {every}{' and evaluate_shared' if shared else ''}"
             raise RunError(
                 f"{self.folder} is a run of {before} rounds and has finished {self.round}, so it cannot end after "

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 
 from fedkeep.core.errors import RunError, StoreError
-from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params, difference_of_names
 from fedkeep.remote.device_folder import (
     PATIENCE,
@@ -33,7 +33,7 @@ from fedkeep.remote.device_folder import (
     sum_of,
     wipe_rest,
 )
-from fedkeep.store.database import Database, logs_of, new_file
+from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 
 FORMAT = 1
@@ -297,23 +297,22 @@ def create(path: Path, about: About, rows: Iterable[tuple[Version, bytes]] = ())
     """Make a file, whole or not at all, with its first rows; only its owner can read it, and enter its folder.
 
     Raises:
-        StoreError: it is there, or can't be written.
+        StoreError: it is there, or can't be written, or a client's values are more than a row holds.
     """
     if path.exists():
         raise StoreError(f"The run {path.stem!r} has private states on this device already.")
     check_no_log(path)
+    check_row(row_bytes := RowFormat(_initial(about.columns)).bytes)
     content = _about_text(about)
-    format = RowFormat(_initial(about.columns))
-    first: list[tuple[str, Sequence[Any]]] = [
-        ("INSERT INTO about VALUES (?, ?)", (content, zlib.crc32(content.encode()))),
-        *(_insert(about.run, version, row) for version, row in rows),
-    ]
+    first = ("INSERT INTO about VALUES (?, ?)", (content, zlib.crc32(content.encode())))
+    statements = (_insert(about.run, version, row) for version, row in rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(path.parent, 0o700)
-        write_whole(path, new_file(TABLES, format.bytes, first), 0o600)
-    except (OSError, RunError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or getattr(error.__cause__, "strerror", None) or error
+        new_file(path, TABLES, row_bytes, chain([first], statements), 0o600)
+    except (OSError, RunError) as error:
+        cause = error.__cause__ or error
+        reason = getattr(cause, "strerror", None) or cause
         raise StoreError(
             f"The private state of the run {path.stem!r} cannot be made: {reason}. Free some space or check the rights."
         ) from error
@@ -324,4 +323,6 @@ def _about_text(about: About) -> str:
 
 
 def _initial(columns: Sequence[Sequence[Any]]) -> Params:
-    return {name: torch.zeros(tuple(shape), dtype=_DTYPES[kind]) for name, kind, shape in columns}
+    return {
+        name: torch.empty(tuple(shape), dtype=_DTYPES[kind], device="meta") for name, kind, shape in columns
+    }

@@ -29,6 +29,7 @@ from fedkeep.methods import Kept, newest
 from fedkeep.remote.device_file import DeviceFile, Version
 from fedkeep.remote.device_folder import PATIENCE, file_of
 from fedkeep.store import Default
+from fedkeep.store.database import check_row
 from fedkeep.store.rows import RowFormat
 
 STAGED = 4
@@ -71,7 +72,8 @@ class DeviceStore:
         patience: seconds to wait for another process that serves a message of the same run.
 
     Raises:
-        StoreError: the state is missing, damaged, of another owner, run or model, in use, or can't be written.
+        StoreError: the state is missing, damaged, of another owner, run or model, in use, or can't be written;
+            or a client's values are more than a row holds.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class DeviceStore:
         accept: Accept = newest,
         patience: float = PATIENCE,
     ) -> None:
+        check_row(RowFormat(default.initial).bytes)
         self.file = DeviceFile(file_of(folder, run), owner, patience)
         self.run, self.default, self.history, self.accept = run, default, history, accept
         self._accepted: dict[str, tuple[Version, bytes]] = {}

@@ -279,16 +279,16 @@ class Node:
         file = DeviceFile(file_of(self.folder, old), self.terms.owner, self.terms.patience)
         try:
             form = RowFormat(default.initial)
-            rows = [
+            rows = (
                 (Version(0, client, 0, 0, 0, 0, accepted=True), packed(form, values, client))
                 for client, values in migrated(
                     file, wanted, default, encoding=running.parts["encoding"], on_change=self.terms.on_change,
                     on_missing=self.terms.on_missing,
                 )
-            ]  # fmt: skip
+            )  # fmt: skip
+            create(path, replace(about, began=list(wanted)), rows)
         finally:
             file.close()
-        create(path, replace(about, began=[version.client for version, _ in rows]), rows)
 
     def _open(self, run: str, running: Running) -> DeviceStore:
         return DeviceStore(

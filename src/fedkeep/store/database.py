@@ -13,9 +13,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedkeep.core.errors import StoreError
+from fedkeep.core.files import NEW_FILE, beside, sync_folder, whole_or_error, wipe
+
 PAGES = (4096, 16384)
 LARGE_ROW = 32_768
 LOG_BYTES = 32 << 20
+BESIDE = 4096
+"""Bytes of a row that are kept free for what stands beside the values, the client's id too."""
 TABLES = """
 CREATE TABLE about (content TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, digest TEXT NOT NULL);
@@ -131,19 +136,54 @@ def logs_of(path: Path) -> list[Path]:
     return [log for end in ("-wal", "-journal") if (log := path.with_name(path.name + end)).exists()]
 
 
-def new_file(tables: str, row_bytes: int, first: Sequence[tuple[str, Sequence[Any]]]) -> bytes:
-    """Return the bytes of a file with these tables and the rows that the statements ``first`` put into them.
+def new_file(
+    path: Path, tables: str, row_bytes: int, first: Iterable[tuple[str, Sequence[Any]]], mode: int = 0o666
+) -> None:
+    """Make a file with these tables and the rows that the statements ``first`` put into them, whole or not at all.
+
+    It is written beside its place without a log, one row after the other, so a kill leaves one ``.part`` of it at most.
 
     Measured without a disk: rows of 10 KB are written in 15 µs each to pages of 4 KiB and in 23 µs to 16 KiB, rows of
-    100 KB in about 230 and 120. It is made in memory: a kill leaves nothing of it. SQLite gives at most 2 GiB.
+    100 KB in about 230 and 120.
+
+    Raises:
+        RunError: the disk is full or the folder can't be written.
     """
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as sql:
-        sql.execute(f"PRAGMA page_size = {PAGES[row_bytes > LARGE_ROW]}")
-        sql.executescript(tables)
-        for text, values in first:
-            sql.execute(text, values)
-        content = sql.serialize()
-    return content[:18] + _LOGGED + content[20:]
+    part = beside(path)
+    with whole_or_error(path):
+        os.close(os.open(part, NEW_FILE, mode))
+        try:
+            with closing(_connected(part, "mode=rw")) as sql:
+                sql.execute("PRAGMA journal_mode = OFF")
+                sql.execute(f"PRAGMA page_size = {PAGES[row_bytes > LARGE_ROW]}")
+                sql.executescript(f"BEGIN; {tables}")
+                for text, values in first:
+                    sql.execute(text, values)
+                sql.execute("COMMIT")
+            with open(part, "r+b") as file:
+                file.seek(18)
+                file.write(_LOGGED)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException as error:  # Ctrl-C too
+            with suppress(OSError):
+                wipe(part)
+            if isinstance(error, sqlite3.Error):
+                raise OSError(str(error)) from error
+            raise
+        sync_folder(path.parent)
+
+
+def check_row(values: int) -> None:
+    """Raise StoreError if a client's values, in bytes, are more than SQLite takes in a row."""
+    with closing(sqlite3.connect(":memory:")) as sql:
+        most = sql.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - BESIDE
+    if values > most:
+        raise StoreError(
+            f"A client's private values take {values} bytes, and a private store holds at most {most} for each client. "
+            f"Make fewer parameters private; a simulation may keep them in memory alone instead (without out)."
+        )
 
 
 def _connected(path: Path, how: str) -> sqlite3.Connection:

@@ -30,18 +30,15 @@ import numpy as np
 from torch import Tensor
 
 from fedkeep.core.errors import RunError, StoreError
-from fedkeep.core.files import write_whole
 from fedkeep.core.params import Params
 from fedkeep.store.base import ClientIndices, Default
-from fedkeep.store.database import TABLES, Database, logs_of, new_file
+from fedkeep.store.database import TABLES, Database, check_row, logs_of, new_file
 from fedkeep.store.rows import CRC, RowFormat, digest_of, entries_of, hash_of_ids
 from fedkeep.store.staging import Staging
 
 FORMAT = 3
 FILE = "store.db"
 MOST_ROUNDS = MOST_VERSIONS = CRC
-BESIDE = 64
-"""Bytes, at most, of a row of ``kept`` beside the values."""
 _SCANNED = 4096
 
 
@@ -87,11 +84,7 @@ class SqliteStore(Staging):
         self.folder, self.default, self.ids, self.run, self.writable = folder, default, ids, run, write
         self.path, self.clients = folder / FILE, len(ids)
         self._format = RowFormat(default.initial)
-        if self._format.bytes > (most := _most_bytes()):
-            raise StoreError(
-                f"A client's private values take {self._format.bytes} bytes, and a private store holds at most {most} "
-                f"for each client. Make fewer parameters private, or keep the run in memory alone (without out)."
-            )
+        check_row(self._format.bytes)
         self._process = os.getpid()
         self._file: Database | None = None
         self._begin()
@@ -126,7 +119,7 @@ class SqliteStore(Staging):
             self.folder.mkdir(parents=True, exist_ok=True)
             about = ("INSERT INTO about VALUES (?)", (json.dumps(self._about()),))
             nothing = ("INSERT INTO rounds VALUES (0, ?)", (self.digest,))
-            write_whole(self.path, new_file(TABLES, self._format.bytes, (about, nothing)))
+            new_file(self.path, TABLES, self._format.bytes, (about, nothing))
         self._file = Database(self.path)
         if new:
             self._file.begin_to_write()
@@ -388,11 +381,6 @@ class SqliteStore(Staging):
                 f"Private {name!r} of client {self.ids[int(index[place])]!r} holds a NaN or an infinity; the store "
                 f"{self.folder} keeps finite values only."
             )
-
-
-def _most_bytes() -> int:
-    with closing(sqlite3.connect(":memory:")) as sql:
-        return sql.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - BESIDE
 
 
 def _is_whole(row: Any, entry: int, size: int) -> bool:
