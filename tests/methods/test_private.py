@@ -11,7 +11,7 @@ import torch
 from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.methods import Global, PrivateMean, differentially_private
+from fedkeep.methods import Global, PrivateMean, Sent, differentially_private
 from fedkeep.methods.private import INSIDE, NoisyMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, QuantileClip
 from fedkeep.split import Upload
@@ -93,6 +93,25 @@ def test_the_bound_follows_the_clients_with_noise_of_its_own() -> None:
     assert float(made.changes["w"][0]) == pytest.approx((1.9 + 2 + 2) / 4, abs=1e-6)
     assert np.mean(shares) == pytest.approx(0.375, abs=2e-4)
     assert np.std(shares) == pytest.approx(1e-3 / 4, rel=0.25)
+
+
+def test_noise_follows_a_bound_that_has_moved() -> None:
+    """The bound has moved from 1 to 2: a client may change the sum by 2, so the noise is z_Δ · 2, over 4 clients."""
+    asked = DifferentialPrivacy(noise=1.5, clip=1.0, noise_seed=0, adaptive=Adaptive(noise=4.0))
+    made = [noisy(asked, "ab", round=k).value().changes for k in range(500)]
+    drawn = torch.cat([one[name].flatten() for one in made for name in ("w", "t")])
+    assert float(drawn.std()) == pytest.approx(asked.multiplier * 2 / 4, rel=0.06)
+
+
+def everything(server: Global, client: str) -> Sent:
+    return Sent(params=server.params, state=server.state)
+
+
+def test_a_methods_own_sending_knows_nothing_of_the_bound() -> None:
+    asked = DifferentialPrivacy(noise=1.5, clip=1.0, adaptive=Adaptive(noise=4.0))
+    method = differentially_private(methods.fedavg(server=UNIFORM).on_server(send=everything), asked, 6)
+    state = {"clip_bound": torch.tensor(2.0), "own": torch.tensor(1.0)}
+    assert set(method.server.sent(Global(params=START, state=state), "a").state) == {"own"}
 
 
 def test_partial_sums_are_merged_and_noise_is_added_once() -> None:

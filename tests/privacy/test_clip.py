@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, UploadError
 from fedkeep.core.params import Params
 from fedkeep.privacy import Chain, QuantileClip, RunDraws, SystemDraw
 from tests.tiny import same_bits
@@ -125,6 +125,15 @@ def test_a_noisy_report_is_noisy_and_accepted() -> None:
         bits.append(float(report["0/inside"]))
     assert np.mean(bits) == pytest.approx(1.0, abs=5 * 0.5 / 20)
     assert np.std(bits) == pytest.approx(0.5, rel=0.2)
+
+
+@pytest.mark.parametrize(("noise", "told"), [(0.0, -1.0), (0.0, 0.5), (0.0, 2.0), (0.1, -1.01), (0.1, 2.01)])
+def test_a_report_that_no_client_makes_is_refused(noise: float, told: float) -> None:
+    """By such one a client alone could move the bound for all."""
+    link = QuantileClip(bit_noise=noise)
+    link.check_report({"inside": torch.tensor(1.0).double()})
+    with pytest.raises(UploadError, match="report should be 0 or 1; it is"):
+        link.check_report({"inside": torch.tensor(told).double()})
 
 
 def test_a_bound_that_was_not_sent_is_named() -> None:

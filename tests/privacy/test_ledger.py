@@ -47,6 +47,17 @@ def test_going_on_charges_a_round_that_is_run_again(tmp_path: Path) -> None:
     assert Ledger.read(tmp_path / "budget.jsonl", "run-1").rounds == [0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("more", [[], [2], [2, 3], [1, 1]])
+def test_charges_that_the_commit_does_not_know_are_counted_when_it_is_opened(
+    tmp_path: Path, more: list[int]
+) -> None:
+    """Those rounds may have been released, whether they are run for the second time or not."""
+    mark = begun(tmp_path, 2).mark
+    for round in more:
+        begun(tmp_path, 0).charge(round)
+    assert Ledger.open(tmp_path / "budget.jsonl", "run-1", TERMS, mark).uncommitted == len(more)
+
+
 def test_a_charge_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, flushed = begun(tmp_path, 0), list[bytes]()
     monkeypatch.setattr(os, "fsync", lambda _: flushed.append((tmp_path / "budget.jsonl").read_bytes()))
@@ -100,6 +111,13 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
         Ledger.open(path, "run-1", TERMS, mark)
     with pytest.raises(RunError, match="the run has no differential privacy, or the file was lost"):
         Ledger.read(path, "run-1")
+
+
+def test_a_ledger_that_lacks_the_last_charge_alone_is_refused(tmp_path: Path) -> None:
+    path, mark = tmp_path / "budget.jsonl", begun(tmp_path, 3).mark
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(RunError, match="not the ledger that the run's last commit knows, of 3 charges"):
+        Ledger.open(path, "run-1", TERMS, mark)
 
 
 def test_a_ledger_of_another_run_or_of_other_terms_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
-from fedkeep import Phase, methods, sgd, simulate
+from fedkeep import Phase, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.engines import Sampler
 from fedkeep.methods import METHODS
@@ -20,7 +20,7 @@ from fedkeep.methods.client import nothing
 from fedkeep.methods.server import no_state
 from fedkeep.privacy import Chain
 from fedkeep.remote import Packet, RoundPolicy
-from fedkeep.remote.buffered import check_buffered
+from fedkeep.remote.buffered import _scaled, check_buffered
 from fedkeep.remote.memory import Died
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, Case
@@ -150,6 +150,37 @@ def test_buffered_rounds_go_on_after_the_server_was_killed_and_no_state_is_lost(
     assert sum(entry.version for entry in entries.values()) == 6 * 2
     assert history[-1].round == 6
     assert '"kind": "lost"' not in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_a_server_that_goes_on_draws_the_cohorts_that_follow(tmp_path: Path) -> None:
+    """Not those of the run's beginning again, whose clients would be asked ever more often."""
+    run = federation("plain", policy=RoundPolicy(mode="buffered", buffer=2), cohort=3, evaluate_every=0)
+    devices = Devices("plain", tmp_path / "devices", 6, takes=took)
+    serve_run(replace(run, rounds=1), devices.transport, tmp_path / "run", progress=False)
+    devices.close()
+    devices, asked = Devices("plain", tmp_path / "devices", 6, takes=took), list[list[str]]()
+    send = devices.transport.send
+
+    def noting(messages: Any) -> list[str]:
+        given = list(messages)
+        orders = [order for _, packet in given for order in packet.header.get("orders", ())]
+        asked.append(sorted(order["client"] for order in orders if order["train"]))
+        return send(given)
+
+    devices.transport.send = noting  # type: ignore[method-assign]
+    serve_run(replace(run, rounds=2), devices.transport, tmp_path / "run", progress=False)
+    devices.close()
+    sampler = Sampler(6, 3, "shuffled", 3)
+    assert sorted(sampler(1)) != sorted(sampler(0))
+    assert next(filter(None, asked)) == [f"user-{k}" for k in sorted(sampler(1))]
+
+
+def test_counters_of_an_old_upload_are_not_scaled() -> None:
+    start = {"w": torch.zeros(2), "count": torch.tensor(0)}
+    old = Split().upload(start, {"w": torch.ones(2), "count": torch.tensor(7)}, 1.0)
+    made = _scaled(old, 0.5).deltas
+    assert made["w"].tolist() == [0.5, 0.5]
+    assert (made["count"].item(), made["count"].dtype) == (7, torch.int64)
 
 
 def test_methods_whose_state_assumes_synchrony_say_so_and_are_refused_by_name() -> None:

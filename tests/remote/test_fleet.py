@@ -244,6 +244,47 @@ def test_results_of_judging_that_nobody_asked_for_are_refused(tmp_path: Path) ->
     )
 
 
+def twice(packet: Packet) -> Packet:
+    first = {f"judged/1/{n[9:]}": v for n, v in packet.tensors.items() if n.startswith("judged/0/")}
+    return Packet({**packet.header, "judged": packet.header["judged"][:1] * 2}, {**packet.tensors, **first})
+
+
+def of_more_people(packet: Packet) -> Packet:
+    return Packet(
+        packet.header, {n: v + 9 if n.endswith("/people") else v for n, v in packet.tensors.items()}
+    )
+
+
+def finer(packet: Packet) -> Packet:
+    name = packet.header["answers"][0]["client"]
+    return changed(
+        packet, judged=[{**one, "leaves": "clients", "clients": [name]} for one in packet.header["judged"]]
+    )
+
+
+@pytest.mark.parametrize("twist", [twice, of_more_people, finer])
+def test_a_result_that_comes_twice_of_more_clients_or_finer_than_asked_is_refused(
+    twist: Callable[[Packet], Packet], tmp_path: Path
+) -> None:
+    """One node would count more than its clients in what the server reports."""
+    devices = Devices(CASE, tmp_path, 2)
+    inner = devices.nodes[1].serve
+
+    def serve(packet: Packet) -> Packet:
+        answer = inner(packet)
+        return twist(answer) if answer.header.get("judged") else answer
+
+    devices.transport.leave("node-1")
+    devices.transport.join("node-1", serve)
+    policy = RoundPolicy(deadline=1000.0, minimum=0)
+    history = served(devices, tmp_path, rounds=2, evaluate_every=1, policy=policy, leaves="sums")
+    devices.close()
+    assert all("a result of judging 'valid' that nobody" in text for text in events(tmp_path, "lost"))
+    assert len(events(tmp_path, "lost")) == 2 * len(devices.nodes[1].clients)
+    mine = [len(devices.data.rows(place, "test")) for place in range(0, len(devices.data), 2)]
+    assert {r.n for r in history if (r.split, r.client) == ("test", None)} == {sum(mine)}
+
+
 def test_devices_on_other_machines_are_not_asked_to_adapt() -> None:
     with pytest.raises(MethodError, match="^Devices on other machines are not asked to personalise"):
         Fleet.adapt(None, [], None)  # type: ignore[arg-type]

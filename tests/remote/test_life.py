@@ -93,14 +93,18 @@ class TestAnotherRun:
         again.close()
         new.close()
 
-    def test_it_goes_on_as_a_simulation_does_that_is_given_the_states(self, tmp_path: Path) -> None:
-        old = old_run(tmp_path)
+    @pytest.mark.parametrize("method", [FURL, SHARED])
+    def test_it_goes_on_as_a_simulation_does_that_is_given_the_states(
+        self, tmp_path: Path, method: Method
+    ) -> None:
+        """Also where private values move by a share: from what a client took over, not from its default."""
+        old = old_run(tmp_path, method)
         old.close()
-        first = simulate(Logits(), FURL, DATA, rounds=3, cohort=4, evaluate_every=0, engine="sequential")
+        first = simulate(Logits(), method, DATA, rounds=3, cohort=4, evaluate_every=0, engine="sequential")
         second = simulate(
-            Logits(), FURL, DATA, rounds=2, cohort=3, evaluate_every=0, engine="sequential", private=first.private
+            Logits(), method, DATA, rounds=2, cohort=3, evaluate_every=0, engine="sequential", private=first.private
         )  # fmt: skip
-        new = new_run()
+        new = new_run(method=method)
         continued(new, old, tmp_path)
         new.go(2, 3)
         assert same_bits(new.server.params, second.server)
@@ -201,6 +205,19 @@ class TestAnotherRun:
         kept = closed(new)["user"]
         assert torch.equal(kept[3], Logits().user)
         assert torch.equal(kept[4], before["user"][4])
+
+    @pytest.mark.parametrize("on_missing", ["refuse", "anew"])
+    def test_states_of_another_owner_are_refused_and_never_taken_over(
+        self, tmp_path: Path, on_missing: str
+    ) -> None:
+        old = old_run(tmp_path)
+        old.close()
+        packet = continued(new_run(), old, tmp_path, owner="bob", on_missing=on_missing)
+        assert header_of(packet, Refused).reason == (
+            "The private state of the run 'old' belongs to 'ann', and this device to 'bob'. Restore this device's own "
+            "from a copy."
+        )
+        assert not file_of(tmp_path, NEW).exists()
 
     def test_states_that_are_not_there_are_missed(self, tmp_path: Path) -> None:
         old = old_run(tmp_path / "elsewhere")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,25 @@ def test_an_older_run_that_went_on_before_the_first_round_is_refused(tmp_path: P
     with pytest.raises(ConfigError, match="^continue_from: .*new began with the run .* Name the same"):
         second(tmp_path, devices, continue_from=None)
     devices.close()
+
+
+def test_an_older_run_that_was_made_longer_before_the_first_round_is_refused(tmp_path: Path) -> None:
+    old = federation(CASE, KIND, evaluate_every=1)
+    for step in range(4):
+        devices = Devices(CASE, tmp_path)
+        if step in (0, 2):
+            longer = replace(old, rounds=3 if step == 0 else 4)
+            serve_run(longer, devices.transport, tmp_path / "old", progress=False)
+        elif step == 1:
+            stops_after(devices, 0)
+            with pytest.raises(Died):
+                second(tmp_path, devices)
+        else:
+            with pytest.raises(
+                ConfigError, match="began with round 3 of the run .* is at round 4 of the run"
+            ):
+                second(tmp_path, devices)
+        devices.close()
 
 
 def test_a_run_cannot_continue_itself_a_simulation_or_one_without_a_round(tmp_path: Path) -> None:

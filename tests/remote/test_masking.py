@@ -142,6 +142,41 @@ def test_steps_out_of_turn_with_too_many_too_few_or_old_keys_are_refused(tmp_pat
     alone.node.close()
 
 
+def test_more_keys_than_were_to_begin_are_refused_also_where_the_threshold_is_high_enough(
+    tmp_path: Path,
+) -> None:
+    """Numbers of more clients than the range is made for could wrap."""
+    alone = Alone(tmp_path)
+    keys = alone.keys(clients="2")
+    asks = {name: [Ask(step="shares", sum=1, given=keys)] for name in alone.names}
+    assert alone.ask(asks, 2).made == {}
+    fewer = {name: keys[name] for name in alone.names[:2]}
+    asks = {name: [Ask(step="shares", sum=1, given=fewer)] for name in alone.names[:2]}
+    assert len(alone.ask(asks, 3).made) == 2
+    alone.node.close()
+
+
+def test_a_client_that_sends_the_keys_of_an_earlier_round_sits_out(tmp_path: Path) -> None:
+    devices = test_secure_sums.devices_of("fedavg", tmp_path, nodes=len(test_secure_sums.DATA))
+    serve, first = devices.nodes[2].serve, list[Any]()
+
+    def repeating(packet: Packet) -> Packet:
+        answer, told = serve(packet), list[Any]()
+        for one in answer.header.get("answers", ()):
+            if "keys" in one.get("made", {}):
+                first.append(one["made"]["keys"])
+                one = {**one, "made": {**one["made"], "keys": first[0]}}
+            told.append(one)
+        return Packet({**answer.header, "answers": told} if told else answer.header, answer.tensors)
+
+    devices.transport.join("node-2", repeating)
+    test_secure_sums.served(devices, tmp_path, cohort=7, rounds=2)
+    devices.close()
+    assert len(first) == 2
+    said = "The step 'keys' of client 'user-2': A mask key is used twice: 'user-2' sent a key of an earlier round"
+    assert sum(text.startswith(said) for text in test_secure_sums.events(tmp_path)) == 1
+
+
 def _new_keys() -> str:
     draw = np.random.default_rng(0)
     return Keys.from_bytes(draw.bytes(96)).to_bytes().hex()

@@ -101,6 +101,32 @@ def test_a_client_on_two_nodes_that_both_answer_is_declared_twice_and_stays_wher
     )
 
 
+def test_a_client_that_its_old_node_has_no_more_is_on_the_new_one() -> None:
+    """Its owner has taken it out of one configuration and put it into another."""
+    transport = MemoryTransport({"x": device("a", "b")})
+    nodes = met(transport)
+    transport._nodes["x"].serve = device("a")
+    transport.join("y", device("b", "c"))
+    passed(nodes)
+    assert nodes.place == {"a": "x", "b": "y", "c": "y"}
+    assert nodes.twice == {}
+    assert said(nodes, "moved") == ["Client 'b' is on node 'y'."]
+
+
+def test_why_a_node_took_no_part_is_forgotten_once_it_is_gone() -> None:
+    """Back under its name, its clients are waited for, and not given up for what it said before."""
+    transport = MemoryTransport({"x": device("a", refuses="Its disk is full."), "y": device("b")})
+    nodes = met(transport)
+    transport.leave("x")
+    passed(nodes, 2.0)
+    assert nodes.refusals == {}
+    transport.join("x", device("a"))
+    nodes.look()
+    assert nodes.refusal("a") is None
+    passed(nodes)
+    assert nodes.place == {"a": "x", "b": "y"}
+
+
 def test_a_node_that_refuses_takes_no_part_and_says_why() -> None:
     nodes = met(MemoryTransport({"x": device("a", refuses="Its model is another."), "y": device("b")}))
     assert nodes.place == {"b": "y"}
@@ -135,6 +161,26 @@ def test_a_node_that_does_not_answer_is_asked_anew() -> None:
     nodes = met(transport, 30.0, patience=20.0)
     assert said(nodes, "left") == ["Node 'x': it did not answer for 20 s."]
     assert [kind for kind, _, _ in transport.carried] == ["hello", "hello"]
+
+
+def test_a_node_that_fitted_once_is_asked_as_soon_as_before_when_it_refuses_anew() -> None:
+    full, hellos = [True], list[float]()
+    fits, refuses = device("a"), device("a", refuses="Its disk is full.")
+
+    def serve(packet: Packet) -> Packet:
+        if packet.header["kind"] == "hello":
+            hellos.append(transport.now())
+        return (refuses if full[0] else fits)(packet)
+
+    transport = MemoryTransport({"x": serve})
+    nodes = met(transport, 75.0, patience=20.0)
+    full[0] = False
+    passed(nodes, 90.0)
+    assert nodes.place == {"a": "x"}
+    full[0], before = True, len(hellos)
+    nodes.ask_anew("x")
+    passed(nodes, 30.0)
+    assert len(hellos) == before + 2
 
 
 def changing(inner: Any, kind: str, **header: Any) -> Any:

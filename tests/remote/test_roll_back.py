@@ -137,6 +137,17 @@ def test_a_round_whose_model_was_sent_before_a_kill_comes_again_with_another_coh
     assert Ledger.read(run / FILE, read_info(run)["run"]).rounds == [0, 1, 2, 3, 3]
 
 
+def test_a_run_that_is_made_longer_goes_on_by_the_secret_that_it_has(tmp_path: Path) -> None:
+    """Also a server that is started again draws by what ``run.json`` says."""
+    served(tmp_path, rounds=2)
+    seed = seed_of(tmp_path / "run")
+    drawn = served(tmp_path, rounds=8)
+    sampler = Sampler(6, 3, "poisson", seed)
+    wanted = [sorted(f"user-{k}" for k in sampler(round)) for round in range(2, 8)]
+    assert drawn == [cohort for cohort in wanted if cohort]
+    assert seed_of(tmp_path / "run") == seed
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, StoreError
 from fedkeep.store import Default, MemoryStore, for_clients
 from tests.store.build import IDS, INITIAL, sqlite, values
 
@@ -44,6 +44,18 @@ def test_values_go_by_id(tmp_path: Path, kind: str, ids: list[str]) -> None:
         assert torch.equal(value, made[name])
         own = store.read([IDS.index(client) for client in known])[name]
         assert torch.equal(own, torch.stack([value[ids.index(client)] for client in known]))
+
+
+def test_a_view_is_recovered_to_the_very_states_that_are_named(tmp_path: Path) -> None:
+    store = sqlite(tmp_path)
+    view = for_clients(store, DEFAULT, IDS[1:])
+    view.write([0], values(1, 1))
+    digest = view.prepare(1)
+    view.apply()
+    view.recover(1, digest)
+    assert torch.equal(view.read([0])["user"], values(1, 1)["user"])
+    with pytest.raises(StoreError, match="does not hold the states after round 1"):
+        view.recover(1, "0" * 16)
 
 
 def test_the_same_clients_have_the_store_itself() -> None:

@@ -1,0 +1,87 @@
+"""Messages of a node that follow one another: what one has left undone, or agreed on anew, counts for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeep import Phase, methods
+from fedkeep.engines import Order
+from fedkeep.methods import Sent
+from fedkeep.remote.device_store import Wanted
+from fedkeep.remote.headers import Fits, Refused, header_of
+from fedkeep.remote.wire import work_packet
+from tests.remote.hand import RUN, Hand, only
+from tests.tiny import Logits, classes
+
+DATA = classes(kind="f4")
+FURL = methods.furl("user", local=Phase(batch_size=4))
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand(Logits, FURL, DATA)
+
+
+def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = hand.node(tmp_path, [0, 1], on_missing="anew")
+    hand.meet(node)
+    hand.ask(node, hand.work([hand.order(hand.first_order("user-0"))], 0, 5))
+    store = node._runs[RUN].store
+    assert store is not None
+    before = store.file.versions("user-0")
+    for number, wanted in enumerate((Wanted(1, 5), Wanted(3, 6)), 7):  # one that is there, one that is not
+        hand.ledger = {"user-0": wanted}
+
+        def failing(*_: Any) -> Any:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.engine, "train", failing)
+            work = hand.work([hand.order(hand.first_order("user-0", 1))], 1, number)
+            assert "ZeroDivisionError" in header_of(hand.say(node, work_packet(work)), Refused).reason
+        hand.ask(node, hand.work([hand.order(hand.first_order("user-1", 1))], 1, number + 10))
+        assert store.file.versions("user-0") == before
+    hand.close()
+
+
+def test_what_was_agreed_on_last_counts_for_a_process_that_starts_later(hand: Hand, tmp_path: Path) -> None:
+    node = hand.node(tmp_path, [0])
+    hand.meet(node)
+    work = hand.work([hand.order(hand.first_order("user-0"))], 0, 5)
+    hand.ask(node, work)
+    before = hand.left[-1]
+    header_of(hand.say(node, hand.encode(hello=hand.hello(seed=9))), Fits)
+    hand.ask(node, work)
+    after = hand.left[-1]
+    assert after != before, "the seed has a part in it"
+    node.close()
+    again = hand.node(tmp_path, [0])
+    hand.ask(again, work)
+    again.close()
+    assert hand.left[-1] == after
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"linear.bias": torch.zeros(4)}, "'linear.bias' wants (3,), is (4,)"),
+        ({"user": torch.zeros(3)}, "unknown ['user']"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
+    hand: Hand, tmp_path: Path, wrong: Mapping[str, torch.Tensor], said: str
+) -> None:
+    node = hand.node(tmp_path, [0])
+    hand.meet(node)
+    params = {**hand.first_order("user-0").sent.params, **wrong}
+    order = Order(round=0, client="user-0", sent=Sent(params=params))
+    work = hand.work([hand.order(order, train=False, judge=(only(),))], 0, 5)
+    assert said in header_of(hand.say(node, work_packet(work)), Refused).reason
+    hand.close()
