@@ -10,7 +10,7 @@ from fedkeep.core.optim import adagrad, adam, sgd
 from fedkeep.data import FederatedData
 from fedkeep.experiments import trackers
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.serving import export_models, load_model
+from fedkeep.experiments.serving import export_models, load_encoding, load_model
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
 from fedkeep.nn.accelerate import accelerate
@@ -41,6 +41,7 @@ __all__ = [
     "errors",
     "export_models",
     "load_adapter",
+    "load_encoding",
     "load_model",
     "methods",
     "models",

@@ -82,8 +82,12 @@ def test_bad_input(fedkeep: Command, refused: Callable[..., str]) -> None:
         "Error: There is no ledger plain/budget.jsonl: the run has no differ"
     )
     assert refused("budget", "nowhere").startswith("Error: nowhere holds no run")
-    assert refused("budget", "plain", "--delta", "2") == "Error: --delta must lie between 0 and 1; got 2.0."
     run(fedkeep)
+    for delta in ("0.5", "0.17", "0", "-1", "nan"):
+        assert refused("budget", "r", "--delta", delta) == (
+            f"Error: --delta must lie between 0 and 1 / N = 0.167 for N = 6 clients; got {delta}. A larger one would allow "
+            f"to publish a client."
+        )
     path = Path("r") / "budget.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:3]) + "\n")

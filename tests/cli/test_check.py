@@ -115,6 +115,21 @@ def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPa
     assert "A round sends 12 B down and 12 B up for each user (3 users: 36 B each way)." in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("run.engine=gpu", "Unknown engine 'gpu'"),
+        ("run.device=cuda:99", "The device 'cuda:99' cannot be used"),
+        ("run.evaluate_shared=true", "cannot predict alone"),
+    ],
+)
+def test_what_a_run_refuses_is_refused(fedkeep: Command, setting: str, message: str) -> None:
+    own = ("--set", "method={ kind = 'local' }", "--set", setting)
+    checked, ran = fedkeep("check", "toy.toml", *own), fedkeep("run", "toy.toml", *own)
+    assert (checked.exit_code, checked.stderr) == (ran.exit_code, ran.stderr) != (0, "")
+    assert message in checked.stderr
+
+
 def test_layers_on_kernels_are_named(fedkeep: Command) -> None:
     model = "model={ kind = 'tests.experiments.test_accelerate:Columns' }"
     result = fedkeep("check", "toy.toml", "--set", model)

@@ -111,6 +111,43 @@ def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: 
     assert torch.equal(library.load_model("m", name).state_dict()["user"], own["user"])
 
 
+def test_raw_rows_are_encoded_as_the_data_were(
+    trained: Callable[..., Run], fedkeep: Command, csv: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEP_DATA", str(csv("bo,1000.5,70,0", "bo,999,71,1")))
+    assert fedkeep("run", "table.toml", "--out", "r", "--set", "preparation.standardise=true").exit_code == 0
+    assert fedkeep("export", "r", "--all", "--out", "m").exit_code == 0
+    run, encoding = load_run(Path("r"), data_folder=Path("data")), library.load_encoding("m")
+    rows = [[i % 5 + 0.5, i * 7 % 3] for i in range(10)] + [[1000.5, 70], [999, 71]]
+    client = run.data.index("bo")
+    order = sorted(map(tuple, run.data.batch(run.data.rows(client))["x"].tolist()))
+    batch = encoding.batch(x=rows)
+    assert sorted(map(tuple, batch["x"].tolist())) == order
+    assert batch["x"].abs().max() < 7  # on their scales
+    assert encoding.meta["label_names"] == ["0", "1"]
+    assert encoding.sizes == {"classes": 2, "features": 2}
+    weight, bias = (run.server[f"linear.{name}"] for name in ("weight", "bias"))
+    own = run.parameters("bo")["user"]
+    torch.testing.assert_close(library.load_model("m", "bo")(**batch), batch["x"] @ weight.T + bias + own)
+
+
+def test_texts_are_encoded_by_the_exported_vocabulary(trained: Callable[..., Run], fedkeep: Command) -> None:
+    Path("data").mkdir()
+    rows = [f"{user},{text},{label}" for user in "ab" for text, label in (("good day", 1), ("bad", 0)) * 4]
+    Path("data/t.csv").write_text("\n".join(["user,text,label", *rows]) + "\n")
+    Path("t.toml").write_text(
+        'data = { reader = "table", path = "t.csv", tokens = "word" }\n'
+        'model = { kind = "bag_of_words", user_dim = 2 }\nmethod = { kind = "furl" }\nrun = { rounds = 1, cohort = 2 }\n'
+    )
+    assert fedkeep("run", "t.toml", "--data", "data", "--out", "r").exit_code == 0
+    run = load_run(Path("r"), data_folder=Path("data"))
+    library.export_models(run, "m")
+    columns = library.load_encoding("m").batch(text=["good day", "day of nobody"])
+    words = {word: run.data.meta["vocabulary"]["symbols"].index(word) + 2 for word in ("good", "day")}
+    assert columns["text"].tolist() == [[words["good"], words["day"], 0], [words["day"], 1, 1]]
+    assert library.load_model("m", "a")(**columns).shape == (2, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True])
 def test_onnx_gives_the_same_numbers(text: bool, trained: Callable[..., Run], fedkeep: Command) -> None:
@@ -140,8 +177,20 @@ def test_a_run_of_ones_own_module(tmp_path: Path) -> None:
     assert loaded is not model
     for name, value in run.parameters("user-1").items():
         assert torch.equal(loaded.state_dict()[name], value)
-    with pytest.raises(RunError, match="does not hold what the run needs"):
+    with pytest.raises(
+        ConfigError, match="The Linear that was given is another module than was trained:\n  model"
+    ):
         library.load_model(folder, "user-1", model=nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match="float32 3x4' in the run, 'float32 2x4' now"):
+        library.load_model(folder, "user-1", model=library.models.Linear(4, 2))
+    with pytest.raises(ConfigError, match=r"model must be a torch.nn.Module; got <class .*Linear'>\."):
+        library.load_model(folder, "user-1", model=library.models.Linear)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match="keeps no encoding: its models were trained on numbers that your program"
+    ):
+        library.load_encoding(folder)
+    with pytest.raises(RunError, match="holds no exported models"):
+        library.load_encoding(tmp_path)
     (folder / "shared.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match="is damaged: its hash is not the committed one"):
         library.load_model(folder, "user-1", model=model)

@@ -29,12 +29,15 @@ def test_methods_are_described_to_the_last_field() -> None:
     assert one["predict"] == "forward"
     assert differences(one, one) == []
     lines = differences(one, two)
-    assert any(line.startswith("client.phases: ") for line in lines)
+    assert any(line.startswith("client.phases[0].optimizer.rates") for line in lines)
 
 
 def test_differences_are_named_by_path() -> None:
     lines = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 5}, "e": 4})
     assert lines == ["a.c: 5 in the run, 2 now", "d: None in the run, 3 now", "e: 4 in the run, None now"]
+    phases = [{"batch_size": 9, "trains": "all"}], [{"batch_size": 8, "trains": "all"}]
+    assert differences(*({"phases": one} for one in phases)) == ["phases[0].batch_size: 8 in the run, 9 now"]
+    assert differences([1, 2], [1]) == [": [1] in the run, [1, 2] now"]
 
 
 def test_digest_sees_names_shapes_types_and_values() -> None:

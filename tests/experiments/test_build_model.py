@@ -28,10 +28,16 @@ class Mine(nn.Module):
         return self.out(self.hidden(x))  # type: ignore[no-any-return]
 
 
+SQUARED = {"kind": "furl", "loss": {"kind": "squared_error"}}
+
+
 def test_sizes_come_from_the_data() -> None:
     text = many_user_text(users=4, examples=8, classes=6)
     assert sizes_of(text) == {"vocabulary": text.meta["vocabulary"]["size"], "classes": 6}
     assert sizes_of(toy(features=7, classes=4)) == {"classes": 4, "features": 7}
+    numbers = FederatedData.from_columns(["a"], {"x": np.zeros((1, 2)), "label": np.array([0.5])}, ["train"])
+    assert sizes_of(numbers) == {"classes": 1, "features": 2}
+    assert build_model(config(method=SQUARED), numbers)(torch.zeros(3, 2)).shape == (3,)
     model = build_model(config(model={"kind": "document", "user_dim": 5, "hidden": 3, "pool": "max"}), text)
     assert isinstance(model, models.DocumentModel)
     assert model.embedding.num_embeddings == text.meta["vocabulary"]["size"]
@@ -118,7 +124,10 @@ def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
             {"kind": "torch.nn:Linear", "in_features": 4, "out_features": -1},
             "model: 'torch.nn:Linear' cannot be made of {'in_features': 4, 'out_features': -1}: ",
         ),
-        ({"kind": "nowhere.at_all:Net"}, "model.kind: 'nowhere.at_all:Net' cannot be imported: "),
+        (
+            {"kind": "nowhere.at_all:Net"},
+            "model.kind: 'nowhere.at_all:Net' cannot be imported: No module named 'nowhere'. Name the folder of",
+        ),
         ({"kind": "torch.nn:Linaer"}, "model.kind: 'torch.nn:Linaer' cannot be imported: "),
         ({"kind": "os:system"}, "model.kind: 'os:system' is no class of torch.nn.Module."),
         ({"kind": "builtins:dict"}, "model.kind: 'builtins:dict' is no class of torch.nn.Module."),

@@ -54,6 +54,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert fault(count=3, init=["normal", "x"]).startswith(
         "table.init: wanted float | tuple[Literal['normal'], float]; "
     )
+    assert fault(count=3, names="x") == "table.names: wanted list[str] | None; got 'x'. Write a list: ['x']."
     message = fault(coutn=3)
     assert message.startswith(
         "table.coutn: unknown key. Did you mean 'count'? Known here: count, rate, kind, "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkeep import FederatedData, Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, DataError, MethodError, SplitError
+from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.store import Default, MemoryStore
 from tests.tiny import Logits, classes, texts
 
@@ -93,16 +94,43 @@ def test_a_model_that_returns_no_tensor() -> None:
     )
 
 
-def test_a_model_without_logits() -> None:
-    class Features(Logits):
-        def forward(self, x: Tensor) -> Tensor:
-            return {"last_hidden_state": super().forward(x), "pooled": x}  # type: ignore[return-value]
+class Features(Logits):
+    """Gives no logits."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return {"last_hidden_state": super().forward(x), "pooled": x}  # type: ignore[return-value]
+
+
+def test_a_model_without_logits() -> None:
     with pytest.raises(MethodError) as error:
         simulate(Features().double(), FURL, DATA, rounds=1)
     assert str(error.value) == (
         "The model returns outputs for ['last_hidden_state', 'pooled']; 'logits' is missing, which the loss takes. Take a "
         "model with a head, or say in the loss which output it is, e.g. cross_entropy(task='scores')."
+    )
+
+
+class One(Logits):
+    """Gives one logit for two classes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :1]
+
+
+class Flat(Logits):
+    """Gives one logit for two classes, without an axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, 0]
+
+
+@pytest.mark.parametrize(("model", "shape"), [(One, "(4, 1)"), (Flat, "(4,)")])
+def test_one_logit_for_a_binary_task(model: type[Logits], shape: str) -> None:
+    with pytest.raises(MethodError) as error:
+        simulate(model().double(), FURL, DATA, rounds=1, engine="sequential")
+    assert (
+        f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave {shape}"
+        in str(error.value)
     )
 
 
@@ -136,6 +164,32 @@ def test_nothing_is_written_before_the_call_is_checked(tmp_path: Any) -> None:
     with pytest.raises(SplitError):
         simulate(Logits(), methods.furl("usr"), DATA, rounds=1, out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_before_its_first_round_leaves_no_folder(tmp_path: Any) -> None:
+    """The corrected run was told that the folder is not empty."""
+    out = tmp_path / "runs" / "one"
+    with pytest.raises(MethodError):
+        simulate(Features().double(), FURL, DATA, rounds=1, out=out)
+    assert not out.exists()
+    simulate(Logits().double(), FURL, DATA, rounds=1, out=out)
+    (tmp_path / "two").mkdir()
+    with pytest.raises(MethodError):  # its folder was there before
+        simulate(Features().double(), FURL, DATA, rounds=1, out=tmp_path / "two")
+    assert (tmp_path / "two" / "run.json").exists()
+
+
+def test_a_run_that_fails_after_a_round_keeps_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RunDirectory.commit
+
+    def commit(directory: RunDirectory, round: int, *arguments: Any, **options: Any) -> None:
+        real(directory, round, *arguments, **options)
+        raise MethodError("no more")
+
+    monkeypatch.setattr(RunDirectory, "commit", commit)
+    with pytest.raises(MethodError, match="no more"):
+        simulate(Logits().double(), FURL, DATA, rounds=2, out=tmp_path / "run")
+    assert (tmp_path / "run" / "commit.json").exists()
 
 
 def test_data_without_a_split_or_a_column() -> None:

@@ -59,6 +59,10 @@ def test_the_layers(model: CNN, shape: tuple[int, int]) -> None:
     assert torch.equal(net.call("head", values, {"features": features}), net(values, {"image": image}))
 
 
+def test_one_output_is_a_prediction_for_each_image() -> None:
+    assert CNN(1, 1, 16)(torch.zeros(3, 1, 16, 16)).shape == (3,)
+
+
 def test_many_clients_at_once() -> None:
     """Stacked parameters under vmap give what each client gives alone: the network has no data-dependent branch."""
     model = CNN(4, 1, 16, widths=(3, 4), hidden=(16, 8)).double().eval()

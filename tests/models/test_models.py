@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from fedkeep import Phase, Split, check_split, methods, simulate
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.net import Net, PooledNet
-from fedkeep.models import BagOfWords, DocumentModel, Linear, MatrixFactorization, MultiTaskDocument
+from fedkeep.models import (
+    BagOfWords,
+    DocumentModel,
+    Linear,
+    MatrixFactorization,
+    MultiTaskDocument,
+    TextClassifier,
+)
 from tests.tiny import everyone, texts
 
 TEXT = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0], [6, 0, 0, 0, 0]])
@@ -136,6 +143,16 @@ def test_the_linear_model() -> None:
     nn.init.normal_(model.user)
     x = torch.randn(4, 3)
     torch.testing.assert_close(model(x), x @ model.linear.weight.T + model.linear.bias + model.user)
+    one = Linear(3, 1)
+    torch.testing.assert_close(one(x), x @ one.linear.weight[0] + one.linear.bias[0])
+
+
+@pytest.mark.parametrize("kind", [DocumentModel, BagOfWords, TextClassifier])
+def test_one_output_is_a_prediction_for_each_example(kind: Any) -> None:
+    torch.manual_seed(0)
+    model, several = kind(10, 1), kind(10, 2)
+    assert model(TEXT, LENGTH).shape == model.head(model.features(TEXT, LENGTH)).shape == (3,)
+    assert several(TEXT, LENGTH).shape == (3, 2)
 
 
 def test_matrix_factorisation_by_hand() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import Split, check_split, methods
-from fedkeep.core.errors import SplitError
+from fedkeep.core.errors import ConfigError, SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, weighted_mean
 from fedkeep.models import DocumentModel, MatrixFactorization
@@ -94,6 +94,19 @@ def test_without_batches_the_check_is_static() -> None:
     assert [r["half"] for r in report.table] == ["private", "federated", "federated"]
     with pytest.raises(SplitError, match="matches no parameter"):
         check_split(Logits(), Split("usr"))
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "said"),
+    [
+        (Logits(), ["user"], "split must be a split, e.g. fedkeep.Split(['head.*']); got ['user']."),
+        (Logits, Split("user"), "model must be a torch.nn.Module; got <class 'tests.tiny.Logits'>."),
+    ],
+)
+def test_what_is_no_model_or_no_split_is_refused(model: Any, split: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_split(model, split, batches(), loss=CROSS_ENTROPY)
+    assert str(error.value) == said
 
 
 def test_probes_need_a_loss() -> None:

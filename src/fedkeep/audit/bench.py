@@ -253,7 +253,7 @@ class Bench:
             module = copy.deepcopy(made.module)
             net = Net(module)
             own = resolved(made.method, net, data)
-            default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed)
+            default = Default(copy.deepcopy(made.kept), own.client.keep.value, self.seed, net.buffers())
             held = Held(default, data.ids)
             job = Job(own, net, data, held, self.seed)
             received = own.split.halves(module).federated(net.initial())

@@ -25,13 +25,16 @@ def budget(
 
     RUN is the folder that fedkeep run wrote, of a configuration with a table [privacy].
     """
-    if delta is not None and not 0 < delta < 1:
-        raise ConfigError(f"--delta must lie between 0 and 1; got {delta}.")
     if accountant is not None:
         check_choice("--accountant must be", accountant, list(WORDS))
     info = read_info(run)
     ledger = Ledger.read(run / FILE, info["run"], read_commit(run, info).extra.get("ledger"))
     terms, shown = ledger.terms, ledger.terms.delta if delta is None else delta
+    if delta is not None and not 0 < delta * terms.clients < 1:
+        raise ConfigError(
+            f"--delta must lie between 0 and 1 / N = {1 / terms.clients:.3g} for N = {terms.clients:,} clients; got "
+            f"{delta:g}. A larger one would allow to publish a client."
+        )
     by = cast(Accountant, accountant or terms.accountant)
     rows = [
         [f"ε by {WORDS[by]} ({by})", f"{ledger.spent(delta, by):.4f}"],

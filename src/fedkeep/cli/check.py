@@ -10,6 +10,8 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged, text_statistics
 from fedkeep.engines.moves import first_batches, first_values, losses, stays
 from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
+from fedkeep.experiments.engine import check_engine, check_judging
+from fedkeep.experiments.environment import check_device
 from fedkeep.methods import Method
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.report.wording import size
@@ -29,19 +31,20 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
     found = find_config(config, overrides)
     folder = data_folder(data)
     examples = build_data(found.config, folder)
-    method = build_method(found.config.method)
+    method, run = build_method(found.config.method), found.config.run
+    check_device(run.device)
+    check_engine(run.engine, run.workers, run.device)
+    check_judging(method, run.evaluate_shared, run.evaluate_adapted)
     module = method.made_for(build_model(found.config, examples, folder))
     net = Net(module)
-    pooled = found.config.run.engine == "pooled"
+    pooled = run.engine == "pooled"
     batches = first_batches(examples, net, whose=pooled)
     start, terms = first_values(net, method, found.config.seed), losses(net, method, examples)
     reports = [
         check_split(module, method.split, batches, loss=loss, seed=found.config.seed, start=start, trains=())
         for loss in terms
     ]
-    show_split(
-        found.config.name or found.label, method, reports[0], None if pooled else found.config.run.cohort
-    )
+    show_split(found.config.name or found.label, method, reports[0], None if pooled else run.cohort)
     if line := str(swaps_of(module)):
         say(f"Layers {line}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:

@@ -127,6 +127,9 @@ def differences(wanted: Any, got: Any, path: str = "") -> list[str]:
         for key in sorted(wanted.keys() | got.keys()):
             lines += differences(wanted.get(key), got.get(key), f"{path}.{key}" if path else str(key))
         return lines
+    if isinstance(wanted, list) and isinstance(got, list) and len(wanted) == len(got):
+        pairs = enumerate(zip(wanted, got, strict=True))
+        return [line for k, (one, other) in pairs for line in differences(one, other, f"{path}[{k}]")]
     return [] if wanted == got else [f"{path}: {got!r} in the run, {wanted!r} now"]
 
 

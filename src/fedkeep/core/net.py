@@ -123,6 +123,10 @@ class Net:
         """Return a copy of the module's parameters and buffers, by name; tied ones once, under their first name."""
         return clone(tensors_of(self.module))
 
+    def buffers(self) -> set[str]:
+        """Return the names of the module's buffers."""
+        return {place.name for place in self._buffers}
+
     def trainable(self) -> frozenset[str]:
         """Return the names of the parameters that required gradients when the net was made (buffers don't)."""
         return self._trainable

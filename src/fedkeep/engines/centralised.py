@@ -90,7 +90,7 @@ def check_method(method: Method) -> None:
             f"{method.name!r} is stateless: its private values start from scratch in every round; centralised training "
             f"has no rounds."
         )
-    reduces = not isinstance(server.reduce, WeightedMean) or not isinstance(server.update, Optimize)
+    reduces = type(server.reduce) is not WeightedMean or not isinstance(server.update, Optimize)
     keeps = client.state is not nothing or client.sends is not nothing or server.state is not no_state
     if client.start or client.finish or server.send or reduces or keeps:
         raise MethodError(

@@ -112,7 +112,7 @@ def outputs(
     def found(
         output: Any, batch: Params, owner: np.ndarray, places: np.ndarray
     ) -> list[tuple[np.ndarray, ...]]:
-        return [tuple(v.cpu().numpy() for v in labelled(task, output, batch)[:2]) for task in tasks]
+        return [tuple(_numpy(v) for v in labelled(task, output, batch)[:2]) for task in tasks]
 
     pieces = [piece for window in windows(job, asked, split) for piece in window.predicted([way], found)[0]]
     joined = (
@@ -137,6 +137,12 @@ def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Te
     return out[known], label[known], known
 
 
+def _numpy(values: Tensor) -> np.ndarray:
+    """Return an array; numpy has no bfloat16."""
+    found: np.ndarray = (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
+    return found
+
+
 def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: np.ndarray) -> Columns:
     out, label, known = labelled(task, output, batch)
     out, there = out.double(), np.nonzero(known.cpu().numpy())[0]
@@ -155,4 +161,4 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: n
             likeliest = out.argmax(1)  # a NaN where there is one
             unknown = out.gather(1, likeliest.unsqueeze(1)).squeeze(1).isnan()
             score = ((likeliest == label) & ~unknown).double()
-    return owner[there], loss.cpu().numpy(), score.cpu().numpy(), label.cpu().numpy(), places[there]
+    return owner[there], loss.cpu().numpy(), score.cpu().numpy(), _numpy(label), places[there]

@@ -45,7 +45,7 @@ class WithState:
 
 def first_values(net: Net, method: Method, seed: int) -> Params:
     """Return the values that a new client's first training starts from."""
-    kept = Default(first_kept(method, net), method.client.keep.value, seed)("")
+    kept = Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())("")
     return {**net.initial(), **{n: v for n, v in kept.items() if not is_state(n)}}
 
 

@@ -91,7 +91,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
             f"The federated values of this run of {run.method.name!r} don't fit {method.name!r} on "
             f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
         )
-    default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run))
+    default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run), net.buffers())
     return replace(
         run, net=net, method=method, server=server, state=first_global(method, net, run.data, run.device).state,
         private=MemoryStore(default, run.data.ids), history=[], folder=None, examples=None,

@@ -179,7 +179,8 @@ def _model_class(kind: str, place: str) -> type[nn.Module]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{place}.kind: {kind!r} cannot be imported: {error}.") from error
+        hint = " Name the folder of the file in PYTHONPATH." if isinstance(error, ModuleNotFoundError) else ""
+        raise ConfigError(f"{place}.kind: {kind!r} cannot be imported: {error}.{hint}") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ConfigError(f"{place}.kind: {kind!r} is no class of torch.nn.Module.")
     return found

@@ -17,6 +17,7 @@ from fedkeep.engines import (
     choose,
 )
 from fedkeep.engines.workers.engine import check_device
+from fedkeep.methods import Method
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "sequential": Sequential,
@@ -39,6 +40,16 @@ def check_engine(name: str, workers: int | None, device: str) -> None:
         raise ConfigError(f"workers={workers} is for engine='workers' or 'auto'; the engine is {name!r}.")
     if name == "workers":
         check_device(device)
+
+
+def check_judging(method: Method, shared: bool, adapted: bool) -> None:
+    """Raise ConfigError where the method has no shared part that predicts, or no adaptation, and it is to be judged."""
+    if shared and method.predict_shared is None:
+        raise ConfigError(
+            f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
+        )
+    if adapted and not method.adapt.phases:
+        raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
 
 
 def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds: int) -> tuple[Engine, str]:

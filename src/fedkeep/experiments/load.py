@@ -26,9 +26,16 @@ def run_folder_config(folder: Path) -> tuple[Config, str]:
     """Return the configuration that a run's folder keeps, and its text.
 
     Raises:
-        RunError: there is no run, it was made without a configuration, or its ``config.toml`` was changed.
+        RunError: there is no run, it is a federation's, it was made without a configuration, or its ``config.toml``
+            was changed.
     """
     info = read_info(folder)
+    if info.get("engine") == "remote":
+        raise RunError(
+            f"{folder} is a federation's run: examples and private values are on its devices, not here. fedkeep report "
+            f"and fedkeep budget read this folder; on a device fedkeep device export writes what a client keeps. "
+            f"For everything in one place, run the same configuration with fedkeep run."
+        )
     path = folder / "config.toml"
     kept = str(info.get("config_text") or "")
     if not path.exists() and not kept:
@@ -79,7 +86,7 @@ def load_run(
     if config.privacy is not None:
         method = differentially_private(method, config.privacy.build(), float(info["cohort"]))
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
-    default = Default(first_kept(method, net), method.client.keep.value, config.seed)
+    default = Default(first_kept(method, net), method.client.keep.value, config.seed, net.buffers())
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
     server, engine = first_global(method, net, data, device), Sequential()
     directory = RunDirectory.open(folder, write=False)

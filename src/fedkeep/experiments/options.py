@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -83,10 +84,15 @@ def _fitted(place: str, wanted: Any, value: Any) -> Any:
         except ValidationError as error:
             first = first or error
     got = type(value).__name__ if "\n" in repr(value) else shown(value, 200)
+    with suppress(ValidationError):
+        adapter.validate_python([value])
+        got += f". Write a list: [{got}]"
     raise ConfigError(f"{place}: wanted {_shown(wanted)}; got {got}.") from first
 
 
 def _shown(wanted: Any) -> str:
     if get_origin(wanted) is Literal:
         return f"one of {', '.join(map(repr, get_args(wanted)))}"
-    return wanted.__name__ if isinstance(wanted, type) else str(wanted).replace("typing.", "")
+    if isinstance(wanted, type) and get_origin(wanted) is None:
+        return wanted.__name__
+    return str(wanted).replace("typing.", "").replace("collections.abc.Sequence", "list")

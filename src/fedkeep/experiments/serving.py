@@ -1,4 +1,4 @@
-"""Clients' personalised models as files: what ``fedkeep export`` writes and ``load_model`` reads.
+"""Clients' personalised models as files: what ``fedkeep export`` writes, ``load_model`` and ``load_encoding`` read.
 
     model.json                  the configuration, the data's encoding, the clients, and the hash of every file
     shared.safetensors          what the models have in common, once
@@ -15,13 +15,15 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedkeep.core.describe import check_kind, differences
 from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.files import beside, check_tensors, layout, load_verified, state_name, write_whole
 from fedkeep.core.net import Net, tensors_of
@@ -34,6 +36,9 @@ from fedkeep.experiments.run import Run
 from fedkeep.methods import Method
 from fedkeep.methods.base import Recalls, forward
 from fedkeep.version import __version__
+
+if TYPE_CHECKING:
+    from fedkeep.data.preparation import Encoding
 
 INFO, SHARED = "model.json", "shared.safetensors"
 
@@ -162,16 +167,22 @@ def _write(run: Run, part: Path, chosen: SomeIds, adapt: bool, config: str) -> N
         entries[name] = _tensors(part / "clients" / state_name(name), content)
     info = {
         "kind": "personalised models", "format": FORMAT, "fedkeep": __version__, "method": run.method.name,
-        "round": run.round, "config": config, "encoding": _encoding(run) if config else "",
+        "round": run.round, "config": config, "encoding": _encoding(run, config),
         "shared": _tensors(part / SHARED, shared), "clients": entries,
     }  # fmt: skip
     write_whole(part / INFO, sealed_bytes(info))
 
 
-def _encoding(run: Run) -> str:
+def _encoding(run: Run, config: str) -> str:
+    """Return what the data say of themselves, and how their columns came to be numbers; empty where nothing says so."""
+    from fedkeep.data.preparation import Encoding
     from fedkeep.experiments.build import encoding_of
 
-    return encoding_of(run.data).to_json()
+    agreed = run.data.meta.get("encoded_by")
+    if agreed is None:
+        return encoding_of(run.data).to_json() if config else ""
+    found, codes = encoding_of(run.data), Encoding.from_json(agreed, "The data's encoding").columns
+    return replace(found, columns={**found.columns, **codes}).to_json()
 
 
 def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -195,14 +206,11 @@ def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None
     Raises:
         RunError: the folder holds no models, none of this client, or is damaged.
         DataError: the client's id is none.
-        ConfigError: ``model`` is missing.
+        ConfigError: ``model`` is missing, is no module, or another one than was trained.
     """
-    place = Path(folder)
-    if not (place / INFO).exists():
-        raise RunError(
-            f"{place} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
-        )
-    info = read_sealed(place / INFO)
+    if model is not None:
+        check_kind("model", model, nn.Module, "a torch.nn.Module")
+    place, info = Path(folder), _info(folder)
     client, clients = as_id(client), info["clients"]
     if client not in clients:
         raise RunError(
@@ -213,10 +221,48 @@ def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None
     state = {n: v for n, v in values.items() if is_state(n)}
     module, method = _module(place, info, model)
     wanted, found = layout(tensors_of(module)), {n: v for n, v in values.items() if n not in state}
+    if not info["config"] and (lines := differences(wanted, layout(found), "model")):
+        shown = "\n  ".join(lines[:8])
+        raise ConfigError(
+            f"The {type(model).__name__} that was given is another module than was trained:\n  {shown}\n"
+            f"Give one that is made as it was for the run."
+        )
     check_tensors(path, wanted, layout(found), found)
     module.load_state_dict({**module.state_dict(), **Net(module).placed(found)})  # what is no tensor stays
     ready = module if method is None or method.predict is forward else PersonalModel(module, method, state)
     return ready.eval()
+
+
+def load_encoding(folder: Path | str) -> Encoding:
+    """Return how the data became numbers that exported models were trained on.
+
+    Its ``batch(**columns)`` gives new examples as the models take them; its ``meta["label_names"]`` the classes' names.
+
+    Args:
+        folder: the folder that ``fedkeep export`` wrote.
+
+    Raises:
+        RunError: the folder holds no models, or is damaged.
+        ConfigError: the data were numbers already when they came, and no configuration says more of them.
+    """
+    from fedkeep.data.preparation import Encoding
+
+    info = _info(folder)
+    if not info["encoding"]:
+        raise ConfigError(
+            f"{folder} keeps no encoding: its models were trained on numbers that your program made. Make numbers of "
+            f"new examples as it did."
+        )
+    return Encoding.from_json(info["encoding"], f"The encoding in {Path(folder) / INFO}")
+
+
+def _info(folder: Path | str) -> dict[str, Any]:
+    place = Path(folder)
+    if not (place / INFO).exists():
+        raise RunError(
+            f"{place} holds no exported models: there is no {INFO} in it. Write it with fedkeep export."
+        )
+    return read_sealed(place / INFO)
 
 
 def _module(place: Path, info: Mapping[str, Any], model: nn.Module | None) -> tuple[nn.Module, Method | None]:

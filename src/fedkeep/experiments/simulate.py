@@ -31,8 +31,9 @@ from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.budget import ledger_of, terms_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
-from fedkeep.experiments.engine import check_engine, make_engine
+from fedkeep.experiments.engine import check_engine, check_judging, make_engine
 from fedkeep.experiments.environment import check_device, environment
+from fedkeep.experiments.failed_start import removed_if_it_fails
 from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
@@ -131,13 +132,14 @@ def simulate(
     check_whole({"cohort": cohort, "seed": seed, "min_clients": min_clients})
     check_whole({name: value for name, value in optional.items() if value is not None})
     seed, cohort = operator.index(seed), operator.index(cohort)
-    rounds = None if rounds is None else operator.index(rounds)
-    evaluate_every = None if evaluate_every is None else operator.index(evaluate_every)
-    return _Simulation(
+    rounds, evaluate_every = (None if n is None else operator.index(n) for n in (rounds, evaluate_every))
+    simulation = _Simulation(
         model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
         evaluate_shared, evaluate_adapted, hold_out, on_nonfinite, min_clients, private, privacy, name, config,
         config_text, named_trackers(trackers), accelerate,
-    ).run(None if out is None else Path(out), resume, progress)  # fmt: skip
+    )  # fmt: skip
+    with removed_if_it_fails(None if out is None else Path(out)) as folder:
+        return simulation.run(folder, resume, progress)
 
 
 class _Simulation:
@@ -160,7 +162,9 @@ class _Simulation:
         self.trackers = trackers
         self.net = Net(self.module)
         self.initial = {n: v.detach() for n, v in tensors_of(self.module).items()}  # never changed
-        self.default = Default(first_kept(method, self.net), method.client.keep.value, seed)
+        self.default = Default(
+            first_kept(method, self.net), method.client.keep.value, seed, self.net.buffers()
+        )
         self.clients, self.held_out = take_part(data, hold_out, seed)
         trains = self.clients[train_counts(data, method)[self.clients] > 0]
         pooled = engine == "pooled"
@@ -179,12 +183,7 @@ class _Simulation:
         self.faults = Faults(broken=on_nonfinite, malformed=on_nonfinite, minimum=min_clients)
         if every < 0:
             raise ConfigError(f"evaluate_every must be at least 0 (0: never); got {every}.")
-        if evaluate_shared and method.predict_shared is None:
-            raise ConfigError(
-                f"evaluate_shared: the shared part of {method.name!r} cannot predict alone. Leave it out."
-            )
-        if evaluate_adapted and not method.adapt.phases:
-            raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+        check_judging(method, evaluate_shared, evaluate_adapted)
         self.every, self.evaluate_shared, self.evaluate_adapted = every, evaluate_shared, evaluate_adapted
         self.identity = {
             "seed": seed,
@@ -248,11 +247,10 @@ class _Simulation:
                 self.method.client.phases[0].loss, self.data.meta.get("classes"), losses
             ):
                 warnings.warn(note, stacklevel=3)
-            server = drive.server
             return Run(
-                self.net, self.method, self.data, server.params, store, name, self.sampler.rounds_per_epoch,
-                SomeIds(self.data.ids, self.clients), SomeIds(self.data.ids, self.held_out), history, server.round,
-                out, self.device, reason, server.state, drive.examples,
+                self.net, self.method, self.data, drive.server.params, store, name, self.sampler.rounds_per_epoch,
+                SomeIds(self.data.ids, self.clients), SomeIds(self.data.ids, self.held_out), history,
+                drive.server.round, out, self.device, reason, drive.server.state, drive.examples,
             )  # fmt: skip
         finally:
             self.engine.close()

@@ -207,7 +207,7 @@ def fedpac(
     Raises:
         MethodError: λ is negative, or the server reduces in another way.
     """
-    if not isinstance(server.reduce, WeightedMean) or server.reduce.missing_rows != "unchanged":
+    if type(server.reduce) is not WeightedMean or server.reduce.missing_rows != "unchanged":
         raise MethodError(f"'fedpac' averages bodies by a WeightedMean of whole tables; got {server.reduce}.")
     head = local.but(trains=f"{classifier}.*", epochs=head_epochs, steps=None)
     near = NearPrototypes(lam=float(lam), loss=local.loss, label=label)

@@ -74,7 +74,7 @@ def change_of_pick(f: Finish) -> Finished:
     """Upload the number of the model that was trained, and its change, as one of what was sent."""
     pick, changed = f.kept.state[CLUSTER], Params()
     for name, value in f.trained.items() if int(pick) else ():
-        rows = f.rows.get(name, slice(None))
+        rows = f.rows.get(name, ...)
         moves = value.is_floating_point()
         changed[name] = value - f.started[name][rows] + f.sent.params[name][rows] if moves else value
     return Finished(params=changed, sends={CLUSTER: pick})
@@ -126,7 +126,7 @@ def ifca(
     if clusters > 1:
         check_positive(spread=spread)
     mean, step = server.reduce, server.update
-    if not isinstance(mean, WeightedMean) or not isinstance(step, Optimize) or not step.optimizer.rests:
+    if type(mean) is not WeightedMean or not isinstance(step, Optimize) or not step.optimizer.rests:
         raise MethodError(
             f"IFCA moves each of its models by a mean and one step without memory; got {mean} and {step}. "
             f"Use server=averaging(sgd(rate))."

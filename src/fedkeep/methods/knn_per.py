@@ -70,7 +70,10 @@ class Memorize:
         found = features(net, params, batch)
         shared = head(net, params, found).softmax(1)
         keys, classes = params[CLIENT + KEYS], params[CLIENT + CLASSES]
-        apart = torch.cdist(found, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        wide = torch.promote_types(found.dtype, torch.float32)  # cdist has no half precision
+        apart = torch.cdist(found.to(wide), keys.to(wide), compute_mode="donot_use_mm_for_euclid_dist").to(
+            found
+        )
         near, which = apart.topk(min(self.neighbours, len(keys)), largest=False)  # (B, k)
         votes = one_hot(classes, shared.new_zeros(shared.shape[1]))[which]  # (B, k, C)
         return shared, ((-near).softmax(1).unsqueeze(2) * votes).sum(1)

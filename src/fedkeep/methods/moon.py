@@ -47,7 +47,10 @@ class Contrast(WithFeatures):
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
     ) -> Tensor:
         with torch.no_grad():
-            models = (as_received(net, params, w) for w in (received, under(CLIENT, params)))
+            own = {
+                n: v for n, v in under(CLIENT, params).items() if n in received
+            }  # no state of upload links
+            models = (as_received(net, params, w) for w in (received, own))
             others = [features(net, w, batch) for w in models]
         near, far = (nn.functional.cosine_similarity(found, other, dim=1) for other in others)  # (B,)
         contrast = nn.functional.softplus((far - near) / self.temperature)

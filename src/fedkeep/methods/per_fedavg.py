@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
@@ -30,6 +31,7 @@ from fedkeep.nn.operation import functorch_active
 from fedkeep.split import Split
 
 Order = Literal["first", "exact", "free"]
+NORMS = (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm)
 Value = Callable[[Params, Batch], Tensor]
 
 
@@ -64,6 +66,11 @@ class AfterOneStep(Around):
 
         w = {n: params[n] for n in names}
         exact = self.order == "exact" and torch.is_grad_enabled()
+        if exact and functorch_active() and any(isinstance(m, NORMS) for m in net.module.modules()):
+            raise MethodError(
+                "PyTorch's second derivatives of layer and batch normalisation are wrong for several clients at once, "
+                "and order='exact' takes them. Use engine='sequential', or order='free'."
+            )
         trained = {n: v for n, v in w.items() if exact and (v.requires_grad or functorch_active())}
         inner = slopes(value, {**leaves(w), **trained}, first, graph=exact)
         stepped = value({n: w[n] - self.rate * g for n, g in inner.items()}, second)

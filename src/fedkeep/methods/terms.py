@@ -192,6 +192,7 @@ class CrossEntropy(Term):
             check_tokens(logits, label)
             weight = None if weight is None else weight[:, None].expand_as(label).flatten()
             logits, label = logits.flatten(0, -2), label.flatten()
+        check_classes(logits)
         if self.task is None and not tokens:
             if weight is None:
                 return self._of(logits, label, "mean")
@@ -275,6 +276,16 @@ def check_regression(output: Tensor, label: Tensor) -> None:
         raise MethodError(
             f"Regression wants outputs of shape (B,), one per label; the model gave {tuple(output.shape)} for labels "
             f"{tuple(label.shape)}. Squeeze the last axis: out.squeeze(-1)."
+        )
+
+
+def check_classes(output: Tensor) -> None:
+    """Raise MethodError unless the model gave a logit for each class."""
+    if output.dim() != 2 or output.shape[1] == 1:
+        raise MethodError(
+            f"Classes want logits of shape (B, classes), (B, 2) for a binary task; the model gave "
+            f"{tuple(output.shape)}. Let its last layer have one output for each class; numbers as labels want the "
+            f"loss squared_error."
         )
 
 

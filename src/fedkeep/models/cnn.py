@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.models.outputs import outputs
 from fedkeep.nn import ConvPool
 
 KERNEL = 5
@@ -23,7 +24,7 @@ class CNN(nn.Module):
     −1…1.
 
     Args:
-        classes: number of labels.
+        classes: number of labels; 1 for regression, and outputs are then predictions (B,) in place of logits.
         channels: of an image.
         side: height and width of an image; 16 or more, and such that both poolings halve an even side.
         widths: channels behind the two convolutions.
@@ -74,8 +75,7 @@ class CNN(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Return logits for features, shape (B, classes)."""
-        logits: Tensor = self.out(features)
-        return logits
+        return outputs(self.out(features))
 
 
 class FashionCNN(CNN):

@@ -19,7 +19,7 @@ class DocumentModel(PersonalClassifier):
 
     Args:
         vocabulary: number of character ids; 0 is padding.
-        classes: number of labels.
+        classes: number of labels; 1 for regression, and outputs are then predictions (B,) in place of logits.
         user_dim: length of the user vector ``user`` (private in FURL); 0: no personalisation.
         embedding_dim: length of a character's embedding.
         hidden: LSTM units per direction; the text vector has 2 · hidden entries.

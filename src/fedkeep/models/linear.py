@@ -1,9 +1,11 @@
-"""A linear classifier with a private user bias: the smallest personalised model, for tests and first steps."""
+"""A linear model with a private user bias: the smallest personalised model, for tests and first steps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from fedkeep.models.outputs import outputs
 
 
 class Linear(nn.Module):
@@ -11,7 +13,7 @@ class Linear(nn.Module):
 
     Args:
         features: entries of ``x``.
-        classes: number of labels; ``user`` has as many entries.
+        classes: number of labels, 1 for regression; ``user`` has as many entries.
     """
 
     per_example = ("user",)
@@ -22,6 +24,5 @@ class Linear(nn.Module):
         self.user = nn.Parameter(torch.zeros(classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits, shape (B, classes), for x of shape (B, features)."""
-        logits: Tensor = self.linear(x) + self.user
-        return logits
+        """Return logits, shape (B, classes), or predictions (B,) for regression, for x of shape (B, features)."""
+        return outputs(self.linear(x) + self.user)

@@ -19,7 +19,7 @@ class MultiTaskDocument(nn.Module):
 
     Args:
         vocabulary: number of character ids.
-        tasks: number of classes by task name.
+        tasks: number of classes by task name; 1 for regression.
         user_dim: length of the shared user vector.
         options: further arguments of each ``DocumentModel``.
     """
@@ -40,7 +40,7 @@ class MultiTaskDocument(nn.Module):
             self.tasks[name] = model
 
     def forward(self, text: Tensor, text_length: Tensor) -> dict[str, Tensor]:
-        """Return logits by task, each (B, classes of the task)."""
+        """Return logits by task, each (B, classes of the task), or predictions (B,) for regression."""
         out = {}
         for name, model in self.tasks.items():
             vector = model.features(text, text_length)  # type: ignore[operator]

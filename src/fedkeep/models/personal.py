@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedkeep.models.outputs import outputs
+
 
 class PersonalClassifier(nn.Module):
     """concat(text vector, user vector) → MLP → logits (+ user bias); a subclass gives the text vector.
@@ -36,10 +38,10 @@ class PersonalClassifier(nn.Module):
         return vector if user is None else torch.cat([vector, user.expand(vector.shape[0], -1)], 1)
 
     def head(self, features: Tensor) -> Tensor:
-        """Return logits for features, shape (B, classes)."""
+        """Return logits for features, shape (B, classes), or predictions (B,) for regression."""
         logits = features
         for layer in self.mlp:
             if not (isinstance(layer, nn.Dropout) and layer.p == 0):  # a call for nothing
                 logits = layer(logits)
         bias: Tensor | None = getattr(self, "user_bias", None)
-        return logits if bias is None else logits + bias
+        return outputs(logits if bias is None else logits + bias)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.models.outputs import outputs
 from fedkeep.nn import GRU
 
 
@@ -20,7 +21,7 @@ class TextClassifier(nn.Module):
 
     Args:
         vocabulary: number of word ids; 0 is padding, whose row is zero and never read, so it stays zero.
-        classes: number of labels.
+        classes: number of labels; 1 for regression, and outputs are then predictions (B,) in place of logits.
         embedding_dim: d, length of a word's vector.
         hidden: GRU units per direction; features have 2·hidden entries.
         mlp: hidden units of the classifier; None: 2·hidden.
@@ -86,8 +87,7 @@ class TextClassifier(nn.Module):
         """Return logits for features h̄, shape (B, classes)."""
         if self.dropout:
             features = nn.functional.dropout(features, self.dropout, self.training)
-        logits: Tensor = self.classifier(features)
-        return logits
+        return outputs(self.classifier(features))
 
 
 def thinned(text: Tensor, length: Tensor, probability: float) -> tuple[Tensor, Tensor]:

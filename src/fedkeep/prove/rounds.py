@@ -240,7 +240,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     labelled = Labelled(data.columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
     tracer = labelled.tracer = Tracer(net.module)
     method = resolved(method, net, data)
-    default = Default(first_kept(method, net), method.client.keep.value, seed)
+    default = Default(first_kept(method, net), method.client.keep.value, seed, net.buffers())
     job = Job(method, net, labelled, MemoryStore(default, data.ids), seed)
     engine = Traced(tracer)
     made = Rounds(tracer, job, engine.taken)

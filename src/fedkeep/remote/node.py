@@ -250,7 +250,9 @@ class Node:
                 f"The experiment on this device is not the server's; what differs: {names}. Install the same versions "
                 f"of all packages, and look whether the model's first values follow from the configuration."
             )
-        held = Held(Default(first_kept(method, net), method.client.keep.value, hello.seed), data.ids)
+        held = Held(
+            Default(first_kept(method, net), method.client.keep.value, hello.seed, net.buffers()), data.ids
+        )
         job = Job(
             resolved(method, net, data, self.terms.compute), net, data, held, hello.seed, self.terms.compute,
             entropy="run" if hello.simulated_noise else "system",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedkeep.core.describe import check_kind
 from fedkeep.core.errors import SplitError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
@@ -96,8 +97,11 @@ def check_split(
         The split's table; every violation, each naming the equation and the parameter; and what cannot move.
 
     Raises:
+        ConfigError: the model is no module, or the split no ``Split``.
         SplitError: a pattern matches nothing, or halves are tied.
     """
+    check_kind("model", model, nn.Module, "a torch.nn.Module")
+    check_kind("split", split, Split, "a split, e.g. fedkeep.Split(['head.*'])")
     split.check(model)
     table, halves, net = split.table(model), split.halves(model), Net(model)
     equations = len(batches) > 1 and bool(halves.private_names)

@@ -24,22 +24,30 @@ class Held:
         self.module, self.exact = module, exact
 
     def __enter__(self) -> Self:
-        self._own = [(part, _contained(vars(part))) for part in self.module.modules()]
+        self._first = [(part, dict(vars(part))) for part in self.module.modules()]
+        self._own = [(part, _contained(first)) for part, first in self._first]
         self._start = self._copies(self._own)
         self.anew()
         return self
 
     def anew(self) -> None:
         """Give the module the attributes that it had at the start, and training mode."""
-        for part, start in self._copies(self._start):
-            vars(part).clear()
-            vars(part).update(start)
+        self._put(self._copies(self._start))
         self.module.train()
 
     def __exit__(self, *error: object) -> None:
-        for part, own in self._own:
+        self._put(self._own)
+
+    def _put(self, states: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+        """Give every part its attributes, dicts as the objects that they were: a ``Net`` knows where buffers stand."""
+        for (part, first), (_, state) in zip(self._first, states, strict=True):
             vars(part).clear()
-            vars(part).update(own)
+            for name, value in state.items():
+                if type(place := first.get(name)) is dict:
+                    place.clear()
+                    place.update(value)
+                    value = place
+                vars(part)[name] = value
 
     def _copies(
         self, found: list[tuple[nn.Module, dict[str, Any]]]

@@ -25,7 +25,8 @@ class Joint:
 
     Attributes:
         loss: ``(federated, private, batch, user) -> scalar``; ``federated`` holds the frozen half too, ``private``
-            tables of shape (users, *shape), and ``batch`` belongs to ``user``. Buffers are changed in place.
+            tables of shape (users, *shape), and ``batch`` belongs to ``user``. Buffers are changed in place, or
+            replaced in these dicts.
         federated_update: ``(w_f, [u_f of each user], private tables after training, summaries) -> new w_f`` (a_f).
         private_update: ``(user, w_f, private tables before, private tables after training, [u_f], summaries)
             -> the user's new private values`` (a_p).
@@ -59,11 +60,24 @@ def keep_trained(
 
 
 def joint_from_loss(net: Net, loss: LocalLoss) -> Joint:
-    """Return the joint model of split training: the user's row is taken out, and ``loss`` sees that row alone."""
+    """Return the joint model of split training: the user's row is taken out, and ``loss`` sees that row alone.
+
+    What ``forward`` assigns to a buffer stands in the loss's dicts afterwards, whichever dict was given to the net.
+    """
 
     def user_loss(federated: Params, private: Params, batch: Batch, user: int) -> Tensor:
         own = {name: table[user] for name, table in private.items()}
         received = {n: v.detach() if v.requires_grad else v.clone() for n, v in federated.items()}
-        return loss(net, {**federated, **own}, batch, received)
+        values = {**federated, **own}
+        with net.bound({}):
+            value = loss(net, dict(values), batch, received)
+            new = {n: net._now(v) for n, v in values.items()}
+            net._assigned.clear()  # else the old ones are overwritten, which the gradient may need
+        federated |= {n: new[n].to(v.dtype) for n, v in federated.items()}
+        for name, table in private.items():
+            if new[name] is not own[name]:
+                private[name] = table.clone()
+                private[name][user] = new[name]
+        return value
 
     return Joint(user_loss, fedavg_update, keep_trained, own_rows=True)

@@ -71,10 +71,11 @@ def _gradients(
 ) -> Params:  # fmt: skip
     """Return the loss's gradients for those of ``names`` that it reaches; buffers of ``params`` change in place."""
     leaves = {n: v.detach().requires_grad_() for n, v in params.items() if n in names}
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    # what forward assigns to buffers is copied into them as ``bound`` ends: the gradient may need the old values
+    with net.bound({}), torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         value = loss(net, {**params, **leaves}, batch, clone(received))
-    if not value.requires_grad:
-        return {}
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        if not value.requires_grad:
+            return {}
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}

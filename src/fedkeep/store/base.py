@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -70,11 +70,15 @@ class Default:
 
     Args:
         initial: the module's own private values, by name, and what a method keeps beside them.
-        rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself); it is for private values alone.
+        rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself); it is for private parameters alone.
         seed: seeds the normal draws; each client has a stream of its own, named by its id.
+        buffers: the names of the module's buffers, e.g. running statistics, which no rule makes.
     """
 
-    def __init__(self, initial: Mapping[str, Tensor], rule: Any = "model", seed: int = 0) -> None:
+    def __init__(
+        self, initial: Mapping[str, Tensor], rule: Any = "model", seed: int = 0, buffers: Collection[str] = ()
+    ) -> None:
+        self.buffers = frozenset(buffers)
         self.initial = {name: value.detach().cpu() for name, value in initial.items()}
         self.seed = seed
         self.std: float | None = None
@@ -82,7 +86,7 @@ class Default:
             self.std = float(rule[1])
         elif isinstance(rule, (int, float)):
             self.initial = {
-                n: torch.full_like(v, rule) if ruled(n, v) else v for n, v in self.initial.items()
+                n: torch.full_like(v, rule) if self._ruled(n, v) else v for n, v in self.initial.items()
             }
         elif rule != "model":
             raise ConfigError(f"private_init must be a number, ('normal', std) or 'model'; got {rule!r}.")
@@ -95,11 +99,12 @@ class Default:
             raise TypeError(f"A client's default values are drawn by its id, a text; got {client!r}.")
         draw = generator(self.seed, "private_init", client)
         return {
-            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std if ruled(n, v) else v.clone()
+            n: torch.randn(v.shape, generator=draw, dtype=v.dtype) * self.std
+            if self._ruled(n, v)
+            else v.clone()
             for n, v in self.initial.items()
         }
 
-
-def ruled(name: str, value: Tensor) -> bool:
-    """Tell whether a rule makes a new client's value: not that of a counter, or of a method's state."""
-    return value.is_floating_point() and not is_state(name)
+    def _ruled(self, name: str, value: Tensor) -> bool:
+        """Tell whether the rule makes a new client's value: not that of a counter, a buffer, or a method's state."""
+        return value.is_floating_point() and not is_state(name) and name not in self.buffers

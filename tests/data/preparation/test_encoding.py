@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, many_user_text, toy
@@ -240,3 +241,56 @@ def test_nodes_with_ready_data_get_the_classes_of_all() -> None:
     assert encoding.fault(named.summary()) == "label_names ('no', 'yes'), not None"
     tasks = {"clicks": {"task": "binary", "label": "label"}}
     assert About(tasks=tasks).meta == {"tasks": tasks}
+
+
+NEW = {
+    "text": ["w w", "v"], "label": ["n", "x"], "x": [[3], [0.5]], "item": [99, 97], "time": [1, 2.5], "_words": [1, 2]
+}  # fmt: skip
+
+
+def test_new_examples_become_numbers_as_the_data_did() -> None:
+    encoding = Encoding.of(merged(SUMMARIES))
+    rows = replace_columns(NODES[0], client=["a", "a"], **NEW).encoded(encoding)
+    wanted, found = rows.batch(range(2)), Encoding.from_json(rows.meta["encoded_by"]).batch(**NEW)
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(
+            value, wanted[name].float() if wanted[name].is_floating_point() else wanted[name]
+        )
+    assert found["x"].dtype == torch.float32
+    assert found["text_length"].tolist() == [2, 1]
+    assert "x" not in encoding.batch(text=["w"])
+    assert rows.select([0]).split_per_user().meta["encoded_by"] == encoding.to_json()
+
+
+def replace_columns(source: Raw, client: list[str], **values: Any) -> Raw:
+    """Return a source with other rows."""
+    given = {"x": np.float32(values["x"]), "item": np.array(values["item"]), "time": np.array(values["time"])}
+    given["_words"] = np.ones(2) * values["_words"]
+    columns = {
+        name: dataclasses.replace(column, values=given.get(name, values[name]))  # type: ignore[type-var]
+        for name, column in source.columns.items()
+    }
+    return Raw(client=client, split=None, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"y": [1]}, "There is no column 'y' in the encoding; there are text, label, x, item, time, _words."),
+        ({"x": [[1, 2]]}, r"The column 'x': wanted numbers of shape \(examples, 1\) \(the features f\); got int64"),
+        ({"x": [["1"]]}, r"The column 'x': wanted numbers .*; got <U1 of shape \(1, 1\)."),
+        ({"x": [[1], [2, 3]]}, "The column 'x': wanted numbers .* inhomogeneous"),
+        ({"x": [[float("nan")]]}, "Column 'x' holds nan in row 0"),
+        ({"item": [1.5]}, r"The column 'item': wanted numbers .*, whole ones as int64 holds them; got \[1.5\]"),
+        ({"item": [5]}, "item, row 0: 5 is not one of the 5 items that are known"),
+        ({"text": "w"}, "The column 'text': wanted a list of texts, one an example; got 'w'"),
+        ({"text": 3}, "The column 'text': wanted a list of texts, one an example; got 3"),
+        ({"label": ["q"]}, r"label, row 0: label 'q' is not one of label_names, \['n', 'p', 'x'\]"),
+        ({"text": ["w"], "label": ["n", "n"]}, "Wanted . rows in column"),
+        ({}, "Wanted at least one column"),
+    ],
+)  # fmt: skip
+def test_new_examples_that_do_not_fit(columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        Encoding.of(merged(SUMMARIES)).batch(**columns)

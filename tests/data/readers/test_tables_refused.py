@@ -12,7 +12,9 @@ import pytest
 
 from fedkeep.core.errors import DataError
 from fedkeep.data import read_table
-from tests.data.readers.written import ROWS, WRITERS, csv_of, parquet_of, refused
+from fedkeep.data.preparation import Rules, prepared
+from fedkeep.data.readers.tables import raw_table
+from tests.data.readers.written import ROWS, WRITERS, csv_of, parquet_of, read, refused
 
 
 def test_lines_are_those_of_the_file_when_cells_span_several(tmp_path: Path) -> None:
@@ -89,6 +91,14 @@ def test_a_missing_column(tmp_path: Path, name: str) -> None:
             ROWS[0] | {"split": ["train"]},
             "wanted the split 'train', 'valid' or 'test'; got ['train'].",
         ),
+        (
+            ROWS[0] | {"time": None},
+            "wanted a number in column 'time'; got None. Drop such rows or fill in a number.",
+        ),
+        (
+            ROWS[0] | {"time": "2025-11-22"},
+            "wanted a number in column 'time'; got '2025-11-22'. Write dates as numbers: date.toordinal(), or seconds.",
+        ),
         (ROWS[0] | {"time": "soon"}, "wanted a number in column 'time'; got 'soon'."),
         (ROWS[0] | {"time": True}, "wanted a number in column 'time'; got True."),
         (ROWS[0] | {"time": float("nan")}, "column 'time' holds nan. Drop such rows or fill in a number."),
@@ -153,7 +163,7 @@ def test_features_and_labels_that_are_not_finite(tmp_path: Path) -> None:
          "{path}, line 2: malformed (unexpected end of data). Check the quotes."),
         (b'user,text,label\na,"b"c,0\n', "t.csv", ("{path}, line 2: malformed (',' expected after '\"'). Check the "
          "quotes.")),
-        (b"user,text,label\na,\xff,0\n", "t.csv", "{path}, line 2: not utf-8 text (invalid start byte at byte 2)."),
+        (b"user,text,label\na,\xff,0\n", "t.csv", "{path}, line 2: not utf-8 text (invalid start byte at byte 2). Save the file as UTF-8."),
         (b"\n", "t.jsonl", "The data file {path} holds no line. Fetch it again."),
         (b"{}x\n", "t.jsonl", ("{path}, line 1: not JSON (Extra data: line 1 column 3 (char 2)). One object a line is "
          "wanted.")),
@@ -239,6 +249,31 @@ def test_a_label_of_five_thousand_digits(tmp_path: Path) -> None:
     assert refused(tmp_path, [*rows[:1], {"user": "a", "text": "x", "label": "7" * 19}], "t.csv") == (
         f"{tmp_path / 't.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '{'7' * 19}'."
     )
+
+
+def test_a_text_beside_features(tmp_path: Path) -> None:
+    rows = [{"user": "a", "place": "x", "f": 1, "label": 1}]
+    assert refused(tmp_path, rows, text="place", features=["f"]) == (
+        "Wanted text or features; got text='place' and features=['f']. Leave one out."
+    )
+
+
+def test_decimals_are_classes_only_where_that_is_said(tmp_path: Path) -> None:
+    """A column of prices became a thousand classes."""
+    prices = b"user,text,label\na,x,3\na,y,15.65\nb,z,-2.5\n"
+    assert refused(tmp_path, prices, "t.csv") == (
+        f"{tmp_path / 't.csv'}, line 4: wanted classes as labels; got numbers with decimals, such as '-2.5'. For numbers "
+        f"as labels say task='regression'; where each is a class, task='multiclass' or label_names."
+    )
+    names = ["-2.5", "15.65", "3"]
+    assert read(tmp_path, prices, "t.csv", task="multiclass").meta["label_names"] == names
+    assert read(tmp_path, prices, "t.csv", label_names=names).meta["label_names"] == names
+    rows = b"user,text,label\na,x,%b\na,y,%b\n"
+    for labels in ((b"1.0", b"2.0"), (b"0.5", b"much"), (b"0.5", b"nan")):
+        assert read(tmp_path, rows % labels, "t.csv").meta["label_names"] == [one.decode() for one in labels]
+    rules = Rules(label_names=("0.5", "1"))
+    (tmp_path / "t.csv").write_bytes(rows % (b"1", b"0.5"))
+    assert prepared(raw_table(tmp_path / "t.csv"), rules).columns["label"].tolist() == [1, 0]
 
 
 def test_json_that_nests_too_deeply(tmp_path: Path) -> None:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedkeep.core.errors import DataError
-from fedkeep.data.preparation.columns import Code, difference
-from fedkeep.data.preparation.labels import LabelCode
-from fedkeep.data.preparation.numbers import FeatureCode, KeyCode, PlainCode, TimeCode
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedkeep.core.errors import DataError, did_you_mean, first_line, shown
+from fedkeep.core.params import Batch
+from fedkeep.data.columns import Ragged
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.preparation.columns import Code, RawColumn, difference
+from fedkeep.data.preparation.labels import LabelCode, Labels
+from fedkeep.data.preparation.numbers import (
+    FeatureCode,
+    Features,
+    KeyCode,
+    Keys,
+    Plain,
+    PlainCode,
+    TimeCode,
+    Times,
+)
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.summary import About, Summary, columns_differ
-from fedkeep.data.preparation.texts import TextCode
+from fedkeep.data.preparation.texts import TextCode, Texts
 
 KINDS = (TextCode, LabelCode, FeatureCode, TimeCode, KeyCode, PlainCode)
 
@@ -55,11 +71,13 @@ class Encoding:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that it fixes: vocabulary, classes, items, features, channels and side (of images)."""
+        """The sizes that it fixes: vocabulary, classes (1 for regression), items, features, channels and side."""
         meta, sizes = self.meta, {}
         if (vocabulary := meta.get("vocabulary")) is not None:
             sizes["vocabulary"] = int(vocabulary["size"] if isinstance(vocabulary, Mapping) else vocabulary)
         sizes |= {name: int(meta[name]) for name in ("classes", "items") if meta.get(name) is not None}
+        if meta.get("task") == "regression":
+            sizes["classes"] = 1
         x, image = self.columns.get("x"), self.columns.get("image")
         if isinstance(x, FeatureCode):
             sizes["features"] = len(x.names)
@@ -95,6 +113,34 @@ class Encoding:
         """Raise DataError where a device's data do not fit."""
         _refuse(self.fault(summary))
 
+    def batch(self, **columns: Any) -> Batch:
+        """Return new examples in numbers, as a model that was trained in this encoding takes them.
+
+        Args:
+            columns: by name, an entry for each example: texts; labels as words; of features a row of numbers, as they
+                were before any scales, in the order of the features' names.
+
+        Returns:
+            As of ``FederatedData.batch``, but fractions are in torch's default type.
+
+        Raises:
+            DataError: there is no such column, or a value does not fit it.
+        """
+        for name in columns:
+            if name not in self.columns:
+                known = f"{', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
+                raise DataError(f"There is no column {name!r} in the encoding; there are {known}")
+        encoded = {
+            name: self.columns[name].encoded(
+                _raw(name, self.columns[name], values), f"{name}, row {{}}".format
+            )
+            for name, values in columns.items()
+        }
+        rows = max(map(len, encoded.values()), default=0)
+        data = FederatedData.from_columns(np.zeros(rows, np.int64), encoded, meta=self.meta)
+        batch = data.batch(range(rows))
+        return {n: v.to(torch.get_default_dtype()) if v.is_floating_point() else v for n, v in batch.items()}
+
     def to_json(self) -> str:
         """Return the encoding as JSON; the same encoding is always the same text."""
         return to_json(self)
@@ -112,3 +158,49 @@ class Encoding:
 def _refuse(fault: str | None) -> None:
     if fault is not None:
         raise DataError(f"The data do not fit the federation's encoding: {fault}.")
+
+
+def _raw(name: str, code: Code, values: Any) -> RawColumn:
+    """Return a column of new values as a reader would have read it."""
+    if isinstance(code, TextCode):
+        return Texts(
+            values=_words(name, values), tokens=code.tokens, size=code.size, max_length=code.max_length
+        )
+    if isinstance(code, LabelCode):
+        return Labels(values=_words(name, values))
+    if isinstance(code, FeatureCode):
+        what = f" (the features {', '.join(code.names)})"
+        return Features(names=code.names, values=_numbers(name, values, code.dtype, (len(code.names),), what))
+    if isinstance(code, KeyCode):
+        return Keys(values=_numbers(name, values, code.dtype))
+    if isinstance(code, TimeCode):
+        return Times(values=_numbers(name, values, np.dtype(np.float64)))
+    assert isinstance(code, PlainCode)
+    if not code.ragged:
+        return Plain(values=_numbers(name, values, code.dtype, code.shape))
+    return Plain(values=Ragged.from_rows(values, code.type))
+
+
+def _words(name: str, values: Any) -> Sequence[str]:
+    listed = isinstance(values, Iterable) and not isinstance(values, str)
+    if not listed or not all(isinstance(value, str) for value in values):
+        raise DataError(f"The column {name!r}: wanted a list of texts, one an example; got {shown(values)}.")
+    return list(values)
+
+
+def _numbers(
+    name: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...] = (), what: str = ""
+) -> NDArray[Any]:
+    wanted = (
+        f"The column {name!r}: wanted numbers of shape ({', '.join(['examples', *map(str, shape)])}){what}"
+    )
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{wanted}; got {first_line(error)}") from error
+    if array.dtype.kind not in "biuf" or array.ndim != 1 + len(shape) or array.shape[1:] != shape:
+        raise DataError(f"{wanted}; got {array.dtype} of shape {array.shape}.")
+    made = array.astype(dtype)
+    if made.dtype.kind in "biu" and not np.array_equal(made, array):
+        raise DataError(f"{wanted}, whole ones as {dtype} holds them; got {shown(array.tolist())}.")
+    return made

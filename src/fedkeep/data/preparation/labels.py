@@ -85,10 +85,14 @@ class LabelSummary(ColumnSummary):
         """Return the numbers of the labels.
 
         Whole numbers stay as they are; other labels are numbered in sorted order.
+
+        Raises:
+            LabelError: whole numbers that are no numbers of classes, or numbers with decimals.
         """
         if self.names is not None:
             return LabelCode(task=self.task, names=self.names, integers=False)
         if not all(word.isascii() and word.removeprefix("-").isdigit() for word in self.words):
+            self._check_no_amounts()
             return LabelCode(task=self.task, names=tuple(sorted(set(self.words))), integers=False)
         for word in self.words:
             if len(word) > 18 or word.startswith("-"):
@@ -103,6 +107,20 @@ class LabelSummary(ColumnSummary):
             raise LabelError(largest, str(error).removeprefix(": ")) from None
         names = tuple(map(str, range(int(numbers.max()) + 1)))
         return LabelCode(task=self.task, names=names, integers=True)
+
+    def _check_no_amounts(self) -> None:
+        """Raise LabelError where all labels are numbers, some with decimals, and no task says that they are classes."""
+        try:
+            numbers = np.asarray([float(word) for word in self.words])
+        except ValueError:
+            return
+        if self.task is None and np.isfinite(numbers).all() and (numbers % 1).any():
+            word = self.words[int((numbers % 1 > 0).argmax())]
+            raise LabelError(
+                word,
+                f"wanted classes as labels; got numbers with decimals, such as {shown(word)}. For numbers as labels "
+                f"say task='regression'; where each is a class, task='multiclass' or label_names.",
+            )
 
     def reveals(self) -> str:
         """Return in plain words what the server learns from it."""

@@ -107,7 +107,7 @@ class Raw:
         }
         if self.opted_in is not None:
             columns["opted_in"] = self.opted_in
-        meta = {**self.meta, **encoding.meta, "encoding": encoding.digest}
+        meta = {**self.meta, **encoding.meta, "encoding": encoding.digest, "encoded_by": encoding.to_json()}
         return FederatedData.from_columns(self.client, columns, self.split, meta)
 
     def place_of(self, label: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,14 @@ def unreadable(path: Path, error: OSError) -> DataError:
     """Return what to say of a file that the system refuses to read."""
     shown = str(path) if len(str(path)) <= 300 else f"{str(path)[:300]} …"
     return DataError(f"Cannot read {shown}: {error.strerror or error}. Check the path and its rights.")
+
+
+def advice(value: object) -> str:
+    """Return what to do about a value that is no number."""
+    if value is None or value == "":
+        return " Drop such rows or fill in a number."
+    day = isinstance(value, datetime.date) or (isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value))
+    return " Write dates as numbers: date.toordinal(), or seconds." if day else ""
 
 
 def damaged_parquet(path: Path, error: Exception) -> DataError:
@@ -66,7 +76,8 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
                 yield number, raw.decode(encoding).rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}, line {number}: not {encoding} text ({error.reason} at byte {error.start})."
+            f"{path}, line {number}: not {encoding} text ({error.reason} at byte {error.start}). Save the file as "
+            f"{encoding.upper()}."
         ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(

@@ -25,7 +25,7 @@ from fedkeep.data.preparation import (
     Times,
     encoded_alone,
 )
-from fedkeep.data.readers.files import damaged_parquet, existing, json_lines, lines, sha256
+from fedkeep.data.readers.files import advice, damaged_parquet, existing, json_lines, lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
@@ -121,7 +121,7 @@ class Table:
                 values.append(float(value))
             except (TypeError, ValueError, OverflowError):
                 raise DataError(
-                    f"{self.where(row)}: wanted a number in column {name!r}; got {shown(value)}."
+                    f"{self.where(row)}: wanted a number in column {name!r}; got {shown(value)}.{advice(value)}"
                 ) from None
         return np.asarray(values, dtype=np.float64)
 
@@ -151,6 +151,8 @@ def raw_from(
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
+        if text != "text":
+            raise DataError(f"Wanted text or features; got text={text!r} and {features=}. Leave one out.")
         x = np.stack([table.numbers(name) for name in features], axis=1)
         columns["x"] = Features(names=tuple(features), values=_single(table, x, list(features)))
     if time in table.columns:

@@ -70,8 +70,9 @@ class LocalTable:
     single: bool = False
 
     def local(self, ids: Tensor) -> Tensor:
-        """Return ids as positions in ``rows``."""
-        return self._place[ids.long()]
+        """Return ids as positions in ``rows``; 0 for those that are not among them, of examples that nobody uses."""
+        ids = ids.long()
+        return self._place[torch.where(ids < len(self._place), ids, 0)]
 
     @cached_property
     def _place(self) -> Tensor:

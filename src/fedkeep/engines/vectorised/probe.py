@@ -216,7 +216,8 @@ def same(ours: Found, theirs: Found) -> bool:
         return False
     if not torch.allclose(losses, others, rtol=max(LOSS, _rounding(losses)), atol=1e-6, equal_nan=True):
         return False
-    pairs = [(g.flatten(1), slopes[n].flatten(1)) for n, g in grads.items() if g.numel()]
+    flat = {n: (g, slopes[n]) for n, g in grads.items() if g.numel()}
+    pairs = [(g.reshape(len(g), -1), other.reshape(len(g), -1)) for g, other in flat.values()]
     if not pairs:
         return True
     tops = [g.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True).double() for g, _ in pairs]
