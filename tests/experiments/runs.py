@@ -35,8 +35,8 @@ def with_id(name: str) -> Iterator[None]:
         yield
 
 
-class Stop(Exception):
-    """Stops a run between two rounds."""
+class Stop(BaseException):
+    """Stops a run between two rounds, as a kill does: a fault would take a run's folder away before its first."""
 
 
 def stopped(out: Path, after: int, **changes: Any) -> None:
