@@ -188,6 +188,12 @@ class Net:
                     self._hand_back(place, given[place.name], now, params)
         return logits_of(output) if method == "forward" else output
 
+    def taken(self, values: Mapping[str, Tensor]) -> Params:
+        """Return values with what ``forward`` has assigned in their place while others are ``bound``; it is settled."""
+        found = {name: self._now(value) for name, value in values.items()}
+        self._assigned.clear()
+        return found
+
     def _now(self, value: Tensor) -> Tensor:
         """Return what ``forward`` has assigned in place of a tensor and is not settled yet, or the tensor."""
         return self._assigned.get(id(value), (value, value))[1]

@@ -99,12 +99,10 @@ class Lane(Lanes):
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
         # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
         late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
-        differ = (
-            len({bool(lazy_tables(p, cut)) for p in client.phases}) > 1
-        )  # the model holds rows of all, or of a batch
-        self.lazy = (
-            not (client.take_turns and (late or differ)) and not self.falls
-        )  # rows that wait know one rate
+        # Nor may some phases wait and others not: the model holds either a batch's rows or all.
+        differ = len({bool(lazy_tables(p, cut)) for p in client.phases}) > 1
+        all_now = client.take_turns and (late or differ)
+        self.lazy = not all_now and not self.falls  # rows that wait know one rate
 
     def seed(self, number: int) -> None:
         """Seed torch's own generators, which dropout draws from."""

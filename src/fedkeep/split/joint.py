@@ -71,8 +71,7 @@ def joint_from_loss(net: Net, loss: LocalLoss) -> Joint:
         values = {**federated, **own}
         with net.bound({}):
             value = loss(net, dict(values), batch, received)
-            new = {n: net._now(v) for n, v in values.items()}
-            net._assigned.clear()  # else the old ones are overwritten, which the gradient may need
+            new = net.taken(values)  # settled in place it would overwrite what the gradient may need
         federated |= {n: new[n].to(v.dtype) for n, v in federated.items()}
         for name, table in private.items():
             if new[name] is not own[name]:

@@ -216,8 +216,7 @@ def same(ours: Found, theirs: Found) -> bool:
         return False
     if not torch.allclose(losses, others, rtol=max(LOSS, _rounding(losses)), atol=1e-6, equal_nan=True):
         return False
-    flat = {n: (g, slopes[n]) for n, g in grads.items() if g.numel()}
-    pairs = [(g.reshape(len(g), -1), other.reshape(len(g), -1)) for g, other in flat.values()]
+    pairs = [(g.reshape(len(g), -1), slopes[n].reshape(len(g), -1)) for n, g in grads.items() if g.numel()]
     if not pairs:
         return True
     tops = [g.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True).double() for g, _ in pairs]
