@@ -108,10 +108,14 @@ def test_what_clients_adapt_afterwards_is_their_own_model(folder: Callable[..., 
     )
 
 
-def test_runs_without_examples_are_named(folder: Callable[..., Path]) -> None:
-    (group,) = groups(folder("FURL-0", None))
+@pytest.mark.parametrize(
+    ("info", "why"), [({}, "was never evaluated"), ({"roster": {}}, "ran across machines")]
+)
+def test_runs_without_examples_are_named(folder: Callable[..., Path], info: dict[str, Any], why: str) -> None:
+    (group,) = groups(folder("FURL-0", None, **info))
     with pytest.raises(
-        ConfigError, match=r"FURL-0 keeps no results of single test examples, so it can't be compared"
+        ConfigError,
+        match=rf"FURL-0 keeps no results of single test examples, so it can't be compared with another\. It {why}",
     ):
         own_side(group)
 

@@ -11,11 +11,14 @@ server averages. Whoever predicts, takes the step on its own examples first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
@@ -31,7 +34,10 @@ from fedkeep.nn.operation import functorch_active
 from fedkeep.split import Split
 
 Order = Literal["first", "exact", "free"]
-NORMS = (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm)
+NORMS = {
+    torch.layer_norm, torch.native_layer_norm, functional.layer_norm, torch.batch_norm, torch.native_batch_norm,
+    functional.batch_norm, torch.instance_norm, functional.instance_norm,
+}  # fmt: skip
 Value = Callable[[Params, Batch], Tensor]
 
 
@@ -66,13 +72,9 @@ class AfterOneStep(Around):
 
         w = {n: params[n] for n in names}
         exact = self.order == "exact" and torch.is_grad_enabled()
-        if exact and functorch_active() and any(isinstance(m, NORMS) for m in net.module.modules()):
-            raise MethodError(
-                "PyTorch's second derivatives of layer and batch normalisation are wrong for several clients at once, "
-                "and order='exact' takes them. Use engine='sequential', or order='free'."
-            )
         trained = {n: v for n, v in w.items() if exact and (v.requires_grad or functorch_active())}
-        inner = slopes(value, {**leaves(w), **trained}, first, graph=exact)
+        with Refused() if exact and functorch_active() else nullcontext():
+            inner = slopes(value, {**leaves(w), **trained}, first, graph=exact)
         stepped = value({n: w[n] - self.rate * g for n, g in inner.items()}, second)
         if self.order != "free" or not self.rate:
             return stepped
@@ -84,6 +86,21 @@ class AfterOneStep(Around):
         behind = value({n: w[n] - step * g for n, g in outer.items()}, first)
         bend = self.rate * (ahead - behind) / (2 * step)
         return stepped - (bend - bend.detach())  # a slope, and no value
+
+
+class Refused(TorchFunctionMode):
+    """Refuses the operations whose second derivatives PyTorch gets wrong for several clients at once."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in NORMS:
+            raise MethodError(
+                f"PyTorch's second derivatives of layer and batch normalisation are wrong for several clients at "
+                f"once, and order='exact' takes them; the model calls {func.__name__}. Use engine='sequential', or "
+                f"order='free'."
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def slopes(value: Value, at: Params, examples: Batch, graph: bool = False) -> Params:

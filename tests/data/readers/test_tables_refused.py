@@ -251,10 +251,12 @@ def test_a_label_of_five_thousand_digits(tmp_path: Path) -> None:
     )
 
 
-def test_a_text_beside_features(tmp_path: Path) -> None:
-    rows = [{"user": "a", "place": "x", "f": 1, "label": 1}]
-    assert refused(tmp_path, rows, text="place", features=["f"]) == (
-        "Wanted text or features; got text='place' and features=['f']. Leave one out."
+@pytest.mark.parametrize("given", [{"text": "place"}, {"text": "text"}, {"vocabulary": 9}])
+def test_a_text_beside_features(tmp_path: Path, given: dict[str, Any]) -> None:
+    rows = [{"user": "a", "place": "x", "text": "y", "f": 1, "label": 1}]
+    said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    assert refused(tmp_path, rows, **given, features=["f"]) == (
+        f"Wanted text or features; got {said} and features=['f']. Leave one out."
     )
 
 

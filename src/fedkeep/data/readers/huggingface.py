@@ -7,7 +7,7 @@ from typing import Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.tables import Table, check_names, raw_from
+from fedkeep.data.readers.tables import TEXT, Table, check_names, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
 
@@ -15,7 +15,7 @@ def raw_huggingface(
     source: Any,
     *,
     user: str,
-    text: str = "text",
+    text: str | None = None,
     features: Sequence[str] | None = None,
     label: str = "label",
     time: str = "time",
@@ -46,7 +46,7 @@ def raw_huggingface(
     name = source if isinstance(source, str) else "huggingface"
     found = datasets.load_dataset(source) if isinstance(source, str) else source
     parts = dict(found) if isinstance(found, dict) else {None: found}
-    wanted = [user, label, *(features if features is not None else [text])]
+    wanted = [user, label, *(features if features is not None else [text or TEXT])]
     columns: dict[str, list[Any]] = {}
     places: list[tuple[str | None, int]] = []
     for part, rows in parts.items():

@@ -32,6 +32,8 @@ from fedkeep.data.text import CharVocabulary, WordVocabulary
 ALIASES = {name: name for name in SPLITS} | dict.fromkeys(("validation", "val", "dev", "eval"), "valid")
 LONGEST_LABEL = 200
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+TEXT = "text"
+"""The column of texts, by default."""
 SIZES = {"char": 256, "word": 20_000}
 """Of the vocabulary, by default."""
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -41,7 +43,7 @@ def raw_table(
     path: str | Path,
     *,
     user: str = "user",
-    text: str = "text",
+    text: str | None = None,
     features: Sequence[str] | None = None,
     label: str = "label",
     split: str = "split",
@@ -60,7 +62,7 @@ def raw_table(
         user: name of the column of client ids. ``split`` (train, valid, test; also validation, val, dev, eval)
             and ``time`` (numbers) are optional; without a split, call ``split_per_user`` on the result. So is
             ``opted_in`` (true and false, or 1 and 0): see `fedkeep.data.opt_out`.
-        text: name of the column of texts, which become the ragged column ``text``.
+        text: name of the column of texts, which become the ragged column ``text``; by default "text".
         features: names of numeric columns instead of a text; together they become ``x``, float32.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
             thousand classes of which fewer than one in ten occurs are refused (give ``label_names`` then). Other
@@ -80,7 +82,7 @@ def raw_table(
             what its column wants; the message names the file and the line.
     """
     file = existing(Path(path))
-    wanted = [user, label, *(features if features is not None else [text])]
+    wanted = [user, label, *(features if features is not None else [text or TEXT])]
     table = load_table(file, wanted, [split, time, opted_in])
     return raw_from(
         table,
@@ -130,7 +132,7 @@ def raw_from(
     table: Table,
     *,
     user: str,
-    text: str,
+    text: str | None,
     features: Sequence[str] | None,
     label: str,
     split: str,
@@ -147,12 +149,13 @@ def raw_from(
     parts = splits_of(table, split) if split in table.columns else None
     columns: dict[str, RawColumn] = {"label": _labels(table, label, task, label_names)}
     if features is None:
-        columns["text"] = _texts(texts_of(table, text), tokens, vocabulary, max_length)
+        columns["text"] = _texts(texts_of(table, text or TEXT), tokens, vocabulary, max_length)
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
-        if text != "text":
-            raise DataError(f"Wanted text or features; got text={text!r} and {features=}. Leave one out.")
+        given = {"text": text, "vocabulary": vocabulary}
+        if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
+            raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
         x = np.stack([table.numbers(name) for name in features], axis=1)
         columns["x"] = Features(names=tuple(features), values=_single(table, x, list(features)))
     if time in table.columns:
