@@ -127,7 +127,7 @@ def test_the_records_of_a_run_are_those_of_a_plain_loop_over_clients_to_the_bit(
             own_test = [(DATA.ids[c], means[c], len(right[c])) for c in range(6)]
             improved = improved if split != "valid" else accuracy > best  # noqa: F821 of this round's valid
             best = max(best, accuracy) if split == "valid" else best
-            if (split == "test" and improved) or (shared and rounds == 3):
+            if split != "valid" and improved:
                 wanted += [(rounds, split, name, "accuracy", value, m) for name, value, m in own_test]
     found = [
         (r.round, r.split, r.client, r.metric, r.value, r.n)

@@ -125,9 +125,10 @@ def test_a_folder_keeps_them_and_they_are_read_as_they_were(tmp_path: Path) -> N
 
 
 def test_a_longer_run_ends_as_one_that_was_long_from_the_start(tmp_path: Path) -> None:
-    run(tmp_path / "a", 2, evaluate_shared=False)
-    longer = run(tmp_path / "a", 6, evaluate_shared=False, resume=True)
-    whole = run(tmp_path / "b", 6, evaluate_shared=False)
+    run(tmp_path / "a", 2)
+    longer = run(tmp_path / "a", 6, resume=True)
+    whole = run(tmp_path / "b", 6)
+    assert longer.history == whole.history
     assert longer.examples is not None
     assert whole.examples is not None
     assert longer.examples.round == whole.examples.round

@@ -217,7 +217,8 @@ class TestLength:
             (None, {"evaluate_every": 3}, False),
             (None, {"evaluate_every": 2}, True),
             (None, {"evaluate_every": 0, "evaluate_shared": True}, True),
-            (None, {"evaluate_every": 2, "evaluate_shared": True}, False),
+            (None, {"evaluate_every": 2, "evaluate_shared": True}, True),
+            (None, {"evaluate_every": 3, "evaluate_shared": True}, False),
             (3, {"evaluate_every": 3, "evaluate_shared": True}, True),
         ],
     )
@@ -234,10 +235,9 @@ class TestLength:
             return
         with pytest.raises(RunError) as error:
             run(out, rounds=7, resume=True, **settings)
-        shared = " and evaluate_shared" if "evaluate_shared" in settings else ""
         assert str(error.value) == (
             f"{out} is a run of 4 rounds and has finished 4, so it cannot end after 7: with evaluate_every = "
-            f"{settings['evaluate_every']}{shared}, a run of 7 judges round 4 otherwise. Name another folder."
+            f"{settings['evaluate_every']}, a run of 7 judges round 4 otherwise. Name another folder."
         )
         assert files(out) == before
 

@@ -264,7 +264,7 @@ class Drive:
         if adapted:
             lines += records(test, "adapted", ADAPTED)
         if plan.evaluate_shared:
-            lines += records(test, models[-1], SHARED, per_client=round == plan.rounds)
+            lines += records(test, models[-1], SHARED, per_client=improved)
         return lines
 
     def _kept(

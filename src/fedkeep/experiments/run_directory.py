@@ -151,15 +151,14 @@ class RunDirectory:
                 f"{self.folder} has finished {self.round} rounds already, so it cannot end after {rounds}. Name at "
                 f"least {self.round}, or another folder."
             )
-        every, shared = identity["evaluate_every"], identity.get("evaluate_shared")
+        every = identity["evaluate_every"]
         waits = rounds == self.extra.get("pending")  # to be judged with the next round's training
         ends = self.round and self.round in (before, rounds)
-        if every and ends and (shared or waits or self.round % every):
-            settings = f"evaluate_every = {every}{' and evaluate_shared' if shared else ''}"
+        if every and ends and (waits or self.round % every):
             raise RunError(
                 f"{self.folder} is a run of {before} rounds and has finished {self.round}, so it cannot end after "
-                f"{rounds}: with {settings}, a run of {rounds} judges round {self.round} otherwise. Name another "
-                f"folder."
+                f"{rounds}: with evaluate_every = {every}, a run of {rounds} judges round {self.round} otherwise. "
+                f"Name another folder."
             )
         places = list(_scheduled(identity))
         if places:

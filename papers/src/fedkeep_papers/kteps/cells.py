@@ -206,10 +206,12 @@ def _measured(run: Run) -> dict[str, Any]:
     def traffic(metric: str) -> float | None:
         return next((r.value for r in reversed(run.history) if r.metric == metric), None)
 
+    judged = run.judge(("shared",))[0].per_client("shared") if curve(SHARED) else {}
+    shared = {client: value for client, (value, _) in judged.items()}
     return {
         "rounds": run.round,
         "test": clients("test"),
-        "shared": clients(SHARED),
+        "shared": shared,
         "test_curve": curve("test"),
         "shared_curve": curve(SHARED),
         "loss": [r.value for r in run.history if r.split == "train" and r.metric == "loss"],
