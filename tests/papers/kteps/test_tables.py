@@ -92,6 +92,7 @@ def test_bytes_and_settings_are_kept(finished: Path) -> None:
     assert kteps.settings["config"]["run"]["rounds"] == kteps.rounds == 2
     assert "seed" not in kteps.settings["config"]  # 0 is the default
     assert len(kteps.loss) == len(kteps.test_curve) == len(kteps.shared_curve) == 2
+    assert kteps.shared_curve[-1] == [2, pytest.approx(np.mean(list(kteps.shared.values())))]
     assert set(kteps.curves) == {"1.0", "0.1", "0.01", "0.001"}
     assert set(kteps.curves["0.01"]) == {"own", "s", "p", "sp"}
     assert set(kteps.curves["1.0"]) == {"own"}
