@@ -128,6 +128,17 @@ class TestAnotherRun:
         assert {v.client for v in file.versions()} == {f"user-{k}" for k in range(6)}
         file.close()
 
+    def test_the_process_that_holds_the_old_run_begins_it(self, tmp_path: Path) -> None:
+        old, new = old_run(tmp_path), new_run()
+        (node,), before = old.nodes, old.kept()
+        packet = new.say(node, Encode(**{**dict(new.encode()), "versions": versions(old)}))
+        assert set(header_of(packet, Fits).clients) == set(DATA.ids)
+        new.nodes.append(node)
+        new.place |= dict.fromkeys(DATA.ids, node)
+        assert same_bits(new.kept(), before)
+        old.go(4, 4, begin=3)  # it serves both
+        closed(new)
+
     def test_killed_before_its_first_round_it_begins_the_same_way(self, tmp_path: Path) -> None:
         old = old_run(tmp_path)
         before = closed(old)

@@ -100,6 +100,12 @@ class Running:
     received: Params
     store: DeviceStore | None = field(default=None)
 
+    def let_go(self) -> None:
+        """Let go of the run's file, so that others may open it."""
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
     def masking(self, folder: Path) -> Masking | None:
         """Return what takes the steps of secure sums; None: the method has none."""
         reduce = self.job.method.server.reduce
@@ -162,15 +168,12 @@ class Node:
         """Let go of all files until the next message, so that another process may serve it."""
         with self._turn:
             for running in self._runs.values():
-                if running.store is not None:
-                    running.store.close()
-                    running.store = None
+                running.let_go()
 
     def close(self) -> None:
         """Let go of all files, and of what the engine holds."""
         for running in self._runs.values():
-            if running.store is not None:
-                running.store.close()
+            running.let_go()
         self._runs = {}
         self.engine.close()
 
@@ -204,8 +207,8 @@ class Node:
 
     def _encoding(self, message: Encode) -> Fits:
         running = self._built(message.hello, message.encoding, message.fingerprint)
-        if (old := self._runs.pop(message.run, None)) is not None and old.store is not None:
-            old.store.close()
+        if (old := self._runs.pop(message.run, None)) is not None:
+            old.let_go()
         path = file_of(self.folder, message.run)
         agreed = {
             "hello": message.hello.model_dump(), "fingerprint": dict(running.parts),
@@ -278,6 +281,8 @@ class Node:
         if not old or not wanted:
             create(path, about)
             return
+        if old in self._runs:
+            self._runs[old].let_go()
         file = DeviceFile(file_of(self.folder, old), self.terms.owner, self.terms.patience)
         try:
             form = RowFormat(default.initial)
