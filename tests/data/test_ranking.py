@@ -56,7 +56,24 @@ def test_refusals() -> None:
     ):
         leave_one_out(rated(*ANNA), against=8)
     bare = FederatedData.from_columns(["a"], {"label": np.zeros(1, np.float32)})
-    with pytest.raises(
-        DataError, match="A ranking wants columns 'item' and 'time', and against ≥ 1; missing:"
-    ):
+    with pytest.raises(DataError, match=r"^A ranking wants .* the columns \['item', 'time'\] are missing"):
         leave_one_out(bare)
+    ratings = rated(*ANNA)
+    unknown = FederatedData(ratings.columns, ratings.offsets, ratings.ids, ratings.bounds, {})
+    with pytest.raises(DataError, match=r"meta\['items'\] is None, against 5\.$"):
+        leave_one_out(unknown, against=5)
+    for item in (-1, 12):
+        with pytest.raises(DataError, match=r"^Wanted items from 0 to 11; got "):
+            leave_one_out(rated(["anna"] * 2, [3, item], [1, 2]), against=5)
+
+
+def test_what_was_opted_out_stays_so() -> None:
+    ratings = rated(*(a + b for a, b in zip(ANNA, BO, strict=True)))
+    inside = np.array([True, False, True, True, False, True, False])
+    columns = {**ratings.columns, "opted_in": inside}
+    data = leave_one_out(
+        FederatedData(columns, ratings.offsets, ratings.ids, ratings.bounds, ratings.meta), 5
+    )
+    item, label = np.asarray(data.columns["item"]), np.asarray(data.columns["label"])
+    out = np.flatnonzero(~np.asarray(data.columns["opted_in"]))
+    assert [int(item[r, label[r]]) for r in out] == [3, 4, 2]

@@ -26,16 +26,22 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
         seed: of the draws, which depend on a user's id and not on other users.
 
     Returns:
-        Data of the task ``"ranking"``: ``item`` (examples, 1 + against), and ``label``, the right one's place.
+        Data of the task ``"ranking"``: ``item`` (examples, 1 + against), and ``label``, the right one's place. What was
+        opted out stays so.
 
     Raises:
-        DataError: a column is missing, or a user left too few items.
+        DataError: a column or the number of items is missing, an item is out of its range, or a user left too few.
     """
     missing = [name for name in ("item", "time") if name not in data.columns]
-    if missing or against < 1:
-        raise DataError(f"A ranking wants columns 'item' and 'time', and against ≥ 1; missing: {missing}.")
+    if missing or "items" not in data.meta or against < 1:
+        raise DataError(
+            f"A ranking wants columns 'item' and 'time', meta['items'], the number of items, and against ≥ 1; the "
+            f"columns {missing} are missing, meta['items'] is {data.meta.get('items')}, against {against}."
+        )
     items = int(data.meta["items"])
     item, time = np.asarray(data.columns["item"]), np.asarray(data.columns["time"])
+    if len(item) and not (item.min() >= 0 and item.max() < items):
+        raise DataError(f"Wanted items from 0 to {items - 1}; got {item.min()} to {item.max()}.")
     owner = data.clients_of(np.arange(len(item)))
     order = np.lexsort((item, time, owner))
     starts = np.searchsorted(owner[order], np.arange(len(data) + 1))
@@ -65,7 +71,8 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
     known = ("items", "item_ids", "source")
     return FederatedData.from_columns(
         client=[name for name, n in zip(data.ids, np.diff(starts), strict=True) for _ in range(n)],
-        columns={"item": np.concatenate(parts), "label": np.concatenate(labels)},
+        columns={"item": np.concatenate(parts), "label": np.concatenate(labels)}
+        | {name: np.asarray(column)[order] for name, column in data.columns.items() if name == "opted_in"},
         split=split,
         meta={name: data.meta[name] for name in known if name in data.meta}
         | {"name": f"{data.meta.get('name', 'data')}-ranking", "task": "ranking", "classes": against + 1},
