@@ -85,21 +85,10 @@ def raw_table(
     wanted = [user, label, *(features if features is not None else [text or TEXT])]
     table = load_table(file, wanted, [split, time, opted_in])
     return raw_from(
-        table,
-        user=user,
-        text=text,
-        features=features,
-        label=label,
-        split=split,
-        time=time,
-        opted_in=opted_in,
-        task=task,
-        label_names=label_names,
-        tokens=tokens,
-        vocabulary=vocabulary,
-        max_length=max_length,
+        table, user=user, text=text, features=features, label=label, split=split, time=time, opted_in=opted_in,
+        task=task, label_names=label_names, tokens=tokens, vocabulary=vocabulary, max_length=max_length,
         meta={"name": file.name.split(".")[0], "source": {file.name: sha256(file)}},
-    )
+    )  # fmt: skip
 
 
 read_table = encoded_alone(raw_table)
