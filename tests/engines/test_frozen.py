@@ -92,9 +92,9 @@ def test_a_frozen_tensor_that_training_changed_is_named(engine: str) -> None:
     with pytest.raises(SplitError) as error:
         simulate(Counting(), FURL, DATA, rounds=1, cohort=1, engine=engine)
     assert str(error.value).endswith(
-        "training changed 'scale', which is frozen: it would be another on every client. If it is a buffer that "
-        "training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
-        "private where a pattern says so."
+        "training changed 'scale', which is frozen: it would be another on every client. If a pattern of frozen names "
+        "it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is to change, name it in "
+        "an attribute updated_buffers of its module; then it is federated, or private where a pattern says so."
     )
 
 

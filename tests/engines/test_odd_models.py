@@ -1,109 +1,300 @@
-"""Models that PyTorch allows and an engine could stumble over: they train, alike in every engine, or are named."""
+"""Models that do more than compute: each client trains as if it were alone, with every engine, or a message says why not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, Phase, adam, methods, sgd, simulate
-from tests.engines.reference import close, cohorts, federated
-from tests.tiny import classes, same_bits, texts
+from fedkeep import FederatedData, Phase, Split, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.methods import Method, terms
+from tests.engines.test_interactions import agree
+from tests.tiny import same_bits
 
-DATA, TEXTS = classes(kind="f4"), texts(counts=(4, 6, 3, 5))
-CLIPPED = methods.fedavg(local=Phase(batch_size=4, optimizer=adam(0.01), clip_norm=0.1))
-PLAIN = methods.fedavg(local=Phase(batch_size=4, optimizer=sgd(0.3)))
-
-
-class Twice(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(3, 3)
-        self.second = self.first
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(torch.tanh(self.first(x)))
-        return out
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1))
+COUNTS = (5, 9, 3, 7)  # clients take 2, 3, 1 and 2 steps an epoch
 
 
-class Tied(nn.Module):
-    """Two layers that share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(torch.tanh(self.first(x)))
-        return out
+def data(**given: Any) -> FederatedData:
+    rows, rng = sum(COUNTS), np.random.default_rng(0)
+    label = {"label": rng.integers(0, 3, rows)}
+    return FederatedData.from_columns(
+        np.repeat(np.arange(len(COUNTS)), COUNTS), {**label, **given}, ["train"] * rows
+    )
 
 
-class Halved(nn.Module):
-    """A part in bfloat16."""
+def numbers(**given: Any) -> FederatedData:
+    return data(x=np.random.default_rng(1).standard_normal((sum(COUNTS), 2)), **given)
+
+
+class Parts(nn.Module):
+    """A classifier of features."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 3).bfloat16()
+        self.encoder, self.classifier = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.tanh(self.encoder(x))
+        return found
+
+    def head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(features)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x).bfloat16())
-        return out.float()
+        return self.head(self.features(x))
 
 
-class Words(nn.Module):
-    """A table with sparse gradients, or with dense ones."""
+class Counting(Parts):
+    """Warms up by a counter of Python's."""
 
-    def __init__(self, sparse: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.table, self.head = nn.Embedding(12, 4, padding_idx=0, sparse=sparse), nn.Linear(4, 3)
+        self.step = 0
 
-    def forward(self, text: Tensor) -> Tensor:
-        out: Tensor = self.head(self.table(text).sum(1))
-        return out
+    def features(self, x: Tensor) -> Tensor:
+        self.step += 1
+        return super().features(x) * min(1.0, self.step / 20)
 
 
-@pytest.mark.parametrize("make", [Twice, Tied, Halved])
-@pytest.mark.parametrize("method", [PLAIN, CLIPPED], ids=["sgd", "adam, clipped"])
-def test_engines_agree_and_leave_the_users_model_alone(make: Callable[[], nn.Module], method: Method) -> None:
-    found = []
-    for engine in ("sequential", "vectorised"):
-        model = make()
-        before = {n: v.clone() for n, v in model.state_dict().items()}
-        found.append(
-            simulate(model, method, DATA, rounds=2, cohort=4, engine=engine, evaluate_every=0).server
+class Averaging(Parts):
+    """Subtracts a running mean that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(2, dtype=torch.float64)
+
+    def features(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return super().features(x - self.mean)
+
+
+class Ticking(Parts):
+    """Counts in a tensor, which is the same for all clients at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = torch.zeros((), dtype=torch.float64)
+
+    def features(self, x: Tensor) -> Tensor:
+        self.step = self.step + 1
+        return super().features(x) / self.step
+
+
+class Showing(Parts):
+    """Leaves its last features, and what they are like, for whoever looks."""
+
+    last: Tensor
+    size: int
+
+    def features(self, x: Tensor) -> Tensor:
+        self.last, self.size = super().features(x), x.shape[-1]
+        return self.last
+
+
+LASTING = [(Counting, "step"), (Averaging, "mean"), (Ticking, "step")]
+
+
+@pytest.mark.parametrize(("model", "name"), LASTING)
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+def test_what_forward_keeps_is_the_clients_own(model: type[nn.Module], name: str, engine: str) -> None:
+    settings: dict[str, Any] = {"rounds": 1, "evaluate_every": 0, "progress": False, "engine": engine}
+    method = methods.local(local=LOCAL)
+    torch.manual_seed(0)
+    first = model().double()
+    together = simulate(first, method, numbers(), cohort=len(COUNTS), **settings)
+    for client in range(len(COUNTS)):
+        alone = simulate(first, method, numbers().select([client]), cohort=1, **settings)
+        assert same_bits(together.parameters(client), alone.parameters(client))
+    with pytest.raises(ConfigError, match=rf"\(forward keeps '{name}' from one mini-batch to the next\)"):
+        simulate(first, method, numbers(), cohort=4, **(settings | {"engine": "vectorised"}))
+
+
+def test_what_forward_only_leaves_is_no_hindrance() -> None:
+    agree(Showing, methods.fedavg(local=LOCAL), numbers())
+
+
+class Python(Parts):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * (1 + (random.random() < 0.5))  # noqa: S311
+
+
+class NumPy(Parts):
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * (1 + (np.random.rand() < 0.5))  # noqa: NPY002
+
+
+@pytest.mark.parametrize("model", [Python, NumPy])
+@pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised", "auto"])
+def test_draws_that_no_seed_governs_are_refused(model: type[nn.Module], engine: str) -> None:
+    with pytest.raises(
+        MethodError, match=r"round 0: the model or its loss drew random numbers from random or numpy"
+    ):
+        simulate(
+            model().double(), methods.fedavg(local=LOCAL), numbers(), rounds=1, cohort=4, engine=engine,
+            workers=2 if engine == "workers" else None, progress=False,
+        )  # fmt: skip
+
+
+class Bounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.classifier = nn.Embedding(300, 4, max_norm=0.5), nn.Linear(4, 3)
+
+    def forward(self, item: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(torch.tanh(self.embedding(item)))
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore:The table 'embedding.weight' is trained and sent whole")
+def test_a_table_that_is_renormalised_where_it_is_not_trained() -> None:
+    """The head sees examples that the body does not, and clients of one and three steps do not step side by side."""
+    item = np.random.default_rng(0).integers(0, 300, sum(COUNTS))
+    method = methods.fedrep("classifier.*", head_epochs=2, local=LOCAL.but(epochs=None, steps=1))
+    agree(Bounded, method, data(item=item))
+
+
+class Masked(Parts):
+    """With a frozen weight, and a frozen buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 1.0]))
+        self.encoder.bias.requires_grad_(False)
+
+    def features(self, x: Tensor) -> Tensor:
+        found: Tensor = super().features(x) * self.mask
+        return found
+
+
+@pytest.mark.parametrize("split", [Split(), Split(frozen="encoder.*")])
+def test_models_of_clusters_leave_out_what_is_frozen(split: Split) -> None:
+    method = methods.ifca(2, spread=0.5, local=LOCAL).but(split=split)
+    agree(Masked, method, numbers())
+    run = simulate(Masked(), method, numbers(), rounds=2, cohort=4, progress=False)
+    moved = {"classifier.weight", "classifier.bias"} | (set() if split.frozen else {"encoder.weight"})
+    assert {name.removeprefix("1/") for name in run.state} == moved
+    picks = {int(run.kept(client).state["cluster"]) for client in range(len(COUNTS))}
+    assert picks == {0, 1}, "or nobody started from the second model"
+
+
+def test_clusters_with_a_private_part_are_refused() -> None:
+    method = methods.ifca(2, local=LOCAL).but(split=Split("classifier.*"))
+    with pytest.raises(
+        MethodError, match=r"^IFCA's models are federated as a whole, and the split makes 'classifier\."
+    ):
+        simulate(Parts(), method, numbers(), rounds=1, cohort=4, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "plain"),
+    [
+        (methods.scaffold(local=LOCAL), "encoder.weight"),
+        (methods.feddyn(local=LOCAL), "encoder.weight"),
+        (methods.fedcp(local=LOCAL), "encoder.weight"),
+    ],
+    ids=["SCAFFOLD", "FedDyn", "FedCP"],
+)
+def test_methods_with_state_for_each_parameter_take_a_private_part(method: Method, plain: str) -> None:
+    """What is private has no part in the state: it stays zero where it is a correction."""
+    method = method.but(split=Split((*method.split.private, "classifier.bias")))
+    agree(Parts, method, numbers())
+    run = simulate(Parts(), method, numbers(), rounds=2, cohort=4, progress=False)
+    assert "classifier.bias" not in run.server
+    state = run.kept(0).state
+    if "classifier.bias" in state:
+        assert not state["classifier.bias"].any()
+        assert state[plain].any()
+
+
+class InPlace(Parts):
+    def features(self, x: Tensor) -> Tensor:
+        found = torch.relu(self.encoder(x))
+        found[:, 0] = 0.5
+        return found
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers", "auto"])
+def test_a_write_in_place_is_said_in_words(engine: str) -> None:
+    with pytest.raises(MethodError) as error:
+        simulate(
+            InPlace().double(), methods.fedavg(local=LOCAL), numbers(), rounds=1, cohort=4, engine=engine,
+            workers=2 if engine == "workers" else None, progress=False,
+        )  # fmt: skip
+    said = str(error.value)
+    assert (
+        "The loss has no gradient: one of the variables needed for gradient computation has been modified"
+        in said
+    )
+    assert said.endswith(
+        "A forward may not write in place into what its gradient needs: write y = y.clone() before."
+    )
+
+
+class Attending(Parts):
+    def features(self, x: Tensor) -> Tensor:
+        found = super().features(x)
+        rows = torch.stack([found, found.flip(1)], 1)[:, None]  # two words, one head
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows)[:, 0, 0]
+
+
+def test_exact_second_derivatives_of_attention() -> None:
+    agree(Attending, methods.per_fedavg(order="exact", local=LOCAL), numbers())
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.classifier = nn.EmbeddingBag(20, 4), nn.Linear(4, 3)
+
+    def forward(self, item: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.embedding(item[:, None]))
+        return logits
+
+
+def test_a_layer_without_second_derivatives_is_said_in_words() -> None:
+    item = np.random.default_rng(0).integers(0, 20, sum(COUNTS))
+    with pytest.raises(MethodError, match=r"is not implemented\. Use another layer, or .*order='free'"):
+        simulate(
+            Bag(),
+            methods.per_fedavg(order="exact", local=LOCAL),
+            data(item=item),
+            rounds=1,
+            cohort=4,
+            progress=False,
         )
-        assert same_bits(dict(model.state_dict()), before)
-    # Gradients of the whole model pass through the part in bfloat16, which keeps eight bits.
-    atol = 1e-2 if any(v.dtype == torch.bfloat16 for v in found[0].values()) else 1e-5
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=0, atol=atol)
-        assert not torch.equal(value, dict(make().state_dict())[name])
 
 
-@pytest.mark.parametrize("make", [Twice, Tied])
-def test_shared_weights_train_as_in_pytorch(make: Callable[[], nn.Module]) -> None:
-    data = classes()
-    plan = cohorts(data, 4, 3, 2)
-    theirs = federated(
-        make().double(), data, plan, PLAIN.client.phases[0], lambda m: torch.optim.SGD(m.parameters(), 0.3), seed=2
-    )  # fmt: skip
-    run = simulate(make().double(), PLAIN, data, rounds=3, cohort=4, seed=2, evaluate_every=0)
-    close(run.server, theirs)
+class Number(Parts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(4, 1)
+
+    def head(self, features: Tensor) -> Tensor:
+        return super().head(features).squeeze(-1)
 
 
-@pytest.mark.parametrize("method", [PLAIN, CLIPPED], ids=["sgd", "adam, clipped"])
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "auto"])
-def test_sparse_gradients_train_like_dense_ones(method: Method, engine: str) -> None:
-    options: dict[str, Any] = {"rounds": 2, "cohort": 3, "engine": engine, "evaluate_every": 0}
-    sparse, dense = (simulate(Words(kind), method, TEXTS, **options).server for kind in (True, False))
-    assert same_bits(sparse, dense)
+REAL = LOCAL.but(loss=terms.squared_error())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.kteps(local=REAL), methods.pfl_da(local=REAL), methods.fedproto(local=REAL),
+        methods.fedpac(local=REAL), methods.fedrod(local=REAL), methods.gpfl(local=REAL), methods.knn_per(local=REAL),
+    ],
+    ids=lambda method: method.name,
+)  # fmt: skip
+def test_methods_for_classes_say_so_of_numbers(method: Method) -> None:
+    label = np.random.default_rng(2).standard_normal(sum(COUNTS)).astype(np.float32)
+    some = numbers(label=label).split_per_user((0.5, 0.0, 0.5))
+    with pytest.raises(MethodError, match=r"This method wants .* For numbers, .* e\.g\. fedper or ditto\.$"):
+        simulate(Number().double(), method, some, rounds=1, cohort=4, progress=False)
+    simulate(Number().double(), methods.ditto(local=REAL), some, rounds=1, cohort=4, progress=False)

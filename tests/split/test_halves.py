@@ -211,9 +211,10 @@ def test_what_training_changed_of_the_frozen_half_is_named() -> None:
     with pytest.raises(SplitError) as error:
         watched.check("Client 'ann', round 3")
     assert str(error.value) == (
-        "Client 'ann', round 3: training changed 'table', which is frozen: it would be another on every client. If it is "
-        "a buffer that training is to change, name it in an attribute updated_buffers of its module; then it is "
-        "federated, or private where a pattern says so."
+        "Client 'ann', round 3: training changed 'table', which is frozen: it would be another on every client. If a "
+        "pattern of frozen names it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is "
+        "to change, name it in an attribute updated_buffers of its module; then it is federated, or private where a "
+        "pattern says so."
     )
 
 

@@ -87,8 +87,9 @@ def test_a_frozen_buffer_that_training_changes_is_named() -> None:
     assert [str(v) for v in report.violations] == [
         (
             "The frozen half is violated by 'tally': training changed 'tally', which is frozen: it would be another on "
-            "every client. If it is a buffer that training is to change, name it in an attribute updated_buffers of its "
-            "module; then it is federated, or private where a pattern says so."
+            "every client. If a pattern of frozen names it, narrow the pattern, or hold its layer in eval(). If it is a "
+            "buffer that training is to change, name it in an attribute updated_buffers of its module; then it is "
+            "federated, or private where a pattern says so."
         )
     ]
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.draws import position
 from fedkeep.core.errors import MethodError, SplitError
 
 EVERY_MODULES = frozenset(vars(nn.Module()))
@@ -53,6 +54,16 @@ def with_buffers(module: nn.Module) -> Layers:
     ]
 
 
+def with_attributes(module: nn.Module) -> list[nn.Module]:
+    """Return what may assign attributes in ``forward``: of PyTorch's and fedkeep's layers those alone with caches."""
+    theirs = ("torch.nn.", "fedkeep.")
+    return [
+        m
+        for m in module.modules()
+        if m._non_persistent_buffers_set or not type(m).__module__.startswith(theirs)
+    ]
+
+
 def buffers_of(layers: Layers) -> list[Place]:
     """Return where the buffers of layers stand, also those that are None as yet."""
     return [Place(_joined(n, leaf), layer._buffers, leaf) for n, layer in layers for leaf in layer._buffers]
@@ -87,47 +98,56 @@ def is_batched(value: Tensor | None) -> bool:
 
 
 class Still:
-    """A module's own buffers as they are, and afterwards again: a context around what runs the module.
+    """A module as it is, and afterwards again: a context around what runs it for a client.
 
-    What ``forward`` assigns to a buffer would go on to the next client. Buffers that are not persistent may be
-    assigned, as caches are that grow: they come back together with the other attributes of their layer, e.g. the length
-    that a cache is made for.
+    What ``forward`` assigns to a buffer or to another attribute, e.g. a counter, would go on to the next client.
+    Buffers that are not persistent may be assigned, as caches are that grow. A list or a dict that it changes stays
+    changed.
 
     Args:
+        modules: those that may assign attributes.
         layers: those with buffers.
         who: who trains, for messages; then a persistent buffer that is assigned, and any that is written in place, is
             an error. None: nobody.
+        draws: whether drawing from ``random`` or ``numpy.random`` is an error.
     """
 
-    def __init__(self, layers: Layers, who: object = None) -> None:
-        self.layers, self.who = layers, who
+    def __init__(
+        self, modules: Sequence[nn.Module], layers: Layers, who: object = None, draws: bool = False
+    ) -> None:
+        self.modules, self.layers, self.who, self.draws = modules, layers, who, draws
 
     def __enter__(self) -> Self:
         self.before = [dict(layer._buffers) for _, layer in self.layers]
-        self.attributes = [_attributes(layer) for _, layer in self.layers]
+        self.attributes = [vars(module).copy() for module in self.modules]
         if self.who is not None:
             self.versions = [_versions(own) for own in self.before]
+        self.place = position() if self.draws else ()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         changed = [] if self.who is None else self._written()
-        for (prefix, layer), before, attributes in zip(
-            self.layers, self.before, self.attributes, strict=True
-        ):
+        for module, attributes in zip(self.modules, self.attributes, strict=True):
+            if not same(vars(module), attributes):
+                for name in vars(module).keys() - EVERY_MODULES - attributes.keys():
+                    del vars(module)[name]
+                vars(module).update({n: v for n, v in attributes.items() if n not in EVERY_MODULES})
+        for (prefix, layer), before in zip(self.layers, self.before, strict=True):
             now, passing = layer._buffers, layer._non_persistent_buffers_set
-            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+            if same(now, before):
                 continue
             assigned = [leaf for leaf in now.keys() | before.keys() if now.get(leaf) is not before.get(leaf)]
             now.clear()
             now.update(before)
-            if passing.intersection(assigned):
-                for name in vars(layer).keys() - EVERY_MODULES - attributes.keys():
-                    del vars(layer)[name]
-                vars(layer).update(attributes)
             changed += [(_joined(prefix, leaf), True) for leaf in assigned if leaf not in passing]
         if changed and kind is None and self.who is not None:
             name, persistent = min(changed)
             raise SplitError(f"{self.who}: {frozen_changed(name) if persistent else passing_changed(name)}")
+        if self.draws and kind is None and position() != self.place:
+            raise MethodError(
+                f"{self.who}: the model or its loss drew random numbers from random or numpy.random, which the run's "
+                f"seed does not govern. Draw from torch alone, e.g. torch.rand(())."
+            )
 
     def _written(self) -> list[tuple[str, bool]]:
         """Return the buffers that were written in place, and whether they are persistent."""
@@ -143,9 +163,10 @@ class Still:
 def frozen_changed(name: str) -> str:
     """Say that training changed a frozen tensor, and what to do."""
     return (
-        f"training changed {name!r}, which is frozen: it would be another on every client. If it is a buffer that "
-        f"training is to change, name it in an attribute updated_buffers of its module; then it is federated, or "
-        f"private where a pattern says so."
+        f"training changed {name!r}, which is frozen: it would be another on every client. If a pattern of frozen "
+        f"names it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is to change, "
+        f"name it in an attribute updated_buffers of its module; then it is federated, or private where a pattern "
+        f"says so."
     )
 
 
@@ -170,8 +191,6 @@ def _versions(tensors: Mapping[str, Tensor | None]) -> list[int]:
         return [0] * len(tensors)
 
 
-def _attributes(layer: nn.Module) -> dict[str, Any]:
-    """Return a layer's attributes beside those of every module, where it has buffers that are not persistent."""
-    if not layer._non_persistent_buffers_set:
-        return {}
-    return {name: value for name, value in vars(layer).items() if name not in EVERY_MODULES}
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two dicts hold the very same things, in the same order."""
+    return len(one) == len(other) and all(map(is_, one.values(), other.values()))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
-from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_buffers, written
+from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_attributes, with_buffers, written
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.padding import PaddingStays
 from fedkeep.core.params import Batch, Params, clone, is_state
@@ -112,7 +112,8 @@ class Net:
         self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         self.aliases = aliases(module)
         self._first = {other: name for name, others in self.aliases.items() for other in others}
-        self._layers = with_buffers(module)
+        self._modules, self._layers = with_attributes(module), with_buffers(module)
+        self._watched = False
         self._buffers = buffers_of(self._layers)
         self.written = written(module, self._layers, self._first)
         self._bound: Mapping[str, Tensor] | None = None
@@ -218,8 +219,12 @@ class Net:
             params[self._first.get(place.name, place.name)] = after.detach()
 
     def still(self, who: object = None) -> Still:
-        """Keep the module's own buffers as they are (a context); with ``who`` trains, changing them is an error."""
-        return Still(self._layers, who)
+        """Keep the module as it is (a context); with ``who`` trains, changing its own buffers is an error.
+
+        So is drawing from ``random`` or ``numpy.random``, which is looked for where somebody trains the first time.
+        """
+        draws, self._watched = who is not None and not self._watched, self._watched or who is not None
+        return Still(self._modules, self._layers, who, draws)
 
     def settle(self) -> None:
         """Copy what ``forward`` has assigned to buffers, held or of another dict, into these."""

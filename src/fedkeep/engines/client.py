@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import position
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, to, under
@@ -212,12 +213,6 @@ def without_draws(what: str, hook: Callable[[], T]) -> T:
             f"generator of your own, seeded by what it is given."
         )
     return found
-
-
-def position() -> tuple[int, int]:
-    """Return how far numpy's global generator has come: to see whether somebody draws from it."""
-    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002
-    return int(state[2]), int(state[3])  # normal numbers are drawn by twos, and one may be left
 
 
 def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
@@ -391,7 +392,5 @@ def slopes(loss: Tensor, leaves: Mapping[str, Tensor]) -> Params:
     """Return the loss's gradient by name; a leaf that the loss does not depend on has none. All leaves: MethodError."""
     if not loss.requires_grad:
         raise no_gradient(list(leaves))
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # Tables with sparse gradients (nn.Embedding(sparse=True)) are trained like others.
-    dense = [s.to_dense() if s is not None and s.is_sparse else s for s in found]
-    return {name: slope for name, slope in zip(leaves, dense, strict=True) if slope is not None}
+    return {name: s.to_dense() if s.is_sparse else s for name, s in gradients(loss, leaves).items()}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method, private_part
@@ -57,6 +58,11 @@ def condition_of(net: Net, params: Params, classifier: str) -> Tensor:
     own = under(f"{PREFIX}{classifier}.", params)
     inner = part(net.module, classifier).named_modules()
     names = [f"{n}.weight" if n else "weight" for n, layer in inner if isinstance(layer, nn.Linear)]
+    if missing := [name for name in names if name not in own]:
+        raise MethodError(
+            f"FedCP reads the weights of its own head, and {PREFIX}{classifier}.{missing[0]} is no parameter. Take a "
+            f"linear layer without a parametrisation, such as weight_norm."
+        )
     sums = own[names[-1]].sum(0)
     for name in reversed(names[:-1]):
         sums = sums @ own[name]
@@ -151,8 +157,9 @@ class SeparatedLoss(Around):
 @reveals("upload/*")  # of the own head, in a mean with one that the server knows
 def publish_half(done: Finish) -> Finished:
     """Upload the mean of the client's own and the received head."""
-    own, sent = under(PREFIX, done.trained), done.sent.params
-    return Finished(params={n: (v + sent[n]) / 2 for n, v in own.items() if v.is_floating_point()})
+    sent = done.sent.params
+    own = {n: v for n, v in under(PREFIX, done.trained).items() if n in sent and v.is_floating_point()}
+    return Finished(params={n: (v + sent[n]) / 2 for n, v in own.items()})
 
 
 def fedcp(

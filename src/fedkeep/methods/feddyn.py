@@ -43,8 +43,12 @@ class NewSlope:
 
     def __call__(self, f: Finish) -> Finished:
         """Return what is kept; nothing is sent along."""
-        slopes = f.kept.state.items()
-        return Finished(state={n: v - self.alpha * (f.trained[n] - f.sent.params[n]) for n, v in slopes})
+        moved = {
+            n: f.trained[n] - f.sent.params[n] for n in f.kept.state if n in f.sent.params
+        }  # not what is private
+        return Finished(
+            state={n: v - self.alpha * moved[n] if n in moved else v for n, v in f.kept.state.items()}
+        )
 
 
 def parameters_alone(server: Global, client: str) -> Sent:
@@ -63,7 +67,7 @@ class MoveDynamic:
         """Return the server with its next parameters and h."""
         mean = reduced.params
         share = self.alpha * reduced.weight / server.population  # each upload weighs 1
-        h = {n: v - share * mean[n] for n, v in server.state.items()}
+        h = {n: v - share * mean[n] if n in mean else v for n, v in server.state.items()}
         changes = {n: d - h[n] / self.alpha if n in h else d for n, d in mean.items()}
         return self.step(server, replace(reduced, changes=changes, rows={}, tables={})).but(state=h)
 

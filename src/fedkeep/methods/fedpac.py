@@ -33,7 +33,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, Roster, Server, WeightedMean
 from fedkeep.methods.simplex import least
-from fedkeep.methods.terms import Around, Term, cross_entropy, label_of
+from fedkeep.methods.terms import Around, Term, class_of, cross_entropy
 from fedkeep.split import Split, Upload
 
 HEADS, SHARES, SPREAD = "heads/", "shares", "spread"
@@ -76,7 +76,7 @@ class Statistics:
             return features(net, params, batch), features(net, as_received(net, params, sent), batch)
 
         for (found, first), batch in done.outputs(both):
-            mine = one_hot(label_of(batch, self.label), counts)
+            mine = one_hot(class_of(batch, self.label), counts)
             counts, sums, before = counts + mine.sum(0), sums + mine.T @ found, before + mine.T @ first
             squares = squares + first.square().sum()
         n = counts.sum().clamp_min(1)

@@ -28,7 +28,7 @@ from fedkeep.methods.features import WithFeatures, features, no_counts, one_hot,
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean
-from fedkeep.methods.terms import Term, cross_entropy, example_mean, label_of
+from fedkeep.methods.terms import Term, class_of, cross_entropy, example_mean
 from fedkeep.split import Split
 
 FAR = 1e30
@@ -73,7 +73,7 @@ class NearPrototypes(WithFeatures):
     def penalty(
         self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor], found: Tensor
     ) -> Tensor:
-        label = label_of(batch, self.label)
+        label = class_of(batch, self.label)
         apart = (found - received["server/prototypes"][label]).square().mean(1)  # (B,)
         apart = torch.where(received["server/known"][label], apart, 0.0)
         return example_mean(apart, batch.get("weight"))
@@ -91,7 +91,7 @@ class SumFeatures:
         sums = torch.zeros_like(done.sent.state["prototypes"])
         counts = sums.new_zeros(len(sums))
         for found, batch in done.outputs(features):
-            mine = one_hot(label_of(batch, self.label), counts)
+            mine = one_hot(class_of(batch, self.label), counts)
             sums, counts = sums + mine.T @ found, counts + mine.sum(0)
         return Finished(sends={"sums": sums, "counts": counts})
 

@@ -26,7 +26,7 @@ from fedkeep.methods.client import Client, Start, Started
 from fedkeep.methods.features import Known, features, head, no_counts, one_hot
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, cross_entropy, label_of
+from fedkeep.methods.terms import Around, Term, class_of, cross_entropy
 
 
 def both_heads(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ class Count:
 
     def labels(self, net: Net, params: Params, batch: Batch) -> Tensor:
         """Return the classes of a batch's examples, (B,)."""
-        return label_of(batch, self.label)
+        return class_of(batch, self.label)
 
 
 def fedrod(

@@ -30,7 +30,7 @@ from fedkeep.methods.features import Known, drawn_for, extended, features, head,
 from fedkeep.methods.fedrod import Count, NoCounts
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, label_of
+from fedkeep.methods.terms import Around, Term, class_of, cross_entropy, example_mean
 from fedkeep.split import Split
 
 EMBEDDING = "categories"
@@ -99,7 +99,7 @@ class GenericAndPersonal(Around):
         found, frozen, weight = features(net, params, batch), received[EMBEDDING], batch.get("weight")
         own = through(net, params, found, own_condition(params, frozen))
         value: Tensor = self.loss(Known(net, head(net, params, own)), params, batch, received)
-        generic, label = through(net, params, found, frozen.mean(0)), label_of(batch, self.label)
+        generic, label = through(net, params, found, frozen.mean(0)), class_of(batch, self.label)
         alike = nn.functional.linear(
             nn.functional.normalize(generic), nn.functional.normalize(params[EMBEDDING])
         )

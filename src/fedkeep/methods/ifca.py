@@ -27,6 +27,7 @@ from fedkeep.methods.client import Client, Finish, Finished, Start, Started
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, MeanByGroup, Optimize, Roster, Server, WeightedMean
+from fedkeep.split import Split
 
 CLUSTER = "cluster"
 
@@ -46,7 +47,8 @@ class OtherModels:
 
     def __call__(self, net: Net, clients: Roster) -> State:
         """Return the server's first state."""
-        state = {f"{j}/{n}": v for j in range(1, self.clusters) for n, v in net.initial().items()}
+        own = Split().halves(net.module).federated(net.initial())  # what is frozen is the same in every model
+        state = {f"{j}/{n}": v for j in range(1, self.clusters) for n, v in own.items()}
         for name, value in state.items():
             if name.partition("/")[2] in net.trainable():
                 draw = generator(self.seed, f"ifca/{name}")
@@ -63,7 +65,13 @@ class Nearest:
 
     def __call__(self, s: Start) -> Started:
         """Return that model, and its number to be kept."""
-        models = [under(f"{j}/", s.sent.state) if j else {} for j in range(self.clusters)]
+        if s.kept.params:
+            raise MethodError(
+                f"IFCA's models are federated as a whole, and the split makes {min(s.kept.params)!r} private. Leave "
+                f"private patterns out."
+            )
+        sent = [under(f"{j}/", s.sent.state) if j else {} for j in range(self.clusters)]
+        models = [{n: v for n, v in model.items() if n in s.sent.params} for model in sent]
         losses = [s.loss({**s.sent.params, **model}) for model in models]
         j = losses.index(min(losses))
         return Started(params=models[j], state={CLUSTER: torch.tensor(j)})

@@ -23,7 +23,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.features import features, head, one_hot
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import label_of
+from fedkeep.methods.terms import check_rows, class_of
 
 KEYS, CLASSES, WEIGHT = "keys", "classes", "weight"
 GRID = 11
@@ -47,7 +47,7 @@ class Memorize:
 
     def recall(self, given: Recall) -> State:
         """Return the client's memory: ``keys`` (n, F), ``classes`` (n,) and λ, (); nothing without an example."""
-        found = [(key, label_of(batch, self.label)) for key, batch in given.outputs(features, "train")]
+        found = [(key, class_of(batch, self.label)) for key, batch in given.outputs(features, "train")]
         if not found:
             return {}
         keys, classes = torch.cat([k for k, _ in found]), torch.cat([y for _, y in found])
@@ -59,7 +59,7 @@ class Memorize:
         for (shared, near), batch in given.outputs(
             lambda net, _, columns: self.both(net, params, columns), "valid"
         ):
-            label = label_of(batch, self.label).unsqueeze(1)
+            label = class_of(batch, self.label).unsqueeze(1)
             shared, near = (p.gather(1, label).double() for p in (shared, near))  # (B, 1)
             losses = -(weights * near + (1 - weights) * shared).clamp_min(1e-12).log().sum(0)
             total = losses if total is None else total + losses
@@ -68,7 +68,9 @@ class Memorize:
     def both(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return p and p_near, each (B, C)."""
         found = features(net, params, batch)
-        shared = head(net, params, found).softmax(1)
+        logits = head(net, params, found)
+        check_rows(logits)
+        shared = logits.softmax(1)
         keys, classes = params[CLIENT + KEYS], params[CLIENT + CLASSES]
         wide = torch.promote_types(found.dtype, torch.float32)  # cdist has no half precision
         apart = torch.cdist(found.to(wide), keys.to(wide), compute_mode="donot_use_mm_for_euclid_dist").to(

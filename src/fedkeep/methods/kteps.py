@@ -28,7 +28,7 @@ from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
 from fedkeep.methods.features import Known
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, CrossEntropy, Term, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, CrossEntropy, Term, check_rows, cross_entropy, example_mean
 from fedkeep.privacy import GaussianNoise
 
 ARCHITECTURES = {
@@ -87,6 +87,7 @@ def knowledge_transfer(
         weight: (B,) of the examples.
         temperature, student_temperature: T and T_p, positive.
     """
+    check_rows(teacher)
     wanted = (teacher.detach() / temperature).softmax(1)
     return example_mean(-(wanted * (student / student_temperature).log_softmax(1)).sum(1), weight)
 

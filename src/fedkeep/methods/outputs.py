@@ -12,7 +12,7 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.features import Known
-from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean, label_of
+from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, class_of, example_mean
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NegativeLogLikelihood(Term):
     reads_parameters = False  # it sees the model's output alone
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
-        chosen = net(params, batch).gather(1, label_of(batch, self.label).unsqueeze(1)).squeeze(1)
+        chosen = net(params, batch).gather(1, class_of(batch, self.label).unsqueeze(1)).squeeze(1)
         return example_mean(-chosen, batch.get("weight"))
 
 

@@ -18,9 +18,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import MethodError
+from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import Batch, Params
@@ -108,11 +110,9 @@ def slopes(value: Value, at: Params, examples: Batch, graph: bool = False) -> Pa
     if functorch_active():
         found = torch.func.grad(value)(at, examples)
         return found if graph else {n: g.detach() for n, g in found.items()}
-    with torch.enable_grad():
-        grads = torch.autograd.grad(
-            value(at, examples), list(at.values()), create_graph=graph, allow_unused=True
-        )
-    return {n: g for n, g in zip(at, grads, strict=True) if g is not None}
+    # PyTorch's faster kernels of attention have no second derivatives
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH) if graph else nullcontext():
+        return gradients(value(at, examples), at, create_graph=graph)
 
 
 def leaves(tensors: Params) -> Params:

@@ -27,7 +27,7 @@ from fedkeep.methods.copies import PREFIX, copy_of, with_copy
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, cross_entropy
+from fedkeep.methods.terms import Around, Term, check_rows, cross_entropy
 from fedkeep.split import Split
 
 
@@ -59,6 +59,7 @@ def _both(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the logits of the mixture and those of M_G."""
     found = features(net, params, batch)
     general = head(net, params, found)
+    check_rows(general)
     own = net(copy_of(params), batch).log_softmax(1)
     gate = linear(net, params, "gate", found)  # (B, 1)
     log = nn.functional.logsigmoid

@@ -43,7 +43,7 @@ def new_control(f: Finish) -> Finished:
     """Return c_k⁺ = c_k − c + (w − y) / (K η), to keep, and its change, to send; where nothing moves, it stays."""
     new = dict(f.kept.state)
     for name, old in f.kept.state.items():
-        if scale := f.steps * f.rate(name):
+        if name in f.sent.params and (scale := f.steps * f.rate(name)):  # not what is private
             moved = f.sent.params[name] - f.trained[name]
             new[name] = old - f.sent.state[name] + moved / scale
     return Finished(sends={n: v - f.kept.state[n] for n, v in new.items()}, state=new)

@@ -18,6 +18,8 @@ from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 
+OTHERS = "For numbers, or labels of tokens, take a method that knows no classes, e.g. fedper or ditto."
+
 
 @dataclass(frozen=True)
 class Term:
@@ -268,6 +270,27 @@ def label_of(batch: Batch, column: str) -> Tensor:
             f"it so, or say in the loss which column it is."
         )
     return batch[column]
+
+
+def class_of(batch: Batch, column: str) -> Tensor:
+    """Return the classes of a batch's examples, (B,), for a method that is made for these.
+
+    Raises:
+        MethodError: the batch lacks the column, or holds numbers, or a label for each token.
+    """
+    label = label_of(batch, column)
+    if label.dim() != 1 or label.is_floating_point():
+        kind = f"{str(label.dtype).removeprefix('torch.')} of shape {tuple(label.shape)}"
+        raise MethodError(f"This method wants one class for each example as {column!r}; got {kind}. {OTHERS}")
+    return label
+
+
+def check_rows(logits: Tensor) -> None:
+    """Raise MethodError unless a model gave a row of logits for each example, to a method that is made for these."""
+    if logits.dim() != 2:
+        raise MethodError(
+            f"This method wants logits of shape (B, classes); the model gave {tuple(logits.shape)}. {OTHERS}"
+        )
 
 
 def check_regression(output: Tensor, label: Tensor) -> None:

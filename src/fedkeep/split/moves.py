@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, clone, weighted_mean
 from fedkeep.split.halves import Halves
@@ -75,7 +76,4 @@ def _gradients(
     with net.bound({}), torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         value = loss(net, {**params, **leaves}, batch, clone(received))
-        if not value.requires_grad:
-            return {}
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+        return gradients(value, leaves) if value.requires_grad else {}

@@ -170,7 +170,8 @@ class StackedPass(Pass):
     def __init__(self, clients: Stacked, number: int) -> None:
         super().__init__(clients, number)
         params = clients.params
-        moved = [n for n in params if n in clients.changing and n not in clients.trainable]
+        buffers, written = clients.changing - clients.trainable, clients.net.written.keys() - {*self.names}
+        moved = [n for n in params if n in clients.stacked and (n in buffers or n in written)]
         self.buffers = [n for n in moved if self.seen[n] is params[n]]
         self.state = OptimizerState()
         self.updates = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}

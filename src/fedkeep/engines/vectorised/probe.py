@@ -9,14 +9,16 @@ no fault.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedkeep.core.buffers import EVERY_MODULES, is_batched
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params, nbytes
 from fedkeep.data import Ragged
@@ -69,10 +71,57 @@ def runs_together(job: Job) -> bool:
             batch = step.batch()
             texts |= {n: c for n, c in job.data.columns.items() if n in batch and isinstance(c, Ragged)}
             one.computed(step, lanes.pick(step.lanes), batch)
+            kept = Kept(job.net.module)
+            try:
+                one.computed(step, lanes.pick(step.lanes), batch)
+            except (TypeError, AttributeError, MethodError) as error:
+                kept.refuse(error)
+            kept.check()
     if not texts:
         return True
     padding = Padding(job, chosen(job, enough, texts.values()), texts)
     return not any(padding.changes(number) for number in phases)
+
+
+class Kept:
+    """What a forward pass has left in attributes of the module: of several clients at once, nobody may read it.
+
+    Several clients' tensors are taken away, so that it fails where the next pass reads one that it has not set.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.before = {(m, n): v for m, n, v in _attributes(module)}
+        self.taken = [n for (m, n), v in self.before.items() if isinstance(v, Tensor) and is_batched(v)]
+        for (m, n), value in self.before.items():
+            if isinstance(value, Tensor) and is_batched(value):
+                vars(m)[n] = object()
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise for a pass that failed; for what was taken away, if anything was."""
+        if not self.taken:
+            raise error
+        self._raise(self.taken[0])
+
+    def check(self) -> None:
+        """Raise where the next pass has left something else, e.g. a counter: clients may have taken fewer steps."""
+        for m, n, value in _attributes(self.module):
+            old = self.before.get((m, n))
+            if isinstance(value, Tensor):
+                if is_batched(value) or (isinstance(old, Tensor) and torch.equal(old, value)):
+                    continue
+            elif not isinstance(value, int | float | str) or value == old:
+                continue
+            self._raise(n)
+
+    def _raise(self, name: str) -> NoReturn:
+        reason = f"forward keeps {name!r} from one mini-batch to the next"
+        raise MethodError(reason) from RuntimeError(reason)
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    for m in module.modules():
+        yield from ((m, n, v) for n, v in vars(m).items() if n not in EVERY_MODULES)
 
 
 def chosen(job: Job, clients: np.ndarray, texts: Collection[Ragged]) -> list[int]:
