@@ -41,10 +41,10 @@ HEAVY = {
 # them too: they train nothing, and look for inputs and private values that give what an attacker sees.
 MAY_TAKE_GRADIENTS = {
     "engines/local.py", "split/probe.py", "split/moves.py", "methods/per_fedavg.py", "methods/pfedhn.py",
-    "attacks/inputs.py", "attacks/vectors.py",
+    "attacks/inputs.py", "attacks/vectors.py", "core/gradients.py",
 }  # fmt: skip
 MAY_DEFINE_BACKWARD = ("nn/", "kernels/")
-TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value")
+TAKES_GRADIENTS = (".backward", "autograd.grad", "func.grad", "func.vjp", "grad_and_value", " gradients")
 UNPICKLES = ("torch.load", "pickle.load", "pickle.loads")
 LONGEST = 400  # lines of a Python file
 
@@ -123,9 +123,8 @@ def test_importing_fedkeep_loads_torch_and_numpy_and_nothing_heavier() -> None:
 def calls(module: Path, endings: tuple[str, ...]) -> list[int]:
     """Return the lines of a module that call a function whose dotted name ends so."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
-    return [
-        n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(endings)
-    ]
+    called = [(n.lineno, f" {ast.unparse(n.func)}") for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    return [line for line, name in called if name.endswith(endings)]
 
 
 def test_gradients_are_taken_in_the_local_run_alone() -> None:

@@ -124,7 +124,7 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 6}, "seed: 5 in the run, 6 now"),
-    "rounds": ({"rounds": 9, "cohort": 3}, "rounds: 4 in the run, 9 now"),
+    "rounds": ({"rounds": 9, "cohort": 3}, "cohort: 2 in the run, 3 now\nUse"),
     "cohort": ({"cohort": 3}, "cohort: 2 in the run, 3 now"),
     "sampling": ({"sampling": "independent"}, "sampling: 'shuffled' in the run, 'independent' now"),
     "method": (

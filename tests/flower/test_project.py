@@ -16,7 +16,16 @@ def test_flower_takes_the_project_without_a_warning(tmp_path):
     assert warnings == []
     assert settings["project"]["name"] == "my-project"
     assert (tmp_path / "my project" / "config.toml").read_text() == "seed = 3\n"
-    assert len((tmp_path / "my project" / "README.md").read_text().splitlines()) <= 15
+    assert len((tmp_path / "my project" / "README.md").read_text().splitlines()) <= 16
+
+
+def test_the_project_names_no_command_that_its_configuration_cannot_run(tmp_path):
+    for name, text in (("with", "[data]\nreader = 'toy'\n"), ("without", "seed = 3\n")):
+        new_project(tmp_path / name, text)
+    readme = {name: (tmp_path / name / "README.md").read_text() for name in ("with", "without")}
+    assert "fedkeep deploy --local 2" in readme["with"]
+    assert "deploy" not in readme["without"]
+    assert "With a table `[data]`" in readme["without"]
 
 
 def test_the_servers_run_stands_in_the_project_or_where_it_is_wanted(tmp_path):

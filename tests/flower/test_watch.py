@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,20 @@ def test_a_node_that_waits_to_be_started_again_is_not_started_once_its_parent_is
         process.stdin.close()
         assert process.wait(watch.AGAIN + 10) == 0
     assert starts.read_text() == "x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+def test_what_it_watches_ends_when_it_is_killed() -> None:
+    """An orphan would hold the node's key and port, and go on answering."""
+    code = f"import os, time; print('{watch.JOINED}', os.getpid(), flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, watch.__file__, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        node = Path("/proc", process.stdout.readline().split()[-1])
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 10
+    while node.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not node.exists()

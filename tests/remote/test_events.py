@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,13 @@ def test_a_server_that_lives_long_keeps_no_event(where: str, tmp_path: Path) -> 
     for _ in range(3):
         events.note("round", "two")
     assert events.said == []
+
+
+def test_every_event_is_logged_and_the_rare_ones_as_information(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(lambda: 0.0)
+    with caplog.at_level(logging.DEBUG, logger="fedkeep.events"):
+        events.note("refused", "Node 'x' takes no part: 100 % full.")
+        events.note("again", "twice")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "Node 'x' takes no part: 100 % full."), ("DEBUG", "twice"),
+    ]  # fmt: skip

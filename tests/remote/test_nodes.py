@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, told
 from fedkeep.remote.memory import MemoryTransport
 from fedkeep.remote.nodes import Nodes
+from fedkeep.remote.transport import Reply
 
 HELLO = Hello(protocol=PROTOCOL, run="r", code="c", experiment="e", seed=0)
 ENCODE = Encode(run="r", hello=HELLO, encoding={}, fingerprint={})
@@ -240,3 +242,43 @@ def test_a_node_that_refused_is_asked_again_ever_more_seldom_until_it_fits() -> 
     assert nodes.refusal("a") is None
     passed(nodes, 100.0)
     assert [kind for _, kind in heard] == ["hello", "encoding"] * 4
+
+
+class Failing(MemoryTransport):
+    """Carries no message to the node while it fails, e.g. as it takes the project for a stranger's."""
+
+    fails = True
+
+    def receive(self, tickets: Sequence[str]) -> list[Reply]:
+        return (
+            [Reply(ticket, reason="no key that it trusts has signed these files.") for ticket in tickets]
+            if self.fails
+            else list(super().receive(tickets))
+        )
+
+
+def test_a_node_that_fails_at_once_says_why_and_is_asked_ever_more_seldom() -> None:
+    heard: list[float] = []
+
+    def serve(packet: Packet) -> Packet:
+        return device("a")(packet)
+
+    transport = Failing({"x": serve})
+    sent = transport.send
+
+    def send(messages: Sequence[tuple[str, Packet]]) -> list[str]:
+        heard.extend(transport.now() for _ in messages)
+        return sent(messages)
+
+    transport.send = send  # type: ignore[method-assign]
+    nodes = met(transport, 80.0, patience=20.0)
+    assert [later - when for when, later in itertools.pairwise(heard)] == [
+        pytest.approx(pause, abs=2) for pause in (5, 10, 20)
+    ]
+    assert nodes.refusals == {"x": "no key that it trusts has signed these files."}
+    assert said(nodes, "refused") == ["Node 'x' takes no part: no key that it trusts has signed these files."]
+    assert said(nodes, "left") == []
+    transport.fails = False
+    passed(nodes, 90.0)
+    assert nodes.place == {"a": "x"}
+    assert nodes.refusals == {}

@@ -129,7 +129,8 @@ class RunDirectory:
         lines = [] if identity is None else differences(_plain(identity), info.get("identity"))
         other_length = len(lines) == 1 and lines[0].startswith("rounds: ")
         if lines and not other_length:
-            shown = "\n  ".join(lines[:8])
+            told = [line for line in lines if not line.startswith("rounds: ")]  # which may be another
+            shown = "\n  ".join(told[:8])
             raise RunError(
                 f"{folder} is a run of another configuration, so it cannot be resumed with this one:\n  {shown}\n"
                 f"Use the settings it was made with, or name another folder."

@@ -163,15 +163,15 @@ def program(name: str) -> Path:
     return path
 
 
-def check_port(port: int, what: str) -> None:
-    """Raise ConfigError if somebody listens on a port of this machine already."""
+def check_port(port: int, what: str, advice: str = "Name another with --port.") -> None:
+    """Raise ConfigError if somebody listens on a port of this machine already; ``advice`` says what to do."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ConfigError(
-                f"The port {port}, which {what} wants, is in use ({error.strerror}). Name another with --port."
+                f"The port {port}, which {what} wants, is in use ({error.strerror}). {advice}"
             ) from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
-from fedkeep.experiments.toml import to_toml
+from fedkeep.experiments.toml import from_toml, to_toml
 
 CONFIG = "config.toml"
 LONGEST_NAME = 32  # Flower's limit
@@ -20,19 +20,22 @@ SERVER_APP, CLIENT_APP = "fedkeep.flower.server_app:app", "fedkeep.flower.client
 
 README = """# {name}: personalised federated learning on Flower
 
-`config.toml` is the experiment (`fedkeep run config.toml` simulates it without Flower); `pyproject.toml` tells Flower
-which apps to start: fedkeep's, for every method. There is no other code here. Flower sends what `.gitignore` does not
-name to every device: keep the run in it.
+`config.toml` is the experiment; `pyproject.toml` tells Flower which apps to start: fedkeep's, for every method. There
+is no other code here. Flower sends what `.gitignore` does not name to every device: keep the run in it.
 
-Try it on this machine, with TLS, keys and two nodes, then stop everything:
+On machines: `fedkeep flower keys`, `fedkeep flower sign .` (after every change), `flower-superlink`, `fedkeep device
+run`: docs/machines.md.
+
+"""
+TRIED = """`fedkeep run config.toml` simulates it. With TLS, keys and two nodes on this machine, then all is stopped:
 
     fedkeep deploy --local 2 --config config.toml
 
 In Flower's simulation (needs `pip install 'fedkeep[flower-simulation]'`):
 
     flwr run . --stream
-
-On machines: `fedkeep flower keys`, `fedkeep flower sign .`, `flower-superlink`, `fedkeep device run`: docs/machines.md.
+"""
+WITHOUT_DATA = """Devices name their data. With a table `[data]` in `config.toml`, `fedkeep run` simulates it.
 """
 
 
@@ -81,7 +84,8 @@ def new_project(folder: Path, config_text: str, name: str = "", *, out: Path | N
     write_whole(folder / ".gitignore", "".join(f"/{place}/\n" for place in ignored).encode())
     write_whole(folder / CONFIG, config_text.encode())
     write_whole(folder / "pyproject.toml", to_toml(project).encode())
-    write_whole(folder / "README.md", README.format(name=name or folder.name).encode())
+    rest = TRIED if "data" in from_toml(config_text) else WITHOUT_DATA
+    write_whole(folder / "README.md", (README.format(name=name or folder.name) + rest).encode())
 
 
 def project_name(text: str) -> str:

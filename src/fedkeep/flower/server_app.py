@@ -19,6 +19,7 @@ from fedkeep.flower.served import federation_of
 from fedkeep.flower.status import Status, write_status
 from fedkeep.flower.transport import LIMIT, GridTransport
 from fedkeep.remote.continued import check_on_change
+from fedkeep.remote.events import LOG
 from fedkeep.remote.server import serve_run
 
 app = ServerApp()
@@ -45,6 +46,14 @@ class Rounds:
             say(f"{stand.title}: {stand.done:g} of {stand.total} rounds are finished.")
 
 
+class Told(logging.Handler):
+    """Says there, too, which nodes join, refuse and leave."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        say(record.getMessage())
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train what the project's configuration says."""
@@ -64,6 +73,8 @@ def main(grid: Grid, context: Context) -> None:
         transport = GridTransport(grid, limit=int(settings["limit"]) or LIMIT)
         tell("The server app has started.")
         tell_elsewhere(Rounds())
+        LOG.setLevel(logging.INFO)
+        LOG.handlers = [Told()]
         serve_run(
             federation, transport, Path(str(settings["out"])), patience=float(settings["patience"]),
             keep_rounds=int(settings["keep-rounds"]), judge_only=bool(settings["judge-only"]), poll=POLL,

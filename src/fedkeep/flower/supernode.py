@@ -96,7 +96,7 @@ class SuperNode:
         for path in self.link.trusted:
             if not self._beside(path).is_file():
                 raise ConfigError(f"link.trusted: there is no key {self._beside(path)}.")
-        check_port(self.link.port, "this node (link.port)")
+        check_port(self.link.port, "this node", f"Name another in {self.config.name}: port = ... in [link].")
         check_reachable(self.link.address)
         self._check_link()
 

@@ -2,11 +2,13 @@
 
 It is run as a file and knows Python's own library alone, so that the process that watches holds no torch:
 ``python watch.py [--with-parent] COMMAND …``. With ``--with-parent`` the command is ended when standard input closes,
-which it does even if the parent is killed.
+which it does even if the parent is killed. On Linux the command is ended, too, if this process is killed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -28,7 +30,7 @@ GIVES_UP = ("Giving up reconnection", "SSL/TLS handshake error detected")
 AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
 KEY = (
     "the link does not take this node's key. Register it there (flwr supernode register NAME.pub), and give each node "
-    "a key of its own"
+    "a key of its own; or a node with this key still runs (flower-supernode): end it"
 )
 AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
 REASONS = {
@@ -39,6 +41,18 @@ REASONS = {
     "address already in use": "its port is in use. Name another (link.port)",
 }
 """What Flower 1.41 writes, and what that means; the first that is found is told."""
+
+
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Have Linux end this process when its parent is gone, however that ended."""
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # gone already
+            os._exit(WRONG_USE)
 
 
 class Watch:
@@ -76,7 +90,7 @@ class Watch:
     def _once(self) -> tuple[int, str]:
         process = self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace",
+            errors="replace", preexec_fn=functools.partial(end_with, os.getpid()),
         )  # fmt: skip
         if self.ended.is_set():  # since it was asked last
             process.terminate()

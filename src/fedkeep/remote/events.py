@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+LOG = logging.getLogger("fedkeep.events")
+"""Gets every event: those that are rare as information, those of single clients and messages as debugging."""
+RARE = ("joined", "left", "refused", "round", "began")
 Kind = Literal["joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round", "began"]
 """``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
 said no more. ``lost``, ``late``, ``refused``, ``broken``: a client was missing from a round. ``again``: a message was
@@ -58,6 +62,7 @@ class Events:
         if self._keeps:
             self.said.append(event)
         self._write([event])
+        LOG.log(logging.INFO if kind in RARE else logging.DEBUG, text)
 
     def write_to(self, path: Path) -> None:
         """Keep events in a file from now on, and those that were said before; a line that was cut short is ended."""

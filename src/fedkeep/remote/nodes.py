@@ -21,6 +21,7 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Transport
 
 MOST_DOUBLINGS = 6
+SOON = 5.0  # seconds until a node that failed is asked again: it may be about to start
 """How often the time doubles until a node that goes on refusing is asked again."""
 
 
@@ -33,8 +34,8 @@ class _Node:
     fits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     claims: dict[str, str] = field(default_factory=dict)
     """Clients that another node, named here, has too: it is asked whether it is still there."""
-    refused: int = 0
-    """How often it has refused, one time after the other."""
+    pause: float = 0.0
+    """Seconds until it is asked again after it has refused; twice as many each time, one time after the other."""
 
 
 class Nodes:
@@ -44,8 +45,8 @@ class Nodes:
         transport: reaches them.
         hello: the first message to each.
         events: a log of which nodes come and go.
-        patience: seconds until a node that does not answer, or refused, is asked again; after each further refusal
-            twice as long.
+        patience: seconds until a node that does not answer, or refused, is asked again, and 5 until one that failed;
+            after each further time twice as long.
 
     Attributes:
         place: by client, its node.
@@ -104,10 +105,9 @@ class Nodes:
                 self._hear(name, reply.packet, reply.reason)
         for name, node in list(self._nodes.items()):
             passed = self.transport.now() - node.since
-            pause = self.patience * 2 ** min(max(0, node.refused - 1), MOST_DOUBLINGS)
             if node.ticket and passed > self.patience:
                 self.forget(name, f"it did not answer for {self.patience:g} s")
-            elif node.state == "refused" and passed > pause:
+            elif node.state == "refused" and passed > node.pause:
                 self._send(name, "asked", self.hello)
 
     def ask_anew(self, name: str) -> None:
@@ -144,6 +144,9 @@ class Nodes:
     def _hear(self, name: str, packet: Packet | None, reason: str) -> None:
         node = self._nodes[name]
         node.ticket = ""
+        if packet is None and node.here is None:  # it cannot even answer
+            self._refused(name, reason, SOON)
+            return
         if packet is None:
             self.forget(name, reason)
             return
@@ -154,17 +157,18 @@ class Nodes:
             ):  # one that could not read what came names none
                 raise UploadError("it answers for another run.")
             if refused:
-                self._refused(name, header_of(packet, Refused).reason)
+                self._refused(name, header_of(packet, Refused).reason, self.patience)
             elif node.state == "asked":
                 self._is_here(name, node, header_of(packet, Here))
             else:
                 self._fits(name, node, header_of(packet, Fits))
         except UploadError as error:
-            self._refused(name, str(error))
+            self._refused(name, str(error), self.patience)
 
-    def _refused(self, name: str, reason: str) -> None:
+    def _refused(self, name: str, reason: str, pause: float) -> None:
         node, known = self._nodes[name], self.refusals.get(name)
-        node.state, node.since, node.refused = "refused", self.transport.now(), node.refused + 1
+        node.state, node.since = "refused", self.transport.now()
+        node.pause = min(max(pause, 2 * node.pause), self.patience * 2**MOST_DOUBLINGS)
         self.refusals[name] = reason
         self._unplace(name)
         if reason != known:
@@ -193,7 +197,7 @@ class Nodes:
         _check_ids(fits.clients)
         if not all(0 <= count < 2**63 for counts in fits.clients.values() for count in counts.values()):
             raise UploadError("its numbers of examples make no sense.")
-        node.state, node.fits, node.refused = "fits", fits.clients, 0
+        node.state, node.fits, node.pause = "fits", fits.clients, 0.0
         self.refusals.pop(name, None)
         for client in fits.clients:
             other = self.place.get(client, name)

@@ -41,6 +41,19 @@ def test_a_clients_own_interval_is_students() -> None:
     assert found.these is None
 
 
+def test_no_interval_of_right_answers_goes_beyond_all_of_them() -> None:
+    """Student's of two examples was ± 1270 points."""
+    for more in ([0], [0] * 11):
+        found = worth(paired([1, *more], [1, *more], [0, *(2 for _ in more)]))
+        assert found.spans[0].tolist() == [-1, 1]
+        assert found.these is not None
+        assert -1 <= found.these.low <= found.these.mean <= found.these.high <= 1
+    losses = np.array([[5.0, -5.0, 1.0, -1.0]])
+    ids, client = ("a", "b"), np.array([0, 0, 1, 1])
+    free = worth(Paired(clients=ids, seeds=(0,), client=client, ours=losses, theirs=0 * losses))
+    assert free.spans[0][1] > 5
+
+
 def test_users_are_named_by_false_discoveries_among_those_with_seven_differences() -> None:
     # p of better: 2^-20, (1 + 7) / 2^7 = 0.0625, 2^-6 (six differences), and for the third client 1
     found = worth(paired([20, 6, 6, 0], [0, 1, 0, 20], [5, 5, 5, 5]))
@@ -71,9 +84,11 @@ def test_seeds_are_summed_example_by_example() -> None:
     y = np.array([[1.0, 0.75], [1.0, 0.75], [1.0, 1.0]])
     assert found.like_these is not None
     assert found.these is not None
-    assert (found.like_these.low, found.like_these.high) == pytest.approx(users_like_these(y)[1:].tolist())
+    assert (found.like_these.low, found.like_these.high) == pytest.approx(
+        np.clip(users_like_these(y)[1:], -1, 1).tolist()
+    )
     wanted = these_users(y, p.variance, np.array([4.0, 4.0]))
-    assert (found.these.low, found.these.high) == pytest.approx(wanted[1:].tolist())
+    assert (found.these.low, found.these.high) == pytest.approx(np.clip(wanted[1:], -1, 1).tolist())
     # π = mean of (x / 3)² = (7 + 1/9) / 8 = 0.8889, and (2.65 √0.8889 + 0.84 √0.8789)² = 10.797
     assert found.needed == 1080
 

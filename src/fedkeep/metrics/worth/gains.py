@@ -7,6 +7,7 @@ client counts once, whatever its number of examples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +90,11 @@ class Paired:
         kind = np.int64 if self.ours.dtype.kind in "biu" else np.float64
         found: Array = self.ours.astype(kind) - self.theirs.astype(kind)
         return found
+
+    @property
+    def most(self) -> float:
+        """What no gain and no end of an interval goes beyond: 1 for right answers."""
+        return 1.0 if self.differences.dtype.kind == "i" else math.inf
 
     def means(self, values: Array) -> Floats:
         """Return the mean over each client's examples: (S, n) or (n,) gives (S, K) or (K,)."""
@@ -208,12 +214,12 @@ def worth(paired: Paired) -> Worth:
     some = p.examples > 1
     half = np.full(len(everyone), np.nan)
     half[some] = t_quantile(p.examples[some] - 1.0) * np.sqrt(p.variance[some] / p.examples[some])
-    share = float(np.mean(p.differences.mean(0) ** 2)) if p.differences.dtype.kind == "i" else None
+    share = float(np.mean(p.differences.mean(0) ** 2)) if p.most == 1 else None
     attainable = [f.attainable for f in flips]
     return Worth(
         clients=p.clients, seeds=p.seeds, examples=p.examples, gain=gain,
-        spans=np.stack([gain - half, gain + half], 1), verdicts=_verdicts(flips),
-        like_these=_like_these(y), these=_these(p, y, everyone), tested=sum(f.differing >= ENOUGH for f in flips),
+        spans=np.clip(np.stack([gain - half, gain + half], 1), -p.most, p.most), verdicts=_verdicts(flips),
+        like_these=_like_these(p, y), these=_these(p, y, everyone), tested=sum(f.differing >= ENOUGH for f in flips),
         at_least_better=at_least([f.better for f in flips], attainable),
         at_least_worse=at_least([f.worse for f in flips], attainable),
         needed=None if share is None else examples_needed(share),
@@ -223,14 +229,19 @@ def worth(paired: Paired) -> Worth:
     )  # fmt: skip
 
 
-def _like_these(y: Floats) -> Interval | None:
-    return Interval(*users_like_these(y).tolist()) if y.shape[1] > 1 else None
+def _interval(p: Paired, found: Floats) -> Interval:
+    mean, low, high = found.tolist()
+    return Interval(mean, max(low, -p.most), min(high, p.most))
+
+
+def _like_these(p: Paired, y: Floats) -> Interval | None:
+    return _interval(p, users_like_these(y)) if y.shape[1] > 1 else None
 
 
 def _these(p: Paired, y: Floats, who: Array) -> Interval | None:
     if (p.examples[who] < 2).any():
         return None
-    return Interval(*these_users(y[:, who], p.variance[who], p.examples[who]).tolist())
+    return _interval(p, these_users(y[:, who], p.variance[who], p.examples[who]))
 
 
 def _verdicts(flips: Sequence[Flips]) -> tuple[str, ...]:
@@ -247,7 +258,7 @@ def _verdicts(flips: Sequence[Flips]) -> tuple[str, ...]:
 def _group(p: Paired, y: Floats, who: Array) -> Group:
     alike = len(who) >= FEW
     sizes = p.trained[who] if p.trained is not None else np.zeros(1, np.int64)
-    gain = _like_these(y[:, who]) if alike else _these(p, y, who)
+    gain = _like_these(p, y[:, who]) if alike else _these(p, y, who)
     return Group(clients=len(who), least=int(sizes.min()), most=int(sizes.max()), gain=gain, alike=alike)
 
 
