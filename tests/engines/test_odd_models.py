@@ -298,3 +298,11 @@ def test_methods_for_classes_say_so_of_numbers(method: Method) -> None:
     with pytest.raises(MethodError, match=r"This method wants .* For numbers, .* e\.g\. fedper or ditto\.$"):
         simulate(Number().double(), method, some, rounds=1, cohort=4, progress=False)
     simulate(Number().double(), methods.ditto(local=REAL), some, rounds=1, cohort=4, progress=False)
+
+
+def test_a_model_of_which_nothing_is_trained() -> None:
+    still = Parts().double().requires_grad_(False)
+    with pytest.warns(
+        UserWarning, match="^No parameter of the model requires a gradient, so rounds train nothing"
+    ):
+        simulate(still, methods.fedavg(local=LOCAL), numbers(), rounds=1, cohort=4, progress=False)

@@ -87,11 +87,14 @@ def first_batches(
 
 
 def warn_of_what_stays(method: Method, net: Net, data: FederatedData, seed: int) -> None:
-    """Warn of parameters that cannot move from the number that new clients' private values are set to.
+    """Warn of a model of which nothing is trained, and of parameters that cannot move from the number that new clients'
+    private values are set to.
 
     Both layers of a private network that starts at zero, for example. Values of the module's own are the user's; for
     these ``fedkeep check`` tells.
-    """
+    """  # fmt: skip
+    if not net.trainable():
+        warnings.warn("No parameter of the model requires a gradient, so rounds train nothing.", stacklevel=2)
     if isinstance(method.client.keep.value, str | tuple):
         return
     try:
