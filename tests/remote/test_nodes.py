@@ -275,10 +275,10 @@ def test_a_node_that_fails_at_once_says_why_and_is_asked_ever_more_seldom() -> N
     assert [later - when for when, later in itertools.pairwise(heard)] == [
         pytest.approx(pause, abs=2) for pause in (5, 10, 20)
     ]
-    assert nodes.refusals == {"x": "no key that it trusts has signed these files."}
-    assert said(nodes, "refused") == ["Node 'x' takes no part: no key that it trusts has signed these files."]
+    assert nodes.reasons == {"x": "no key that it trusts has signed these files."}
+    assert said(nodes, "refused") == ["Node 'x' does not answer: no key that it trusts has signed these files."]
     assert said(nodes, "left") == []
     transport.fails = False
     passed(nodes, 90.0)
     assert nodes.place == {"a": "x"}
-    assert nodes.refusals == {}
+    assert nodes.reasons == {}

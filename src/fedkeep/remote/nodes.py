@@ -21,13 +21,14 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Transport
 
 MOST_DOUBLINGS = 6
-SOON = 5.0  # seconds until a node that failed is asked again: it may be about to start
 """How often the time doubles until a node that goes on refusing is asked again."""
+SOON = 5.0
+"""Seconds until a node that failed is asked again: it may be about to start."""
 
 
 @dataclass
 class _Node:
-    state: Literal["asked", "here", "encoding", "fits", "refused"]
+    state: Literal["asked", "here", "encoding", "fits", "refused", "failed"]
     ticket: str = ""
     since: float = 0.0
     here: Here | None = None
@@ -53,6 +54,7 @@ class Nodes:
         counts: by client, its numbers of examples by partition.
         twice: clients that two nodes have, and what is wrong with that.
         refusals: by node, why it takes no part.
+        failures: by node that has never answered, what came in place of an answer.
     """
 
     def __init__(self, transport: Transport, hello: Hello, events: Events, *, patience: float = 60.0) -> None:
@@ -61,6 +63,7 @@ class Nodes:
         self.counts: dict[str, Mapping[str, int]] = {}
         self.twice: dict[str, str] = {}
         self.refusals: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self._nodes: dict[str, _Node] = {}
         self._encode: Encode | None = None
 
@@ -68,6 +71,11 @@ class Nodes:
     def here(self) -> dict[str, Here]:
         """What each node that is there said of itself."""
         return {name: node.here for name, node in self._nodes.items() if node.here is not None}
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why nodes take no part, refusals and failures."""
+        return {**self.failures, **self.refusals}
 
     def refusal(self, client: str) -> str | None:
         """Return why a client's node takes no part; None where the client has a place, or nobody has told of it."""
@@ -79,8 +87,11 @@ class Nodes:
 
     @property
     def waiting(self) -> bool:
-        """Whether a node has still to answer."""
-        return any(node.ticket for node in self._nodes.values())
+        """Whether a node has still to answer, or is asked again soon as it failed."""
+        return any(
+            node.ticket or (node.state == "failed" and node.pause < self.patience)
+            for node in self._nodes.values()
+        )
 
     def encode(self, message: Encode) -> None:
         """Tell every node from now on how data become numbers; of versions it hears those of its own clients."""
@@ -107,7 +118,7 @@ class Nodes:
             passed = self.transport.now() - node.since
             if node.ticket and passed > self.patience:
                 self.forget(name, f"it did not answer for {self.patience:g} s")
-            elif node.state == "refused" and passed > node.pause:
+            elif node.state in ("refused", "failed") and passed > node.pause:
                 self._send(name, "asked", self.hello)
 
     def ask_anew(self, name: str) -> None:
@@ -123,6 +134,7 @@ class Nodes:
             return
         self.events.note("left", f"Node {name!r}: {why}.", node=name)
         self.refusals.pop(name, None)
+        self.failures.pop(name, None)
         self._unplace(name)
         for client, other in node.claims.items():
             self._put(client, other)
@@ -144,12 +156,13 @@ class Nodes:
     def _hear(self, name: str, packet: Packet | None, reason: str) -> None:
         node = self._nodes[name]
         node.ticket = ""
-        if packet is None and node.here is None:  # it cannot even answer
-            self._refused(name, reason, SOON)
+        if packet is None and node.here is None:
+            self._failed(name, reason)
             return
         if packet is None:
             self.forget(name, reason)
             return
+        self.failures.pop(name, None)
         try:
             run, refused = packet.header.get("run"), packet.header.get("kind") == "refused"
             if run != self.hello.run and not (
@@ -157,22 +170,34 @@ class Nodes:
             ):  # one that could not read what came names none
                 raise UploadError("it answers for another run.")
             if refused:
-                self._refused(name, header_of(packet, Refused).reason, self.patience)
+                self._refused(name, header_of(packet, Refused).reason)
             elif node.state == "asked":
                 self._is_here(name, node, header_of(packet, Here))
             else:
                 self._fits(name, node, header_of(packet, Fits))
         except UploadError as error:
-            self._refused(name, str(error), self.patience)
+            self._refused(name, str(error))
 
-    def _refused(self, name: str, reason: str, pause: float) -> None:
-        node, known = self._nodes[name], self.refusals.get(name)
-        node.state, node.since = "refused", self.transport.now()
-        node.pause = min(max(pause, 2 * node.pause), self.patience * 2**MOST_DOUBLINGS)
+    def _refused(self, name: str, reason: str) -> None:
+        known = self.refusals.get(name)
+        self._pauses(name, "refused", self.patience)
         self.refusals[name] = reason
         self._unplace(name)
         if reason != known:
             self.events.note("refused", f"Node {name!r} takes no part: {reason}", node=name)
+
+    def _failed(self, name: str, reason: str) -> None:
+        """A node that is not known yet cannot even answer, or its answer was damaged."""
+        known = self.failures.get(name)
+        self._pauses(name, "failed", SOON)
+        self.failures[name] = reason
+        if reason != known:
+            self.events.note("refused", f"Node {name!r} does not answer: {reason}", node=name)
+
+    def _pauses(self, name: str, state: Literal["refused", "failed"], pause: float) -> None:
+        node = self._nodes[name]
+        node.state, node.since = state, self.transport.now()
+        node.pause = min(max(pause, 2 * node.pause), self.patience * 2**MOST_DOUBLINGS)
 
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
         _check_ids(here.clients)

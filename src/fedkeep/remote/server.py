@@ -270,7 +270,7 @@ class _Serving:
         if self.nodes.twice:
             raise ConfigError(next(iter(self.nodes.twice.values())))
         if count() < max(1, wanted):
-            refusals = "".join(f"\n  Node {n!r}: {why}" for n, why in self.nodes.refusals.items())
+            refusals = "".join(f"\n  Node {n!r}: {why}" for n, why in self.nodes.reasons.items())
             raise ConfigError(
                 f"Wanted {wanted} clients that {what}, got {count()} in {self.patience:g} s. Start more devices, or "
                 f"ask for fewer clients.{refusals}"
