@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import BusyError, ConfigError, MethodError
 from fedkeep.remote import Packet, RoundPolicy
+from fedkeep.remote.device_folder import locked
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.memory import Died, Weather
+from fedkeep.remote.node import refusal
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation
@@ -117,6 +120,36 @@ def test_a_client_whose_node_dies_is_asked_again_where_it_turns_up(
     assert len(devices.transport.deaths) == 1
     if kind == "work":
         assert any("is on node" in text for text in events(tmp_path, "moved"))
+    assert_undisturbed(devices, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["encoding", "work"])
+def test_a_node_that_is_busy_with_an_earlier_message_is_waited_for(kind: str, tmp_path: Path) -> None:
+    """Flower serves a message that is said again beside the first, which has the run's file."""
+    devices = Devices(CASE, tmp_path, 2)
+    inner, left = devices.start, [4]
+
+    def start(number: int) -> Any:
+        node = inner(number)
+        serve = node.serve
+
+        def busy(packet: Packet) -> Packet:
+            if number or packet.header["kind"] != kind or not left[0]:
+                return serve(packet)
+            left[0] -= 1
+            with FileLock(str(tmp_path / "state.lock")), pytest.raises(BusyError) as error:
+                locked(tmp_path / "state.db", 0.0)
+            return refusal(error.value, packet, lambda text: None)
+
+        node.serve = busy  # type: ignore[method-assign]
+        return node
+
+    devices.start = start  # type: ignore[method-assign]
+    for number in range(devices.count):
+        devices.restart(f"node-{number}")
+    served(devices, tmp_path)
+    assert left == [0]
+    assert events(tmp_path, "lost") == []
     assert_undisturbed(devices, tmp_path)
 
 

@@ -54,6 +54,10 @@ class StoreError(FedkeepError):
     """Private state cannot be read or written."""
 
 
+class BusyError(StoreError):
+    """Another process is at work on private state; it will be free again."""
+
+
 class UploadError(FedkeepError):
     """An upload was refused: its names, shapes or values are wrong."""
 

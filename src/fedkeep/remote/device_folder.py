@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedkeep.core.errors import StoreError
+from fedkeep.core.errors import BusyError, StoreError
 from fedkeep.core.files import leftovers, overwrite, wipe, wipe_leftovers
 from fedkeep.store.database import logs_of
 
@@ -128,13 +128,14 @@ def locked(path: Path, patience: float) -> FileLock:
     """Return a run's lock, held.
 
     Raises:
-        StoreError: another process has it, or it can't be taken.
+        BusyError: another process has it.
+        StoreError: it can't be taken.
     """
     lock = FileLock(path.with_suffix(".lock"), mode=0o600)
     try:
         lock.acquire(timeout=patience, poll_interval=0.02)
     except Timeout as error:
-        raise StoreError(
+        raise BusyError(
             f"The private state of the run {path.stem!r} is in use by another process. Wait for it."
         ) from error
     except OSError as error:

@@ -22,6 +22,8 @@ from fedkeep.split import Split
 RANK: Sequence[Leaves] = ("sums", "clients", "examples")
 MOST_REFUSALS = 2
 """Refusals of a client's order until the client sits out: after the first its node is told of the run anew."""
+BUSY = 10
+"""A busy node is asked again after this part of the time that an answer may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ class Exchange:
     _sent: dict[str, _Sent] = field(default_factory=dict)
     _refusals: dict[str, int] = field(default_factory=dict)
     _repeats: dict[str, int] = field(default_factory=dict)
+    _busy: dict[str, float] = field(default_factory=dict)
     _taken: int = 0
     _told: bool = False
 
@@ -146,7 +149,7 @@ class Exchange:
                 fault = LostError(f"Client {client!r}: its node takes no part: {reason}")
                 self._settle(client, Answer(client=client, fault=fault))
         self._send(self.open)
-        if not self._sent and self.open and not self._told:
+        if not self._sent and not self._busy and self.open and not self._told:
             self._told = True
             some = ", ".join(sorted(self.open)[:3])
             self.events.note(
@@ -156,15 +159,16 @@ class Exchange:
 
     def _send(self, orders: Mapping[str, ClientOrder]) -> None:
         by_node: dict[str, dict[str, ClientOrder]] = {}
+        now = self.nodes.transport.now()
         awaited = {
             (s.node, client) for s in self._sent.values() if s.patience < math.inf for client in s.orders
         }
         for client, order in orders.items():
             node = self.nodes.place.get(client)
-            if node is not None and (node, client) not in awaited:
+            if node is not None and (node, client) not in awaited and self._busy.get(node, 0.0) <= now:
                 by_node.setdefault(node, {})[client] = order
         messages = [(node, self._packet(some)) for node, some in by_node.items()]
-        now, tickets = self.nodes.transport.now(), self.nodes.transport.send(messages) if messages else []
+        tickets = self.nodes.transport.send(messages) if messages else []
         for ticket, (node, some) in zip(tickets, by_node.items(), strict=True):
             self._sent[ticket] = _Sent(node, some, now, self.rules.again * 2 ** self._repeats.get(node, 0))
 
@@ -186,7 +190,8 @@ class Exchange:
             return
         try:
             if packet.header.get("kind") == "refused":
-                self._refused(sent.node, orders, header_of(packet, Refused).reason)
+                said = header_of(packet, Refused)
+                (self._is_busy if said.busy else self._refused)(sent.node, orders, said.reason)
                 return
             answers = read_answers(packet, self.rules.split)
             self._check(sent, answers)
@@ -200,6 +205,11 @@ class Exchange:
                 self._settle(answer.client, answer)
         if len(orders) == len(sent.orders):  # else some were judged before, and are in this sum again
             self.judged += answers.judged
+
+    def _is_busy(self, node: str, orders: Mapping[str, ClientOrder], reason: str) -> None:
+        """Ask a node again later: it serves an earlier message, whose answer is taken if it was this server's."""
+        self.events.note("again", f"Node {node!r} is busy with an earlier message: {reason}", node=node)
+        self._busy[node] = self.nodes.transport.now() + self.rules.again / BUSY
 
     def _refused(self, node: str, orders: Mapping[str, ClientOrder], reason: str) -> None:
         self.events.note("refused", f"Node {node!r} refused its orders: {reason}", node=node)

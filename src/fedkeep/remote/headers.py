@@ -92,11 +92,15 @@ class Fits(Header):
 
 
 class Refused(Header):
-    """A node's answer to a message that it does not serve; nothing has changed there."""
+    """A node's answer to a message that it does not serve; nothing has changed there.
+
+    ``busy``: an earlier message is still being served there; this one, said again later, may be.
+    """
 
     kind: Literal["refused"] = "refused"
     run: str
     reason: str
+    busy: bool = False
 
 
 def told(header: Header) -> Packet:

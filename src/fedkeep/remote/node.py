@@ -26,6 +26,7 @@ from torch import nn
 
 from fedkeep.core.describe import describe
 from fedkeep.core.errors import (
+    BusyError,
     ConfigError,
     DataError,
     FedkeepError,
@@ -350,7 +351,8 @@ def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Pa
         reason = "Its configuration cannot be used. Its own log says more."
     else:
         reason = f"It has failed with {type(error).__name__}. Its own log says more."
-    return told(Refused(run=str(packet.header.get("run", ""))[:64], reason=reason))
+    run = str(packet.header.get("run", ""))[:64]
+    return told(Refused(run=run, reason=reason, busy=isinstance(error, BusyError)))
 
 
 def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:

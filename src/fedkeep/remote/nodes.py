@@ -54,7 +54,7 @@ class Nodes:
         counts: by client, its numbers of examples by partition.
         twice: clients that two nodes have, and what is wrong with that.
         refusals: by node, why it takes no part.
-        failures: by node that has never answered, what came in place of an answer.
+        failures: by node that cannot answer, or is busy, what came in place of an answer.
     """
 
     def __init__(self, transport: Transport, hello: Hello, events: Events, *, patience: float = 60.0) -> None:
@@ -162,7 +162,6 @@ class Nodes:
         if packet is None:
             self.forget(name, reason)
             return
-        self.failures.pop(name, None)
         try:
             run, refused = packet.header.get("run"), packet.header.get("kind") == "refused"
             if run != self.hello.run and not (
@@ -170,7 +169,8 @@ class Nodes:
             ):  # one that could not read what came names none
                 raise UploadError("it answers for another run.")
             if refused:
-                self._refused(name, header_of(packet, Refused).reason)
+                said = header_of(packet, Refused)
+                (self._failed if said.busy else self._refused)(name, said.reason)
             elif node.state == "asked":
                 self._is_here(name, node, header_of(packet, Here))
             else:
@@ -181,13 +181,14 @@ class Nodes:
     def _refused(self, name: str, reason: str) -> None:
         known = self.refusals.get(name)
         self._pauses(name, "refused", self.patience)
+        self.failures.pop(name, None)
         self.refusals[name] = reason
         self._unplace(name)
         if reason != known:
             self.events.note("refused", f"Node {name!r} takes no part: {reason}", node=name)
 
     def _failed(self, name: str, reason: str) -> None:
-        """A node that is not known yet cannot even answer, or its answer was damaged."""
+        """A node that is not known yet cannot answer, its answer was damaged, or it is still at something else."""
         known = self.failures.get(name)
         self._pauses(name, "failed", SOON)
         self.failures[name] = reason
@@ -224,6 +225,7 @@ class Nodes:
             raise UploadError("its numbers of examples make no sense.")
         node.state, node.fits, node.pause = "fits", fits.clients, 0.0
         self.refusals.pop(name, None)
+        self.failures.pop(name, None)
         for client in fits.clients:
             other = self.place.get(client, name)
             if other == name or other not in self._nodes:
