@@ -4,7 +4,9 @@ import socket
 
 import pytest
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.flower.keys import make_keys
+from fedkeep.flower.local import local_of
 from fedkeep.flower.served import federation_of
 from tests.cli.conftest import TOY
 
@@ -57,6 +59,18 @@ def test_another_experiment_in_the_folder_is_refused(fedkeep, tmp_path):
         fedkeep("deploy", "--local", "2", "--config", "toy.toml", "--out", "place"),
         "place holds another experiment",
     )
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2)])
+def test_a_folder_whose_clients_live_on_other_nodes_is_refused(before, now, tmp_path):
+    """They would have begun anew there, or been lost from the run."""
+    place = local_of(tmp_path / "place", TOY, None, before)
+    for _ in range(2):  # the same once more goes on
+        place.prepare()
+        for name in place.clients:
+            place.node(name, "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"place holds a deployment in which node-\d has \d other clients"):
+        local_of(tmp_path / "place", TOY, None, now).prepare()
 
 
 def test_a_table_of_rounds_that_is_wrong_is_refused(fedkeep, tmp_path):

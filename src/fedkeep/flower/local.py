@@ -16,7 +16,7 @@ from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.readers import offered_readers
 from fedkeep.experiments.sources import build_source, located
-from fedkeep.experiments.toml import to_toml
+from fedkeep.experiments.toml import from_toml, to_toml
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.link import PATIENCE, Link, free_port
 from fedkeep.flower.project import new_project
@@ -67,12 +67,19 @@ class Local:
         """Write keys and project; the keys of an earlier try are kept.
 
         Raises:
-            ConfigError: the folder holds another experiment.
+            ConfigError: the folder holds another experiment, or its clients live on other nodes.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = self.folder / "project" / "config.toml"
         if kept.exists() and kept.read_text(encoding="utf-8") != self.config_text:
             raise ConfigError(f"{self.folder} holds another experiment. Name another folder with --out.")
+        for path in sorted((self.folder / "nodes").glob("*/node.toml")):
+            clients, name = from_toml(path.read_text(encoding="utf-8"))["device"]["clients"], path.parent.name
+            if clients != list(self.clients.get(name, ())):
+                raise ConfigError(
+                    f"{self.folder} holds a deployment in which {name} has {len(clients)} other clients, whose states "
+                    f"are there. Deploy to as many nodes as then, or name another folder with --out."
+                )
         make_keys(self.folder / "keys", hosts=[], nodes=list(self.clients))
         shutil.rmtree(self.folder / "project", ignore_errors=True)
         new_project(self.folder / "project", self.config_text, "local", out=self.run)
