@@ -276,7 +276,9 @@ def test_a_node_that_fails_at_once_says_why_and_is_asked_ever_more_seldom() -> N
         pytest.approx(pause, abs=2) for pause in (5, 10, 20)
     ]
     assert nodes.reasons == {"x": "no key that it trusts has signed these files."}
-    assert said(nodes, "refused") == ["Node 'x' does not answer: no key that it trusts has signed these files."]
+    assert said(nodes, "refused") == [
+        "Node 'x' does not answer: no key that it trusts has signed these files."
+    ]
     assert said(nodes, "left") == []
     transport.fails = False
     passed(nodes, 90.0)

@@ -93,6 +93,7 @@ class Exchange:
     _refusals: dict[str, int] = field(default_factory=dict)
     _repeats: dict[str, int] = field(default_factory=dict)
     _busy: dict[str, float] = field(default_factory=dict)
+    _fails: dict[str, int] = field(default_factory=dict)
     _taken: int = 0
     _told: bool = False
 
@@ -187,7 +188,11 @@ class Exchange:
         if packet is None:
             self.events.note("again", f"Node {sent.node!r}: {reason}.", node=sent.node)
             self.nodes.forget(sent.node, reason)  # if it is there, it is asked again as soon as it says so
+            fails = self._fails[sent.node] = self._fails.get(sent.node, 0) + 1
+            if fails > 1:  # what fails at each order is not asked without end
+                self._busy[sent.node] = self.nodes.transport.now() + min(2.0**fails, self.rules.again)
             return
+        self._fails.pop(sent.node, None)
         try:
             if packet.header.get("kind") == "refused":
                 said = header_of(packet, Refused)
@@ -203,8 +208,12 @@ class Exchange:
             if answer.client in orders:
                 self.made[answer.client] = answers.made.get(answer.client, {})
                 self._settle(answer.client, answer)
-        if len(orders) == len(sent.orders):  # else some were judged before, and are in this sum again
+        if len(orders) == len(sent.orders):
             self.judged += answers.judged
+        elif answers.judged:  # some were judged before, and are in this sum again
+            left = ", ".join(sorted(orders))
+            said = f"Node {sent.node!r} judged {left} together with clients that another node has judged; left out."
+            self.events.note("lost", said, node=sent.node)
 
     def _is_busy(self, node: str, orders: Mapping[str, ClientOrder], reason: str) -> None:
         """Ask a node again later: it serves an earlier message, whose answer is taken if it was this server's."""

@@ -1,0 +1,105 @@
+"""Orders on their way: each client's judging is in one sum, or an event says that it is in none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedkeep.engines import Answer, Order
+from fedkeep.methods import Sent
+from fedkeep.remote import exchange as module
+from fedkeep.remote.events import Events
+from fedkeep.remote.exchange import Exchange, Rules
+from fedkeep.remote.packet import Packet
+from fedkeep.remote.transport import Reply
+from fedkeep.remote.wire import Answers, ClientOrder, Judging
+
+
+class Transport:
+    """Keeps what is sent, and gives what is put into its inbox."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, Packet]] = []
+        self.inbox: list[tuple[str, Packet]] = []
+
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, seconds: float) -> None:
+        self.time += seconds
+
+    def send(self, messages: Sequence[tuple[str, Packet]]) -> list[str]:
+        new = [(str(len(self.sent) + k), node, packet) for k, (node, packet) in enumerate(messages)]
+        self.sent += new
+        return [ticket for ticket, _, _ in new]
+
+    def receive(self, tickets: Collection[str]) -> list[Reply]:
+        found, self.inbox = self.inbox, []
+        return [Reply(ticket, packet) for ticket, packet in found]
+
+
+class Failing(Transport):
+    """Answers every message with an error, e.g. as the app on the device dies."""
+
+    def receive(self, tickets: Collection[str]) -> list[Reply]:
+        return [Reply(ticket, None, "Flower: it died") for ticket in tickets]
+
+
+def test_who_was_judged_on_a_new_node_is_not_in_the_old_ones_sum_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, place = Transport(), {"one": "A", "two": "A"}
+    nodes: Any = SimpleNamespace(
+        transport=transport, place=place, look=lambda: None, refusal=lambda client: None
+    )
+    judge = (Judging(split="test", models=("own",)),)
+    orders = {
+        client: ClientOrder(
+            order=Order(round=0, client=client, sent=Sent(params={}, state={})), train=False, judge=judge
+        )
+        for client in place
+    }
+    monkeypatch.setattr(Exchange, "_check", lambda *_: None)
+    monkeypatch.setattr(module, "read_answers", lambda packet, split: packet.header["answers"])
+    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=())  # type: ignore[arg-type]
+    events = Events(transport.now)
+    one = Exchange(rules, nodes, events, 0, 1, orders)
+    place["two"] = "B"
+    one.poll()
+    assert [node for _, node, _ in transport.sent] == ["A", "B"]
+
+    def answer(ticket: str, *clients: str) -> None:
+        answers = tuple(Answer(client=client) for client in clients)
+        judged: Any = (("test", clients),)
+        found = Answers(run="r", round=0, attempt=1, answers=answers, judged=judged)
+        transport.inbox.append((ticket, Packet({"kind": "answers", "answers": found})))
+
+    answer("1", "two")
+    one.poll()
+    answer("0", "one", "two")
+    one.finish()
+    found: Any = one.judged
+    assert found == [("test", ("two",))]
+    assert [event.text for event in events.said if event.kind == "lost"] == [
+        "Node 'A' judged one together with clients that another node has judged; left out."
+    ]
+
+
+def test_a_node_that_fails_at_each_order_is_asked_ever_more_seldom() -> None:
+    transport, forgot = Failing(), list[str]()
+    nodes: Any = SimpleNamespace(
+        transport=transport, place={"one": "A"}, look=lambda: None, refusal=lambda client: None,
+        forget=lambda name, why: forgot.append(why),
+    )  # fmt: skip
+    order = Order(round=0, client="one", sent=Sent(params={}, state={}))
+    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
+    one = Exchange(
+        rules, nodes, Events(transport.now), 0, 1, {"one": ClientOrder(order=order)}, deadline=300.0
+    )
+    one.finish()
+    assert transport.time == 300.0
+    assert 8 <= len(transport.sent) <= 12  # after 0, 0, 4, 8, 16, 32, 60, 60, ... seconds
+    assert set(forgot) == {"Flower: it died"}
