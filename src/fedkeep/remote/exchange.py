@@ -195,8 +195,8 @@ class Exchange:
         self._fails.pop(sent.node, None)
         try:
             if packet.header.get("kind") == "refused":
-                said = header_of(packet, Refused)
-                (self._is_busy if said.busy else self._refused)(sent.node, orders, said.reason)
+                refused = header_of(packet, Refused)
+                (self._is_busy if refused.busy else self._refused)(sent.node, orders, refused.reason)
                 return
             answers = read_answers(packet, self.rules.split)
             self._check(sent, answers)
