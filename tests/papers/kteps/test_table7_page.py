@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from statistics import mean
 
+import numpy as np
 import pytest
 
 from fedkeep_papers.kteps import published
@@ -39,3 +41,26 @@ def test_accuracy_falls_in_the_round_that_takes_the_last_direction(end: int, las
         "\n", " "
     )
     assert before > 80 > 60 > after
+
+
+def test_compression_costs_next_to_nothing_over_three_seeds() -> None:
+    page = (DOCS / "measured" / "kteps.md").read_text(encoding="utf-8").replace("\n", " ")
+    folder, found = DOCS.parent / "results" / "kteps", dict[str, list[list[float]]]()
+    for name in ("kteps-star", "kteps"):
+        for seed in range(3):
+            (file,) = folder.glob(f"fdu-{name}-full-{seed}-*.json")
+            numbers = json.loads(file.read_text(encoding="utf-8"))
+            own = [mean(curve) for curve in numbers["curves"]["0.01"]["own"].values()]
+            found.setdefault(name, []).append([100 * mean(numbers["shared"].values()), 100 * mean(own)])
+    star, whole = np.array(found["kteps-star"]).T, np.array(found["kteps"]).T
+    told = [f"{values.mean():.1f} ± {values.std(ddof=1):.1f} %" for values in star]
+    assert f"has Ag {told[0]} and Ap {told[1]}" in page
+    apart = [f"{d.mean():.2f} ± {d.std(ddof=1):.2f}".replace("-", "−") for d in star - whole]
+    assert f"paired by seed these are {apart[0]} and {apart[1]} points from KTEPS's" in page
+    lost = []
+    for number, metric in ((2, "accuracy_ag"), (3, "accuracy_ap")):
+        theirs = {
+            r["method"]: r["published"] for r in results(f"kteps-table{number}") if r["metric"] == metric
+        }
+        lost.append(f"{100 * (theirs['KTEPS'] - theirs['KTEPS⋆']):.1f}")
+    assert f"In the paper it loses {lost[0]} and {lost[1]}." in page
