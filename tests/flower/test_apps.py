@@ -263,8 +263,11 @@ def test_a_malformed_message_is_answered_by_a_reason():
     ("text", "said"),
     [
         ("[rounds]\ndeadlin = 3\n", "rounds.deadlin: unknown key. Did you mean 'deadline'?"),
-        ('[rounds]\ndeadline = "x"\n', "rounds: "),
-        ("[rounds]\nminimum = -1\n", "minimum must be at least 0; got -1"),
+        (
+            '[rounds]\ndeadline = "x"\n',
+            "rounds.deadline must be a positive number of seconds, or None; got 'x'",
+        ),
+        ("[rounds]\nminimum = -1\n", "rounds.minimum must be a whole number of at least 0; got -1"),
         ("[personalization]\nsteps = 3\n", "personalization: not across machines"),
         ("sampling = 'poisson'\n", "'poisson' across machines goes with a table .privacy. alone"),
     ],

@@ -5,11 +5,14 @@ import sys
 import time
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
 from fedkeep.core.errors import RunError
 from fedkeep.flower import guard
+from fedkeep.flower.keys import make_keys
 from fedkeep.flower.local import Local, federation
+from fedkeep.flower.project import new_project
 from fedkeep.flower.signed import SIGNATURE, sign_project
 
 EVIL = """
@@ -109,3 +112,52 @@ def asked(link, project, said):
         assert time.monotonic() < end, link.processes.last("node-1")
         time.sleep(5)
     return json.loads(said.read_text())
+
+
+def test_commands_do_not_put_the_folder_that_they_run_in_on_the_path(tmp_path):
+    """Python's -P; else a file of a package's name in that folder would be imported in its place."""
+    guard.install(tmp_path)
+    assert all(" -P " in path.read_text() for path in tmp_path.iterdir())
+
+
+# Flower's own loader, replaced as the command replaces it, is given a signed bundle and then an unsigned one.
+LOADS = """
+import os, runpy, sys
+from pathlib import Path
+import flwr.supernode.cli as cli
+from flwr.supernode.runtime import run_clientapp as runtime
+
+def serve():
+    signed, unsigned = (Path(path).read_bytes() for path in {bundles!r})
+    runtime.install_from_fab(signed, flwr_dir=None, skip_prompt=True)
+    try:
+        runtime.install_from_fab(unsigned, flwr_dir=None, skip_prompt=True)
+    except Exception as error:
+        print(type(error).__name__, str(error).split(" Sign")[0])
+    print(runtime.get_project_dir("a", "b", "c", None) == Path(os.devnull))
+    from fedkeep.flower.client_app import app
+    print(runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)("f", "v", "h") is app)
+
+cli.flwr_clientapp = serve
+sys.argv = ["guard.py", "flwr-clientapp", "--token", "x"]
+runpy.run_path({guard!r}, run_name="__main__")
+"""
+
+
+def test_an_unsigned_bundle_is_refused_and_of_a_signed_one_nothing_is_loaded(tmp_path):
+    make_keys(tmp_path / "keys", hosts=["localhost"], nodes=[])
+    new_project(tmp_path / "project", "seed = 3\n")
+    sign_project(tmp_path / "project", tmp_path / "keys" / "signer.key")
+    signed, unsigned = tmp_path / "signed", tmp_path / "unsigned"
+    signed.write_bytes(build_fab_from_disk(tmp_path / "project"))
+    (tmp_path / "project" / SIGNATURE).unlink()
+    unsigned.write_bytes(build_fab_from_disk(tmp_path / "project"))
+    code = LOADS.format(bundles=[str(signed), str(unsigned)], guard=guard.__file__)
+    environment = {
+        **os.environ, guard.TRUSTED: str(tmp_path / "keys" / "signer.pub"), "PYTHONPATH": os.pathsep.join(sys.path)
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )  # fmt: skip
+    refused = "RunError This device refuses a project that nobody has signed."
+    assert done.stdout.splitlines() == [refused, "True", "True"], done.stderr

@@ -9,7 +9,7 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.sealed import FORMAT, sealed_bytes
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.project import new_project
-from fedkeep.flower.signed import SIGNATURE, check_signed, sign_project
+from fedkeep.flower.signed import LARGEST, SIGNATURE, check_signed, sign_project
 
 
 @pytest.fixture
@@ -127,3 +127,32 @@ def test_a_key_that_is_none_is_named(signed):
         check_signed(bundle(signed), [signed / "keys" / "a.pub"])
     with pytest.raises(ConfigError, match="ca.pem is no public key"):
         check_signed(bundle(signed), [signed / "keys" / "ca.pem"])
+
+
+def test_a_bundle_that_would_unpack_to_more_than_fits_is_refused_unread(signed, monkeypatch):
+    packed = BytesIO(bundle(signed))
+    with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED) as files:
+        files.writestr("big.txt", b"\0" * (LARGEST + 1))
+    read, real = [], zipfile.ZipFile.read
+    monkeypatch.setattr(
+        zipfile.ZipFile, "read", lambda self, name, *more: read.append(name) or real(self, name, *more)
+    )
+    with pytest.raises(RunError, match="its files take more than"):
+        check_signed(packed.getvalue(), [signed / "keys" / "signer.pub"])
+    assert len(packed.getvalue()) < 1 << 20
+    assert "big.txt" not in read
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_bundle_with_a_file_twice_is_refused(signed):
+    twice = BytesIO(bundle(signed))
+    with zipfile.ZipFile(twice, "a") as files:
+        files.writestr("config.toml", files.read("config.toml"))
+    with pytest.raises(RunError, match="it holds a file twice"):
+        check_signed(twice.getvalue(), [signed / "keys" / "signer.pub"])
+
+
+@pytest.mark.parametrize("name", [".env", ".more/config.toml"])
+def test_a_hidden_file_that_was_added_is_noticed(name, signed):
+    with pytest.raises(RunError, match="no key that it trusts has signed these files"):
+        check_signed(changed(bundle(signed), **{name: "x"}), [signed / "keys" / "signer.pub"])

@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -77,12 +78,26 @@ def test_the_command_names_paths_as_a_whole_and_trusted_keys_go_by_the_environme
     words = made.command()
     assert words[words.index("--superlink") + 1] == "link.example.org:8443"
     assert words[words.index("--auth-supernode-private-key") + 1] == str(tmp_path / "keys" / "a.key")
+    assert words[words.index("--root-certificates") + 1] == str(tmp_path / "keys" / "ca.pem")
+    assert words[words.index("--port") + 1] == str(made.link.port)
     assert words[words.index("--node-config") + 1] == f"fedkeep-node='{tmp_path / 'node.toml'}'"
     assert "--insecure" not in words
     environment = made.environment()
     assert environment[guard.TRUSTED] == str(tmp_path / "keys" / "signer.pub")
     assert environment["PATH"].split(os.pathsep)[0] == str(tmp_path / "flower" / "bin")
     assert (tmp_path / "flower" / "bin" / "flwr-clientapp").exists()
+
+
+def test_every_trusted_key_is_named(node, tmp_path):
+    made = node(change=('["keys/signer.pub"]', '["keys/signer.pub", "other.pub"]'))
+    trusted = [str(tmp_path / "keys" / "signer.pub"), str(tmp_path / "other.pub")]
+    assert made.environment()[guard.TRUSTED].split(os.pathsep) == trusted
+
+
+def test_a_path_that_flower_would_cut_is_refused(node, tmp_path):
+    made = replace(node(), config=tmp_path / "anna's.toml")
+    with pytest.raises(ConfigError, match="holds no quotation mark.*anna's.toml"):
+        made.environment()
 
 
 def test_a_link_of_another_authority_is_refused(node, link, tmp_path):

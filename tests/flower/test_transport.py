@@ -89,3 +89,57 @@ def test_time_never_goes_back_and_waiting_is_short(monkeypatch):
     carrier.wait(-1)
     assert slept == [0.2, 0.0]
     assert carrier.now() >= before
+
+
+BOTH = [(node, Packet({"kind": "work", "to": node})) for node in ("7", "8")]
+
+
+@pytest.mark.parametrize("taken", [[True, False], [False, True]])
+def test_where_the_link_takes_one_message_of_two_each_ticket_is_that_of_its_node(taken, monkeypatch):
+    carrier, grid = transport()
+    monkeypatch.setattr(
+        grid,
+        "push_messages",
+        lambda messages: [grid._push(m) if yes else None for m, yes in zip(messages, taken, strict=True)],
+    )
+    tickets = carrier.send(BOTH)
+    replies = {reply.ticket: reply for reply in carrier.receive(tickets)}
+    for ticket, yes, node in zip(tickets, taken, ("7", "8"), strict=True):
+        if yes:
+            assert replies[ticket].packet.header["node"] == node
+        else:
+            assert f"did not take the message to node {node}" in replies[ticket].reason
+
+
+def test_where_the_link_returns_fewer_tickets_than_messages_those_are_of_the_first(monkeypatch):
+    carrier, grid = transport()
+    monkeypatch.setattr(grid, "push_messages", lambda messages: [grid._push(messages[0])])
+    tickets = carrier.send(BOTH)
+    replies = {reply.ticket: reply for reply in carrier.receive(tickets)}
+    assert replies[tickets[0]].packet.header["node"] == "7"
+    assert "did not take the message to node 8" in replies[tickets[1]].reason
+
+
+def test_a_ticket_of_our_own_is_not_asked_of_the_link(monkeypatch):
+    carrier, grid = transport()
+    asked, pull = [], grid.pull_messages
+    monkeypatch.setattr(grid, "push_messages", lambda messages: [None, grid._push(messages[1])])
+    monkeypatch.setattr(grid, "pull_messages", lambda tickets: asked.extend(tickets) or pull(tickets))
+    tickets = carrier.send(BOTH)
+    carrier.receive(tickets)
+    assert asked == tickets[1:]
+
+
+def test_a_message_lives_as_long_as_is_wanted(monkeypatch):
+    carrier, grid = transport(lifetime=77.0)
+    pushed = []
+    monkeypatch.setattr(grid, "push_messages", lambda messages: pushed.extend(messages) or [])
+    carrier.send(BOTH)
+    assert [message.metadata.ttl for message in pushed] == [77.0, 77.0]
+
+
+def test_deadlines_do_not_follow_the_time_of_day(monkeypatch):
+    carrier, _ = transport()
+    before = carrier.now()
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert before <= carrier.now() < before + 5

@@ -156,3 +156,17 @@ def test_a_value_that_changed_on_its_way_is_noticed(part):
     made["packet"][part].data = bytes(damaged)
     with pytest.raises(UploadError, match="its checksum is not that of its content"):
         from_records(made)
+
+
+def test_tensors_of_one_name_that_differ_between_packets_stay_apart():
+    """A server that sends each client its own model (pFedHN, FedAMP) fills the same names with different values."""
+    common = torch.ones(3)
+    packets = [
+        Packet({"to": k}, {"group/0/params/w": torch.full((2,), float(k)), "group/0/params/common": common})
+        for k in range(3)
+    ]
+    packets.append(Packet({"to": 3}, dict(packets[1].tensors)))
+    for sent, records in zip(packets, to_records(packets), strict=True):
+        got = from_records(records)
+        assert list(got.tensors) == list(sent.tensors)
+        assert all(torch.equal(got.tensors[name], value) for name, value in sent.tensors.items())

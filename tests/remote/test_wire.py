@@ -240,3 +240,16 @@ class TestJudged:
         packet.tensors["judged/0/difference"][1, :, 0] = -value
         ((_, got),) = read_answers(packet, SPLIT).judged
         assert repr(got.metrics("own")["loss"]) == repr(value)
+
+
+def test_the_order_of_an_uploads_tensors_tells_nothing_of_what_made_them() -> None:
+    packets = []
+    for names in ("bac", "cba"):
+        values = {name: torch.ones(2) for name in names}
+        made = dataclasses.replace(upload(), deltas=values, rows=dict(values))
+        answer = Answer(client="a", upload=made, loss=0.5)
+        packets.append(answers_packet(Answers(run="r", round=0, attempt=1, answers=(answer,))))
+    assert packets[0].to_bytes() == packets[1].to_bytes()
+    assert [name for name in packets[0].tensors if "deltas" in name] == [
+        f"answer/0/deltas/{n}" for n in "abc"
+    ]

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedkeep.core.errors import RunError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.toml import to_toml
 from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.processes import Processes, check_port, program
@@ -87,9 +87,13 @@ class Link:
         """Start a run of a project; return Flower's number of it.
 
         Raises:
+            ConfigError: a setting holds a quotation mark.
             RunError: the link refuses.
         """
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        for key, value in settings.items():
+            if '"' in str(value):
+                raise ConfigError(f"{key} holds no quotation mark, for Flower's sake; got {value}.")
+        words = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
         done = self._flwr("run", str(project), "local", *(["--run-config", words] if words else []))
         found = re.search(r"Successfully started run (\d+)", done.stdout)
         if done.returncode or found is None:

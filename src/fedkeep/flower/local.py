@@ -210,10 +210,14 @@ def judged(run: Path) -> list[str]:
     lines = (run / "judged.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
     return [
-        f"Round {one['round']}, {one['split']}: {one['metric']} {one['value']:.4g} ({one['n']} examples)."
+        f"Round {one['round']}, {one['split']}: {one['metric']} {_number(one['value'])} ({one['n']} examples)."
         for one in found
         if one["client"] is None
     ]
+
+
+def _number(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.4g}"
 
 
 def local_of(folder: Path, text: str, data_folder: Path | None, nodes: int, port: int = 0) -> Local:

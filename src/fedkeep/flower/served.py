@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.experiments.config import Config, parse_config, parse_overrides, parse_toml, read_text
 from fedkeep.experiments.sources import build_rules
@@ -48,8 +48,13 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         policy = RoundPolicy(
             **{"minimum": max(1, run.min_clients), **{k: v for k, v in rounds.items() if k in POLICY}}
         )
-    except TypeError as error:
-        raise ConfigError(f"{where}: rounds: {error}.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: rounds.{error}") from error
+    clients = rounds.get("clients", 1)
+    if type(clients) is not int or clients < 1:
+        raise ConfigError(
+            f"{where}: rounds.clients must be a whole number of at least 1; got {shown(clients)}."
+        )
     here = {
         "rounds": 0,
         **({} if run.accelerate else {"accelerate": False}),
@@ -58,7 +63,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
     sent = to_toml(told)
     return Federation(
         name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
-        summarise=asdict(build_rules(config)), clients=int(rounds.get("clients", 1)), rounds=run.rounds,
+        summarise=asdict(build_rules(config)), clients=clients, rounds=run.rounds,
         epochs=run.epochs, cohort=run.cohort, seed=config.seed, sampling=run.sampling,
         evaluate_every=run.evaluate_every, evaluate_shared=run.evaluate_shared, on_nonfinite=run.on_nonfinite,
         privacy=None if config.privacy is None else config.privacy.build(), policy=policy,

@@ -24,8 +24,8 @@ from fedkeep.remote.server import serve_run
 
 app = ServerApp()
 POLL = 2.0
-"""Seconds between two looks for nodes. A node that has not answered a hello after 60 of them is asked again; as each
-message starts a process there, a busy device needs a minute."""
+"""A node that has not answered a hello after 60 times so many seconds is asked again; as each message starts a process
+there, a busy device needs a minute. Looks for nodes are nearer: ``GridTransport`` waits 0.2 seconds at most."""
 
 
 EVERY = 10.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +36,16 @@ class RoundPolicy:
     oldest: int | None = None
 
     def __post_init__(self) -> None:
-        def check(name: str, wanted: str, fine: bool) -> None:
-            if not fine:
-                raise ConfigError(f"{name} must be {wanted}; got {getattr(self, name)!r}.")
+        def check(name: str, wanted: str, kind: Any, fits: Callable[[Any], bool]) -> None:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
+                raise ConfigError(f"{name} must be {wanted}; got {shown(value)}.")
 
-        check("deadline", "a positive number of seconds, or None", self.deadline is None or self.deadline > 0)
-        check("minimum", "at least 0", self.minimum >= 0)
-        check("over_selection", "at least 1", 1 <= self.over_selection < math.inf)
-        check("mode", "'synchronous' or 'buffered'", self.mode in ("synchronous", "buffered"))
-        check("buffer", "at least 1", self.buffer >= 1)
-        check("staleness", "at least 0", 0 <= self.staleness < math.inf)
-        check("oldest", "at least 0, or None", self.oldest is None or self.oldest >= 0)
+        whole, modes = "a whole number of at least", ("synchronous", "buffered")
+        check("deadline", "a positive number of seconds, or None", Real | None, lambda v: v is None or v > 0)
+        check("minimum", f"{whole} 0", Integral, lambda v: v >= 0)
+        check("over_selection", "a number of at least 1", Real, lambda v: 1 <= v < math.inf)
+        check("mode", "'synchronous' or 'buffered'", str, lambda v: v in modes)
+        check("buffer", f"{whole} 1", Integral, lambda v: v >= 1)
+        check("staleness", "a number of at least 0", Real, lambda v: 0 <= v < math.inf)
+        check("oldest", f"{whole} 0, or None", Integral | None, lambda v: v is None or v >= 0)

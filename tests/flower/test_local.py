@@ -1,0 +1,75 @@
+"""Without a link: what deploy does when the server app dies in silence or is stopped, and what it tells of judging."""
+
+import json
+
+import pytest
+
+from fedkeep.core.errors import RunError
+from fedkeep.flower import local
+from fedkeep.flower.local import Local, local_of, train
+from tests.flower.test_apps import CONFIG
+
+
+class Processes:
+    logs = "logs"
+
+    def check(self):
+        pass
+
+
+class Link:
+    processes = Processes()
+
+    def __init__(self, states):
+        self.states, self.stopped = iter(states), []
+
+    def submit(self, project, settings):
+        return "17"
+
+    def state_of(self, run):
+        found = next(self.states)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def stop_run(self, run):
+        self.stopped.append(run)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "SILENT", 0.0)
+    monkeypatch.setattr(local, "LOOK", 0.01)
+    return Local(folder=tmp_path, config_text=CONFIG, data={}, clients={"node-1": ["a"]})
+
+
+def test_a_server_app_that_ended_without_a_word_is_told_and_its_run_stopped(place):
+    link = Link(["running", "finished:failed"])
+    with pytest.raises(RunError, match=r"ended without a word \(finished:failed\)"):
+        train(place, link)
+    assert link.stopped == ["17"]
+
+
+def test_who_stops_it_stops_the_run_too(place):
+    link = Link([KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        train(place, link)
+    assert link.stopped == ["17"]
+
+
+def test_nodes_divide_data_by_the_seed_of_the_experiment(tmp_path):
+    """A division that follows from the seed must be the same on each node."""
+    place = local_of(tmp_path, CONFIG.replace("seed = 3", "seed = 19"), None, 2)
+    place.prepare()
+    assert place.seed == 19
+    assert "seed = 19" in place.node("node-1", "127.0.0.1:1").config.read_text()
+
+
+def test_what_judging_found_is_told_also_where_it_is_no_number(tmp_path):
+    about = {"round": 1, "split": "test", "client": None, "metric": "auc", "n": 6}
+    found = [{**about, "value": None}, {**about, "value": 0.75}, {**about, "value": 0.5, "client": "a"}]
+    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
+    assert local.judged(tmp_path) == [
+        "Round 1, test: auc not defined (6 examples).",
+        "Round 1, test: auc 0.75 (6 examples).",
+    ]

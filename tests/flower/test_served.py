@@ -1,0 +1,118 @@
+"""Every field of a server's configuration arrives in what is served, and devices are told only what they need."""
+
+import json
+
+import pytest
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.data.preparation import Encoding, Rules
+from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.sources import build_source
+from fedkeep.flower.served import encode, federation_of
+
+PRIVACY = """
+[privacy]
+noise = 1.5
+clip = 0.25
+delta = 1e-4
+"""
+TEXT = f"""
+name = "all"
+seed = 11
+
+[model]
+kind = "document"
+user_dim = 4
+embedding_dim = 4
+hidden = 8
+mlp = 8
+pool = "max"
+
+[method]
+kind = "furl"
+private = "user"
+batch_size = 8
+
+[run]
+epochs = 2.5
+cohort = 7
+sampling = "poisson"
+evaluate_every = 4
+evaluate_shared = true
+on_nonfinite = "skip"
+min_clients = 3
+trackers = ["csv"]
+{PRIVACY}
+[preparation]
+clients_a_word = 5
+
+[rounds]
+clients = 6
+deadline = 12.5
+"""
+
+
+def test_each_field_of_a_configuration_is_served():
+    made = federation_of(TEXT)
+    wanted = {
+        "name": "all", "seed": 11, "rounds": None, "epochs": 2.5, "cohort": 7, "sampling": "poisson",
+        "evaluate_every": 4, "evaluate_shared": True, "on_nonfinite": "skip", "clients": 6, "trackers": ("csv",),
+    }  # fmt: skip
+    assert {name: getattr(made, name) for name in wanted} == wanted
+    assert (made.policy.minimum, made.policy.deadline) == (3, 12.5)
+    assert made.summarise["clients_a_word"] == 5
+
+
+def test_a_table_privacy_protects_the_run():
+    """Without it a run that asks for noise would go on without any, and nothing would be charged."""
+    made = federation_of(TEXT).privacy
+    assert made is not None
+    assert (made.noise, made.clip, made.delta) == (1.5, 0.25, 1e-4)
+    assert federation_of(TEXT.replace(PRIVACY, "").replace('sampling = "poisson"\n', "")).privacy is None
+
+
+def test_devices_are_told_seed_model_method_and_preparation_alone():
+    told = parse_config(federation_of(TEXT).text).model_dump(exclude_unset=True)
+    assert set(told) == {"data", "seed", "model", "method", "preparation", "run"}
+    assert (told["data"], told["run"]) == ({"reader": "devices"}, {"rounds": 0})
+    assert told["preparation"] == {"clients_a_word": 5}
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        *((f"clients = {value}", "a whole number of at least 1")
+          for value in ("'six'", "2.7", "true", "[1]", "nan", "inf", "-3", "0")),
+        *((f"buffer = {value}", "a whole number of at least 1") for value in ("2.5", "true", "0")),
+        *((f"minimum = {value}", "a whole number of at least 0") for value in ("2.5", "true", "-1")),
+        *((f"oldest = {value}", "a whole number of at least 0, or None") for value in ("0.5", "'x'")),
+        *((f"deadline = {value}", "a positive number of seconds, or None") for value in ("true", "nan", "'x'")),
+        *((f"staleness = {value}", "a number of at least 0") for value in ("'x'", "inf", "true")),
+        *((f"over_selection = {value}", "a number of at least 1") for value in ("[1]", "0.5", "true")),
+        ("mode = 1", "'synchronous' or 'buffered'"),
+    ],
+)  # fmt: skip
+def test_a_number_of_rounds_that_does_not_fit_is_refused_by_name(line, wanted):
+    key, value = line.split(" = ")
+    got = {"true": "True"}.get(value, value)
+    text = TEXT.replace("clients = 6\ndeadline = 12.5\n", "")
+    with pytest.raises(ConfigError) as error:
+        federation_of(text + line + "\n", "study.toml")
+    assert str(error.value) == f"study.toml: rounds.{key} must be {wanted}; got {got}."
+
+
+def test_the_encoding_is_made_of_what_every_device_told(tmp_path):
+    """Words and labels that the second device alone has get a number too."""
+    told = []
+    for word, label in (("pain", "x"), ("fever", "y")):
+        path = tmp_path / f"{word}.csv"
+        path.write_text("user,text,label\n" + f"{word}-user,{word} today,{label}\n" * 10)
+        text = (
+            f'[data]\nreader = "table"\npath = "{path}"\n[model]\nkind = "bag_of_words"\n'
+            '[method]\nkind = "furl"\nprivate = "user"\n[run]\nrounds = 1\n'
+        )
+        summary = build_source(parse_config(text).data, 0).summary(Rules(tokens="word"))
+        told.append(json.loads(summary.to_json()))
+    found = json.dumps(encode(told))
+    Encoding.from_json(found)
+    assert all(word in found for word in ("pain", "fever", '"x"', '"y"'))
