@@ -334,3 +334,22 @@ Array = NDArray[Any]
 def users(numbers: Iterable[int]) -> list[str]:
     """Return the ids of clients by number, as ``classes`` names them."""
     return [f"user-{number}" for number in numbers]
+
+
+class Parts(nn.Module):
+    """A classifier of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.classifier = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.tanh(self.encoder(x))
+        return found
+
+    def head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(features)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

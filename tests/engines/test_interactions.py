@@ -17,6 +17,7 @@ from fedkeep.data import Ragged
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import ClippedMean, Method
 from fedkeep.privacy import TopK
+from tests import tiny
 from tests.tiny import same_bits
 
 ENGINES = ("sequential", "vectorised")
@@ -153,22 +154,16 @@ def test_texts_and_a_scalar_parameter() -> None:
     agree(Scaled, methods.fedavg(local=LOCAL), columns(4, 6, text=text))
 
 
-class Parts(nn.Module):
+class Parts(tiny.Parts):
+    """With layer normalisation, and a scalar."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.norm, self.classifier = nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 3)
-        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.norm, self.scale = nn.LayerNorm(4), nn.Parameter(torch.tensor(1.0))
 
     def features(self, x: Tensor) -> Tensor:
         found: Tensor = torch.tanh(self.norm(self.encoder(x))) * self.scale
         return found
-
-    def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(features)
-        return logits
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
 
 
 class Called(Parts):

@@ -14,7 +14,7 @@ from fedkeep import FederatedData, Phase, Split, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.methods import Method, terms
 from tests.engines.test_interactions import agree
-from tests.tiny import same_bits
+from tests.tiny import Parts, same_bits
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1))
 COUNTS = (5, 9, 3, 7)  # clients take 2, 3, 1 and 2 steps an epoch
@@ -30,25 +30,6 @@ def data(**given: Any) -> FederatedData:
 
 def numbers(**given: Any) -> FederatedData:
     return data(x=np.random.default_rng(1).standard_normal((sum(COUNTS), 2)), **given)
-
-
-class Parts(nn.Module):
-    """A classifier of features."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.classifier = nn.Linear(2, 4), nn.Linear(4, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.tanh(self.encoder(x))
-        return found
-
-    def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(features)
-        return logits
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
 
 
 class Counting(Parts):

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,12 +227,16 @@ def test_an_order_beyond_the_limit_ends_the_server_app_with_one_line(tmp_path, m
 
 def test_in_a_simulation_each_node_has_its_share_of_the_experiments_clients(tmp_path, monkeypatch):
     made = project(tmp_path, monkeypatch)
-    shares = []
+    found = []
     for number in range(2):
         here = context(7 + number, **{"partition-id": number, "num-partitions": 2})
         here.run_config.update(made.run_config)
-        shares.append(nodes.node_of(here).clients)
-    assert shares == [["user-0", "user-2", "user-4"], ["user-1", "user-3", "user-5"]]
+        found.append(nodes.node_of(here))
+    assert len({Path(node.folder) for node in found}) == len({node.terms.owner for node in found}) == 2
+    assert [node.clients for node in found] == [
+        ["user-0", "user-2", "user-4"],
+        ["user-1", "user-3", "user-5"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.sources import build_source
 from fedkeep.flower.served import encode, federation_of
+from tests.flower.test_apps import CONFIG
 
+MODEL = CONFIG[CONFIG.index("[model]") : CONFIG.index("private_scale")]  # and the method
 PRIVACY = """
 [privacy]
 noise = 1.5
@@ -20,19 +22,7 @@ TEXT = f"""
 name = "all"
 seed = 11
 
-[model]
-kind = "document"
-user_dim = 4
-embedding_dim = 4
-hidden = 8
-mlp = 8
-pool = "max"
-
-[method]
-kind = "furl"
-private = "user"
-batch_size = 8
-
+{MODEL}
 [run]
 epochs = 2.5
 cohort = 7

@@ -1,11 +1,9 @@
 """What the server app hands on of its settings, and that two nodes of a simulation share nothing."""
 
-from pathlib import Path
-
 import pytest
 
 from fedkeep.flower import nodes, server_app
-from tests.flower.loopback import Loopback, context
+from tests.flower.loopback import Loopback
 from tests.flower.test_apps import CONFIG, project
 
 
@@ -40,13 +38,3 @@ def test_the_server_app_hands_on_all_that_its_settings_say(tmp_path, monkeypatch
     text = CONFIG + "[rounds]\nclients = 3\n"
     server_app.main(Loopback(None, []), project(tmp_path, monkeypatch, text, clients=0))
     assert found["federation"].clients == 3
-
-
-def test_nodes_of_a_simulation_have_folders_and_owners_of_their_own(tmp_path, monkeypatch):
-    made = project(tmp_path, monkeypatch)
-    found = []
-    for number in range(2):
-        here = context(7 + number, **{"partition-id": number, "num-partitions": 2})
-        here.run_config.update(made.run_config)
-        found.append(nodes.node_of(here))
-    assert len({Path(node.folder) for node in found}) == len({node.terms.owner for node in found}) == 2

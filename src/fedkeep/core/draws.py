@@ -9,13 +9,7 @@ import numpy as np
 
 
 def position() -> tuple[object, ...]:
-    """Return how far both have come."""
+    """Return how far both have come; normal numbers are drawn by twos, and one may be left."""
     there: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     _, own, left = random.getstate()
-    return (
-        int(there[2]),
-        int(there[3]),
-        own[-1],
-        own[0],
-        left,
-    )  # normal numbers are drawn by twos; one may be left
+    return int(there[2]), int(there[3]), own[-1], own[0], left

@@ -196,7 +196,10 @@ class Exchange:
         try:
             if packet.header.get("kind") == "refused":
                 refused = header_of(packet, Refused)
-                (self._is_busy if refused.busy else self._refused)(sent.node, orders, refused.reason)
+                if refused.busy:
+                    self._is_busy(sent.node, refused.reason)
+                else:
+                    self._refused(sent.node, orders, refused.reason)
                 return
             answers = read_answers(packet, self.rules.split)
             self._check(sent, answers)
@@ -215,7 +218,7 @@ class Exchange:
             said = f"Node {sent.node!r} judged {left} together with clients that another node has judged; left out."
             self.events.note("lost", said, node=sent.node)
 
-    def _is_busy(self, node: str, orders: Mapping[str, ClientOrder], reason: str) -> None:
+    def _is_busy(self, node: str, reason: str) -> None:
         """Ask a node again later: it serves an earlier message, whose answer is taken if it was this server's."""
         self.events.note("again", f"Node {node!r} is busy with an earlier message: {reason}", node=node)
         self._busy[node] = self.nodes.transport.now() + self.rules.again / BUSY
