@@ -97,7 +97,7 @@ def test_a_part_that_cannot_move_is_a_warning(fedkeep: Command) -> None:
 
 
 def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedkeep.cli.check as room
+    import fedkeep.experiments.build as room
 
     build = room.build_model
 
@@ -121,6 +121,11 @@ def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPa
         ("run.engine=gpu", "Unknown engine 'gpu'"),
         ("run.device=cuda:99", "The device 'cuda:99' cannot be used"),
         ("run.evaluate_shared=true", "cannot predict alone"),
+        ("run.trackers=['nobody']", "run.trackers wants package.module:Class"),
+        ("privacy.noise=1.0", "Noise without clipping protects nobody"),
+        ("privacy={ noise = 1.0, clip = 1.0 }", "poisson"),
+        ("privacy={ noise = 1.0, clip = { other = 1.0 } }", "other"),
+        ("method.secure.clip=1.0", "have no bound"),
     ],
 )
 def test_what_a_run_refuses_is_refused(fedkeep: Command, setting: str, message: str) -> None:

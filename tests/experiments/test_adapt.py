@@ -14,7 +14,7 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.data import opt_out
 from fedkeep.experiments.adapt import adapt_clients, kept, rooted
 from fedkeep.experiments.personalize import cold_start, first_examples, fit_private
-from fedkeep.experiments.simulate import train_counts
+from fedkeep.experiments.taking_part import train_counts
 from fedkeep.methods import Global, Sent
 from tests.tiny import Logits, bits, classes, everyone, same_bits, users
 

@@ -1,4 +1,4 @@
-"""``fedkeep check``: is a configuration's split sound?"""
+"""``fedkeep check``: would a configuration run, and is its split sound?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import typer
 
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
-from fedkeep.core.net import Net
 from fedkeep.data import FederatedData, Ragged, text_statistics
 from fedkeep.engines.moves import first_batches, first_values, losses, stays
-from fedkeep.experiments.build import build_data, build_method, build_model, data_folder
-from fedkeep.experiments.engine import check_engine, check_judging
-from fedkeep.experiments.environment import check_device
+from fedkeep.experiments.build import build_data, data_folder, rehearse_config
 from fedkeep.methods import Method
 from fedkeep.nn.accelerate import swaps_of
 from fedkeep.report.wording import size
@@ -24,27 +21,25 @@ SHOWN = 40
 
 def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
     """Print what is private, federated and frozen, probe FURL's three constraints on a few real users, and warn of
-    parameters that cannot move.
+    parameters that cannot move. Refuses what a run would refuse before its first round.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
     found = find_config(config, overrides)
     folder = data_folder(data)
     examples = build_data(found.config, folder)
-    method, run = build_method(found.config.method), found.config.run
-    check_device(run.device)
-    check_engine(run.engine, run.workers, run.device)
-    check_judging(method, run.evaluate_shared, run.evaluate_adapted)
-    module = method.made_for(build_model(found.config, examples, folder))
-    net = Net(module)
-    pooled = run.engine == "pooled"
+    simulation = rehearse_config(found.config, examples, folder)
+    method, net, module = simulation.method, simulation.net, simulation.module
+    pooled = found.config.run.engine == "pooled"
     batches = first_batches(examples, net, whose=pooled)
     start, terms = first_values(net, method, found.config.seed), losses(net, method, examples)
     reports = [
         check_split(module, method.split, batches, loss=loss, seed=found.config.seed, start=start, trains=())
         for loss in terms
     ]
-    show_split(found.config.name or found.label, method, reports[0], None if pooled else run.cohort)
+    show_split(
+        found.config.name or found.label, method, reports[0], None if pooled else simulation.sampler.cohort
+    )
     if line := str(swaps_of(module)):
         say(f"Layers {line}.")
     if isinstance(examples.columns.get("text"), Ragged) and len(examples) <= SHOWN:

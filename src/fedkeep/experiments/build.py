@@ -26,7 +26,7 @@ from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.plugins import Offered
 from fedkeep.experiments.protections import protected
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.simulate import simulate
+from fedkeep.experiments.simulate import Simulation, simulate
 from fedkeep.experiments.sources import (
     build_data,
     build_rules,
@@ -44,7 +44,7 @@ from fedkeep.privacy import GaussianNoise
 
 __all__ = [
     "MODELS", "build_data", "build_loss", "build_method", "build_model", "build_rules", "build_source", "data_folder",
-    "encoding_of", "offered_methods", "read_source", "run_config", "sizes_of", "start_from_vectors",
+    "encoding_of", "offered_methods", "read_source", "rehearse_config", "run_config", "sizes_of", "start_from_vectors",
 ]  # fmt: skip
 
 LOCAL: dict[str, Any] = {
@@ -290,21 +290,39 @@ def run_config(
         tell: called with a text that says which of the model's layers run on fedkeep's kernels, if any.
     """
     data = data if data is not None else build_data(config, folder)
-    protocol = None if config.personalization is None else Protocol(**config.personalization.model_dump())
-    if protocol is not None:  # said now, not after hours of training
-        check_task(data)
     if resume and out is not None and config.personalization is not None:
         _check_protocol(out, config.personalization.model_dump())
-    settings = config.run.model_dump() | ({} if workers is None else {"workers": workers})
+    settings = _settings(config, data, folder) | ({} if workers is None else {"workers": workers})
     settings |= {} if trackers is None else {"trackers": trackers}
-    model = build_model(config, data, folder)
-    if line := str(swaps_of(model)):
+    if line := str(swaps_of(settings["model"])):
         tell(f"Layers {line}.")
     run = simulate(
-        model, build_method(config.method), data, **settings, seed=config.seed, out=out,
-        privacy=None if config.privacy is None else config.privacy.build(), resume=resume, name=config.name,
-        config=config.model_dump(), config_text=text or config.to_toml(), progress=progress,
+        **settings, out=out, resume=resume, config=config.model_dump(), config_text=text or config.to_toml(),
+        progress=progress,
     )  # fmt: skip
-    if protocol is not None:
-        add_curve(run, protocol, progress)
+    if config.personalization is not None:
+        add_curve(run, Protocol(**config.personalization.model_dump()), progress)
     return run
+
+
+def rehearse_config(config: Config, data: FederatedData, folder: Path | None = None) -> Simulation:
+    """Return the simulation that a configuration asks for, with all that ``run_config`` checks before it trains.
+
+    Raises:
+        FedkeepError: what a run would refuse.
+    """
+    simulation = Simulation(**_settings(config, data, folder))
+    simulation.first()
+    return simulation
+
+
+def _settings(config: Config, data: FederatedData, folder: Path | None) -> dict[str, Any]:
+    """Return what a simulation is made of; what only comes after training is checked now, not after hours."""
+    if config.personalization is not None:
+        Protocol(**config.personalization.model_dump())
+        check_task(data)
+    return {
+        "model": build_model(config, data, folder), "method": build_method(config.method), "data": data,
+        "privacy": None if config.privacy is None else config.privacy.build(), "seed": config.seed,
+        "name": config.name, **config.run.model_dump(),
+    }  # fmt: skip

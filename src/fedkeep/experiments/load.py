@@ -17,7 +17,7 @@ from fedkeep.experiments.drive import restored
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
-from fedkeep.experiments.simulate import take_part
+from fedkeep.experiments.taking_part import take_part
 from fedkeep.methods import differentially_private
 from fedkeep.store import Default
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import operator
 import os
 import warnings
@@ -12,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +19,7 @@ from fedkeep.core.errors import ConfigError, RunError, check_whole
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import to
 from fedkeep.core.records import Record
-from fedkeep.data import FederatedData, hold_out
+from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.base import declared
@@ -39,6 +37,7 @@ from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.secure import check_cohorts
+from fedkeep.experiments.taking_part import count_rounds, take_part, train_counts
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, differentially_private
 from fedkeep.methods.kteps import note_on_plateau
@@ -125,41 +124,43 @@ def simulate(
     Raises:
         FedkeepError: with what was wanted, what was got and what to do.
     """
-    check_kind("model", model, nn.Module, "a torch.nn.Module")
-    check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
-    check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
-    optional = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
-    check_whole({"cohort": cohort, "seed": seed, "min_clients": min_clients})
-    check_whole({name: value for name, value in optional.items() if value is not None})
-    seed, cohort = operator.index(seed), operator.index(cohort)
-    rounds, evaluate_every = (None if n is None else operator.index(n) for n in (rounds, evaluate_every))
-    simulation = _Simulation(
-        model, method, data, rounds, epochs, cohort, seed, engine, workers, str(device), sampling, evaluate_every,
-        evaluate_shared, evaluate_adapted, hold_out, on_nonfinite, min_clients, private, privacy, name, config,
-        config_text, named_trackers(trackers), accelerate,
+    simulation = Simulation(
+        model, method, data, rounds=rounds, epochs=epochs, cohort=cohort, seed=seed, engine=engine, workers=workers,
+        device=device, sampling=sampling, evaluate_every=evaluate_every, evaluate_shared=evaluate_shared,
+        evaluate_adapted=evaluate_adapted, hold_out=hold_out, on_nonfinite=on_nonfinite, min_clients=min_clients,
+        private=private, privacy=privacy, name=name, config=config, config_text=config_text, trackers=trackers,
+        accelerate=accelerate,
     )  # fmt: skip
     with removed_if_it_fails(None if out is None else Path(out)) as folder:
         return simulation.run(folder, resume, progress)
 
 
-class _Simulation:
-    """The pieces of one simulation, put together and checked before anything is written."""
+class Simulation:
+    """The pieces of one simulation, put together and checked before anything is written; the rest is ``simulate``'s."""
 
     def __init__(
-        self, model: nn.Module, method: Method, data: FederatedData, rounds: int | None, epochs: float | None,
-        cohort: int, seed: int, engine: str, workers: int | None, device: str,
-        sampling: Sampling, evaluate_every: int | None, evaluate_shared: bool, evaluate_adapted: bool,
-        hold_out: float, on_nonfinite: Literal["stop", "skip"], min_clients: int, private: PrivateStore | None,
-        privacy: DifferentialPrivacy | None, name: str, config: Mapping[str, Any] | None,
-        config_text: str | None, trackers: Mapping[str, Tracker], accelerate: bool,
+        self, model: nn.Module, method: Method, data: FederatedData, *, rounds: int | None, epochs: float | None,
+        cohort: int, seed: int, engine: str, workers: int | None, device: str | torch.device, sampling: Sampling,
+        evaluate_every: int | None, evaluate_shared: bool, evaluate_adapted: bool, hold_out: float,
+        on_nonfinite: Literal["stop", "skip"], min_clients: int, privacy: DifferentialPrivacy | None, name: str,
+        trackers: Sequence[str | Tracker], accelerate: bool, private: PrivateStore | None = None,
+        config: Mapping[str, Any] | None = None, config_text: str | None = None,
     ) -> None:  # fmt: skip
+        check_kind("model", model, nn.Module, "a torch.nn.Module")
+        check_kind("method", method, Method, "a method, e.g. fedkeep.methods.fedavg()")
+        check_kind("data", data, FederatedData, "a data set, e.g. fedkeep.FederatedData.from_columns(...)")
+        optional = {"rounds": rounds, "workers": workers, "evaluate_every": evaluate_every}
+        check_whole({"cohort": cohort, "seed": seed, "min_clients": min_clients})
+        check_whole({name: value for name, value in optional.items() if value is not None})
+        seed, cohort, device = operator.index(seed), operator.index(cohort), str(device)
+        rounds, evaluate_every = (None if n is None else operator.index(n) for n in (rounds, evaluate_every))
+        self.trackers = named_trackers(trackers)
         module = method.made_for(model, accelerate)
         check_device(device)
         check_engine(engine, workers, device)
         self.module, self.method, self.data = module.to(device), method, data
         self.seed, self.device, self.name = seed, device, name or method.name
         self.config, self.config_text, self.given_store = config, config_text, private
-        self.trackers = trackers
         self.net = Net(self.module)
         self.initial = {n: v.detach() for n, v in tensors_of(self.module).items()}  # never changed
         self.default = Default(
@@ -201,10 +202,16 @@ class _Simulation:
             "model": model_identity(self.module, method, self.initial),
         }
 
-    def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
+    def first(self) -> Global:
+        """Return what the server has before the first round; patterns of ``privacy.clip`` that don't fit are errors."""
         server = first_global(self.method, self.net, self.data, self.device, self.sampler.count)
-        if self.terms is not None:  # patterns of clip that don't fit are said now
+        if self.terms is not None:
             self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
+        return server
+
+    def run(self, out: Path | None, resume: bool, progress: bool | None) -> Run:
+        """Train, or go on with what ``out`` holds."""
+        server = self.first()
         directory: RunDirectory | None = None
         store: PrivateStore = MemoryStore(self.default, self.data.ids)
         if self.given_store is not None:
@@ -359,39 +366,3 @@ class _Simulation:
             "best_global": meta.get("best_global"),
             "partition_counts": partition_counts(self.data),
         }
-
-
-def take_part(data: FederatedData, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of clients in federation and of those held out of it.
-
-    A client without training examples is never drawn, but judged with default private values (FURL, §4.2).
-    """
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"hold_out must be a fraction in [0, 1); got {fraction}.")
-    return hold_out(data, fraction, seed) if fraction else (np.arange(len(data)), np.zeros(0, np.int64))
-
-
-def train_counts(data: FederatedData, method: Method) -> np.ndarray:
-    """Return for each client how many examples a round would train on: where all phases want opted-in ones, those.
-
-    A client that opted out wholly is then never drawn (mixture of experts, authors' later code), but judged. Where all
-    clients did, all are drawn, and rounds change nothing.
-    """
-    opted = data.columns.get("opted_in")
-    if opted is None or any(phase.examples == "all" for phase in method.client.phases):
-        return data.counts("train")
-    rows = data.split_rows("train")
-    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows]]), minlength=len(data))
-    return inside if inside.any() else data.counts("train")
-
-
-def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:
-    """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
-    if (rounds is None) == (epochs is None):
-        raise ConfigError("Give either rounds or epochs.")
-    if epochs is not None and not math.isfinite(epochs):
-        raise ConfigError(f"epochs must be a number of at least 0; got {epochs}.")
-    wanted = rounds if rounds is not None else round(float(epochs or 0) * per_epoch)
-    if wanted < 0:
-        raise ConfigError(f"rounds must be at least 0; got {wanted}.")
-    return wanted

@@ -40,7 +40,7 @@ from fedkeep.experiments.drive import HEADLINE, Drive, Plan, restored
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
-from fedkeep.experiments.simulate import count_rounds
+from fedkeep.experiments.taking_part import count_rounds
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Method, newest
 from fedkeep.privacy import DifferentialPrivacy, Terms
