@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +169,74 @@ def test_onnx_gives_the_same_numbers(text: bool, trained: Callable[..., Run], fe
     torch.testing.assert_close(
         torch.from_numpy(found), library.load_model("m", name)(**columns), rtol=0, atol=1e-5
     )
+
+
+class Says(nn.Linear):
+    """A linear layer whose scores come as ``form`` says."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(4, 3)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        scores = super().forward(x)
+        forms = {"tuple": (scores, x), "object": SimpleNamespace(logits=scores, x=x)}
+        return forms.get(self.form, {self.form: scores, "b": scores + x[:, :3], "hidden": x})
+
+
+def saying(form: str) -> Run:
+    """Train a model whose scores come in a form; ``a`` is the first of two tasks."""
+    data, both = library.data.toy(), library.methods.terms.cross_entropy()
+    if form == "a":
+        data.meta["tasks"] = {name: {"label": "label", "task": "multiclass", "classes": 3} for name in "ab"}
+        both = library.methods.terms.cross_entropy(task="a") + library.methods.terms.cross_entropy(task="b")
+    method = library.methods.fedrep("bias", local=library.Phase(loss=both))
+    return library.simulate(Says(form), method, data, rounds=1, cohort=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tuple", "object", "logits", "a"])
+def test_onnx_gives_what_is_judged(form: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run = saying(form)
+    library.export_models(run, tmp_path / "m", ["user-1"], onnx=True)
+    session = onnxruntime.InferenceSession(
+        (tmp_path / "m" / "clients" / state_name("user-1")).with_suffix(".onnx")
+    )
+    x, own = examples(run, "user-1")["x"].float(), run.parameters("user-1")
+    scores = x @ own["weight"].T + own["bias"]
+    names = [output.name for output in session.get_outputs()]
+    assert names == (["a", "b"] if form == "a" else ["output"])
+    for found, wanted in zip(session.run(None, {"x": x.numpy()}), (scores, scores + x[:, :3]), strict=False):
+        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("logits", "Says cannot be written as ONNX: no such type. Leave out --onnx."),
+        (
+            "scores",
+            "Says cannot be written as ONNX: The model returns outputs for ['b', 'hidden', 'scores']; 'logits'",
+        ),
+    ],
+)
+def test_onnx_that_nothing_computes_is_refused(
+    form: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object, **__: object) -> None:
+        raise RuntimeError("no such type.\nMore of it.")
+
+    run = saying("logits")
+    run.net.module.form = form
+    for name in ("onnxscript", "onnxruntime"):
+        package = SimpleNamespace(__spec__=ModuleSpec(name, None), InferenceSession=cannot)
+        monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(save=Path.touch))
+    with pytest.raises(MethodError, match=f"^{re.escape(message)}"):
+        library.export_models(run, tmp_path / "m", ["user-1"], onnx=True)
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_run_of_ones_own_module(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import FederatedData, cifar10, majority, opt_out, toy
-from fedkeep.experiments.build import build_data, data_folder, run_config
+from fedkeep.experiments import sources
+from fedkeep.experiments.build import build_data, build_source, data_folder, run_config
 from fedkeep.experiments.config import parse_config
+from fedkeep.experiments.readers import Reader
 from tests.experiments.configs import config
 
 
@@ -28,6 +30,36 @@ def test_a_split_of_its_own() -> None:
     made = build_data(config(data={"reader": "toy", "seed": 0, "split": split}))
     expected = toy(seed=0).split_per_user((0.5, 0.25, 0.25), seed=3)
     assert made.fingerprint() == expected.fingerprint()
+
+
+def test_a_column_of_splits_has_the_name_that_the_configuration_gives(tmp_path: Path) -> None:
+    parts = ["test", "train", "valid", "train"] * 3
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["user,f,label,part", *(f"a,{n},{n % 2},{part}" for n, part in enumerate(parts))]) + "\n"
+    )
+    table = {"reader": "table", "path": "t.csv", "features": ["f"]}
+    wanted = config(data=table | {"split": "part"})
+    assert parse_config(wanted.to_toml()) == wanted
+    source = build_source(wanted.data, 0, tmp_path)
+    made = source.prepared()
+    assert np.asarray(made.columns["x"])[:, 0].tolist() == [1, 3, 5, 7, 9, 11, 2, 6, 10, 0, 4, 8]
+    assert [made.count(0, s) for s in ("train", "valid", "test")] == [6, 3, 3]
+    assert source.settled(made) == wanted.data  # nothing was drawn
+    with pytest.raises(DataError, match="has no column 'prt'; .* Did you mean 'part'?"):
+        build_data(config(data=table | {"split": "prt"}), tmp_path)
+
+
+def test_a_column_of_splits_that_nobody_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_data(config(data={"reader": "toy", "split": "part"}))
+    assert str(error.value) == (
+        "data.split: the reader 'toy' has no column of splits to name; got 'part'. To divide its examples write a "
+        "table, e.g. split = { fractions = [0.8, 0.1, 0.1] }."
+    )
+    whole = FederatedData({"x": np.ones((9, 2)), "label": np.arange(9) % 2}, [0, 9], ["a"])
+    monkeypatch.setattr(sources, "offered_readers", lambda: {"deaf": Reader(lambda split: whole)})
+    with pytest.raises(DataError, match="^data.split names 'part', but the reader 'deaf' gave no split."):
+        build_data(config(data={"reader": "deaf", "split": "part"}))
 
 
 def test_data_without_a_split_are_split(tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
             "model: 'torch.nn:Linear' cannot be made of {'in_features': 4, 'out_features': -1}: ",
         ),
         (
+            {"kind": "torch.nn:MultiheadAttention", "embed_dim": 6, "num_heads": 4},
+            "model: 'torch.nn:MultiheadAttention' cannot be made of {'embed_dim': 6, 'num_heads': 4}: embed_dim must be",
+        ),
+        (
             {"kind": "nowhere.at_all:Net"},
             "model.kind: 'nowhere.at_all:Net' cannot be imported: No module named 'nowhere'. Name the folder of",
         ),

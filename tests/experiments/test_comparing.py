@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, NonFiniteError, RoundError, RunError
 from fedkeep.core.run_files import read_info
@@ -35,6 +36,18 @@ optimizer = { learning_rate = 0.1, rates = { user = 0.5 } }
 rounds = 2
 cohort = 6
 """
+
+
+class Layers(nn.Module):
+    """Two layers, of which methods may keep the head."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(features, 4), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(x).tanh())
+        return found
 
 
 def toy(**changes: str) -> Config:
@@ -177,6 +190,37 @@ def test_without_references_only_what_was_named_is_run(tmp_path: Path) -> None:
     assert made.compared[0].labels == ("fedavg", "furl")
     assert made.gains == ()
     assert not (tmp_path / "c" / "tables" / "gains.csv").exists()
+
+
+def test_counting_is_a_reference_of_the_method_whose_examples_it_counts(tmp_path: Path) -> None:
+    mine = toy(model=f'{{ kind = "{__name__}:Layers" }}', method="{ kind = 'fedrep', batch_size = 8 }")
+    made, _ = run(planned(tmp_path / "c", ("fedrep", "fedavg"), (0,), mine), progress=False)
+    gains = [(c.ours, c.theirs) for c in made.gains]
+    others = ["FedAvg", "local training alone", "counting each user's labels"]
+    tuned = "FedAvg with fine-tuning"  # is a method and a reference, but none of its own
+    assert [theirs for ours, theirs in gains if ours == "fedrep"] == [*others[:2], tuned, others[2]]
+    assert [theirs for ours, theirs in gains if ours == "fine_tuned"] == ["the shared part alone", *others]
+
+
+def test_what_a_run_would_refuse_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "c"
+    private = {"privacy": "{ noise = 1.2, clip = 1.0, delta = 0.01 }", "run__sampling": "poisson"}
+    with pytest.raises(ConfigError) as error:
+        planned(out, ("furl", "fedavg"), (0,), toy(**private))
+    head, *lines = str(error.value).split("\n")
+    assert head == "3 of 4 methods do not fit:"  # local training sends nothing, so it needs no noise
+    for line, name in zip(lines, ("furl", "fedavg", "fine_tuned"), strict=True):
+        assert line.startswith(f"- {name}: {name!r} weights clients by their numbers of examples")
+    assert not out.exists()
+    mine = toy(**private, method__weighting="uniform")
+    _, page = run(planned(out, ("furl", "fedavg"), (0,), mine), progress=False)
+    assert "local: without [privacy], as nothing of it leaves a client." in page.read_text(encoding="utf-8")
+    monkeypatch.setattr("fedkeep.experiments.comparing.rehearse_config", pytest.fail)
+    planned(
+        out, ("furl", "fedavg"), (0,), mine
+    )  # finished runs may have needed another machine than this one
 
 
 @pytest.mark.parametrize("kind", [NonFiniteError, RoundError])

@@ -7,6 +7,7 @@ import pytest
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_data, build_method
 from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.protections import PrivacyConfig
 from fedkeep.experiments.variants import Variant, fitted, with_method
 
 TEXT = """
@@ -92,6 +93,16 @@ def test_what_is_judged_beside_a_clients_own_model(
 ) -> None:
     run = of(config, kind).config.run
     assert (run.evaluate_shared, run.evaluate_adapted) == (shared, adapted)
+
+
+def test_a_method_that_sends_nothing_needs_no_privacy(config: Config) -> None:
+    table = PrivacyConfig(noise=1.0, clip=1.0, delta=0.01)
+    private = config.model_copy(update={"privacy": table})
+    assert of(private, "furl").config.privacy == of(private, "fine_tuned").config.privacy == table
+    local = of(private, "local")
+    assert local.config.privacy is None
+    assert local.note == "local: without [privacy], as nothing of it leaves a client."
+    assert of(config, "local").note == ""
 
 
 def test_what_does_not_fit_names_the_method(config: Config) -> None:

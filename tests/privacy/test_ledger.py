@@ -70,6 +70,24 @@ def test_a_charge_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: p
     assert ledger.rounds == [7]
 
 
+@pytest.mark.parametrize("damage", [b"", b"x", None])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_ledger_that_is_changed_during_a_run_stops_it_before_the_next_release(
+    tmp_path: Path, damage: bytes | None, opened: bool
+) -> None:
+    ledger, path = begun(tmp_path, 2), tmp_path / "budget.jsonl"
+    if opened:
+        ledger = Ledger.open(path, "run-1", TERMS, ledger.mark)
+        ledger.charge(2)
+    mark, content = ledger.mark, path.read_bytes()
+    path.unlink() if damage is None else path.write_bytes(damage and content + damage)
+    with pytest.raises(
+        RunError, match=f"was changed while the run went on: wanted {len(content)} bytes, found "
+    ):
+        ledger.charge(3)
+    assert ledger.mark == mark
+
+
 @pytest.mark.parametrize("left", [0, 1, 5, 40])
 def test_a_line_that_was_cut_short_is_of_a_round_that_was_not_released(tmp_path: Path, left: int) -> None:
     mark, path = begun(tmp_path, 2).mark, tmp_path / "budget.jsonl"

@@ -211,10 +211,6 @@ def test_secrets_are_the_owners_alone_and_go_with_the_state(tmp_path: Path) -> N
     assert all(one.stat().st_size < before for one, before in zip(paths, size, strict=True))
     assert "sealing" not in Packet.from_bytes(paths[0].read_bytes()).header["sums"]["1"]["answered"]
     assert Packet.from_bytes(paths[0].read_bytes()).header["sums"]["1"]["secrets"] is None
-    paths[1].write_bytes(b"damaged")
-    answers = alone.revealed(alone.names)
-    assert type(answers.answers[1].fault) is LostError
-    assert answers.answers[0].fault is None
     alone.node.close()
     file = DeviceFile(path, "ann")
     file.forget(alone.names[:1])
@@ -222,6 +218,55 @@ def test_secrets_are_the_owners_alone_and_go_with_the_state(tmp_path: Path) -> N
     assert [one.exists() for one in paths] == [False, True, True]
     remove(path)
     assert [one.exists() for one in paths] == [False, False, False]
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", None])
+def test_damaged_secrets_cost_the_sum_that_they_are_of_alone(content: bytes | None, tmp_path: Path) -> None:
+    """The client's answer to its training is lost; the next sum, whose keys the same message asks for, has it again."""
+    alone, told = Alone(tmp_path), list[str]()
+    alone.node.tell = told.append
+    boxes, name = alone.boxes(alone.keys()), alone.names[1]
+    path = sum_of(file_of(tmp_path, RUN), name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:] if content is None else content)
+    keys = Ask(step="keys", sum=2, given={"clients": "3"})
+    asks = {n: [Ask(step="masked", sum=1, given=boxes[n]), keys] for n in alone.names}
+    answers = alone.ask(asks, 3, train=True)
+    assert [type(one.fault) for one in answers.answers] == [type(None), LostError, type(None)]
+    assert "They are removed: it sits out the sums that they were of" in told[-1]
+    assert len(told) == 2, "once, beside why it took no step"
+    assert not vectors(alone.ask({name: asks[name][:1]}, 3, train=True)), "no mask is made twice"
+    boxes = alone.boxes({n: answers.made[n]["keys"]["keys"] for n in alone.names}, 2, attempt=4)
+    assert len(vectors(alone.masked(boxes, 2, attempt=5))) == 3
+    assert set(alone.revealed(alone.names, 2, attempt=6).made) == set(alone.names)
+    alone.node.close()
+
+
+def test_secrets_that_can_neither_be_read_nor_removed_are_told_without_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Alone(tmp_path)
+    alone.keys()
+    path = sum_of(file_of(tmp_path, RUN), alone.names[0])
+    path.unlink()
+    path.mkdir()
+    answers = alone.ask({alone.names[0]: [Ask(step="keys", sum=2, given={"clients": "3"})]}, 2)
+    assert type(answers.answers[0].fault) is LostError
+    assert str(tmp_path) not in str(answers.answers[0].fault)
+    alone.node.close()
+
+
+def test_a_client_says_whose_shares_it_cannot_open(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    boxes = alone.boxes(alone.keys())
+    first, _, third = alone.names
+    boxes[first][third] = boxes[first][third][:-2] + ("00" if boxes[first][third][-2:] != "00" else "01")
+    answers = alone.masked(boxes)
+    assert len(vectors(answers)) == 2
+    assert {name: made for name, made in answers.made.items() if "masked" in made} == {
+        first: {"masked": {third: ""}}
+    }
+    alone.node.close()
 
 
 # Does a test notice? Each promise is broken by a line.

@@ -33,7 +33,7 @@ VALID, ROSTER = "valid:", "roster:"
 """What stands before a name in the file: of validation examples, and of what is known of clients."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
     """A model's result of each example of a task.
 
@@ -76,7 +76,7 @@ class Results:
         return self.score.astype(bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Roster:
     """The clients that were judged.
 
@@ -113,7 +113,7 @@ class Roster:
         return cls(client, trained, ids) if rising and len(client) == len(trained) == len(ids) else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Examples:
     """The results of a run's test examples.
 

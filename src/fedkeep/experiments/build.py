@@ -166,7 +166,9 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
                 "error", "Initializing zero-element tensors"
             )  # a size of 0: nothing could learn
             return make(**checked)
-    except (TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError, UserWarning) as error:
+    except (
+        TypeError, ValueError, RuntimeError, MemoryError, ArithmeticError, AssertionError, UserWarning
+    ) as error:  # fmt: skip
         why = first_line(error, 1000).rstrip(".")
         shown = str({n: options.get(n, v) for n, v in checked.items()})[:400]
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.describe import describe, differences
-from fedkeep.core.errors import ConfigError, NonFiniteError, RoundError, RunError
+from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import build_data, run_config
+from fedkeep.experiments.build import build_data, rehearse_config, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.counting import counting_side
 from fedkeep.experiments.run_directory import read_info
@@ -139,14 +139,7 @@ class Plan:
     @property
     def cells(self) -> list[Cell]:
         """Every method with every seed; all methods with one seed come before those with the next."""
-        return [
-            Cell(
-                v.config.name, v.config.model_copy(update={"seed": seed}),
-                self.out / "runs" / f"{_folder_name(v.config.name)}-{seed}", self.folder,
-            )
-            for seed in self.seeds
-            for v in self.variants
-        ]  # fmt: skip
+        return [_cell(v, seed, self.out, self.folder) for seed in self.seeds for v in self.variants]
 
 
 def plan(
@@ -166,7 +159,7 @@ def plan(
 
     Raises:
         ConfigError: data differ, a name is not known, the folder is another comparison's, the metric has no value for a
-            single example, or methods do not fit model and data; each is named.
+            single example, methods do not fit model and data, or a run would be refused; each method is named.
     """
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
@@ -187,7 +180,10 @@ def plan(
     variants, misfits = list[Variant](), list[ConfigError]()
     for config in chosen:
         try:
-            variants.append(fitted(config, data, folder))
+            variant = fitted(config, data, folder)
+            if not all(_cell(variant, seed, out, folder).finished for seed in seeds):
+                _rehearse(variant.config, data, folder)
+            variants.append(variant)
         except ConfigError as error:
             misfits.append(error)
     if misfits[1:]:
@@ -248,6 +244,19 @@ def found(plan: Plan) -> Found:
     return find(
         title, groups, counting, plan.metric, references=plan.references, notes=notes, how=" ".join(how)
     )
+
+
+def _cell(variant: Variant, seed: int, out: Path, data: Path | None) -> Cell:
+    config = variant.config.model_copy(update={"seed": seed})
+    return Cell(config.name, config, out / "runs" / f"{_folder_name(config.name)}-{seed}", data)
+
+
+def _rehearse(config: Config, data: FederatedData, folder: Path | None) -> None:
+    """Raise ConfigError, with the method's name, where a run would be refused."""
+    try:
+        rehearse_config(config, data, folder)
+    except FedkeepError as error:
+        raise ConfigError(f"{config.name}: {error}") from error
 
 
 def _chosen(configs: Sequence[Config], methods: Sequence[str], references: bool) -> Iterator[Config]:

@@ -55,13 +55,14 @@ class PartitionConfig(Open):
 class DataConfig(Open):
     """The data: ``reader`` names a reader or generator, further keys are its options.
 
-    ``split`` divides each user's examples again: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``.
+    ``split`` divides each user's examples again: ``{fractions = [0.8, 0.1, 0.1], order = "random", seed = 0}``. A text
+    names the reader's column of splits instead.
     ``partition`` divides a set of images among clients: ``{kind = "majority", clients = 5, p = 0.8, train = 500,
     valid = 400}``. ``opt_out`` keeps examples out of whatever leaves a client: ``{fraction = 0.5, by = "client"}``.
     """
 
     reader: str
-    split: dict[str, Any] | None = None
+    split: dict[str, Any] | str | None = None
     partition: PartitionConfig | None = None
     opt_out: dict[str, Any] | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,40 +11,43 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, MethodError, first_line
-from fedkeep.core.net import Takes, every_tensor
+from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
-from fedkeep.engines import tasks_of
+from fedkeep.engines import Task, tasks_of
 from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.methods.terms import output_of
 
 TOLERANCE = 1e-5
 """The largest difference from torch's outputs, of their largest."""
 
 
 class _Columns(nn.Module):
-    """A model that is given its columns as one argument."""
+    """A model that is given its columns as one argument, and gives what is judged of each task."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, tasks: Sequence[Task]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.tasks = model, tasks
 
-    def forward(self, columns: Params) -> Tensor:
-        found: Tensor = self.model(**columns)
-        return found
+    def forward(self, columns: Params) -> tuple[Tensor, ...]:
+        found = logits_of(self.model(**columns))
+        return tuple(output_of(found, task.name) for task in self.tasks)
 
 
 def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -> None:
     """Write a model as ONNX for any number of examples, of any length, and check it on a client's own.
 
+    The file has one output for each task, by its name; ``output`` where the data have one task without a name.
+
     Args:
-        model: in evaluation mode; gives one tensor.
-        data: tell the model's columns.
+        model: in evaluation mode.
+        data: tell the model's columns, and the tasks.
         client: whose examples it is tried on, by index.
         path: the file.
 
     Raises:
         ConfigError: onnx, onnxscript or onnxruntime is missing.
-        MethodError: the model cannot be written as ONNX, or onnxruntime gives other numbers.
+        MethodError: the model cannot be written as ONNX, or onnxruntime cannot compute it, or gives other numbers.
     """
     try:
         import onnxruntime
@@ -54,34 +58,39 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
         ) from error
     who = type(getattr(model, "module", model)).__name__
     takes = Takes(f"{who}.forward", model.forward)
+    tasks = tasks_of(data)
     few, more = (takes.of(_examples(model, data, client, count)) for count in (2, 5))
     any_size = torch.export.Dim.DYNAMIC
     shapes = {
         n: {0: any_size} | ({1: any_size} if isinstance(data.columns.get(n), Ragged) else {}) for n in few
     }
+    off: list[float] = []
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.filterwarnings(
                 "ignore", r".*LeafSpec.* is deprecated", FutureWarning
             )  # torch's of itself
-            shown = _Columns(model)
+            shown = _Columns(model, tasks)
             program = torch.export.export(shown, (few,), dynamic_shapes={"columns": shapes}, strict=False)
-            written = torch.onnx.export(program, (few,), input_names=list(few), dynamo=True, verbose=False)
+            written = torch.onnx.export(
+                program, (few,), input_names=list(few), output_names=[task.name or "output" for task in tasks],
+                dynamo=True, verbose=False,
+            )  # fmt: skip
             assert written is not None
             written.save(path)
+            session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            for columns in (few, more):
+                found = session.run(None, {i.name: columns[i.name].numpy() for i in session.get_inputs()})
+                for one, wanted in zip(found, shown(columns), strict=True):
+                    gap = (torch.from_numpy(one) - wanted).abs().max() / wanted.abs().max().clamp_min(1)
+                    off.append(float(gap))
     except Exception as error:
         raise MethodError(
-            f"{who} cannot be written as ONNX: {first_line(error)}. Leave out --onnx."
+            f"{who} cannot be written as ONNX: {first_line(error).rstrip('.')}. Leave out --onnx."
         ) from error
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    for columns in (few, more):
-        (found,) = session.run(None, {i.name: columns[i.name].numpy() for i in session.get_inputs()})
-        wanted: Tensor = model(**columns).detach()
-        off = float((torch.from_numpy(found) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
-        if not off <= TOLERANCE:
-            raise MethodError(
-                f"{who} as ONNX gives other numbers than torch, by {off:.1e}. Leave out --onnx."
-            )
+    for by in off:
+        if not by <= TOLERANCE:
+            raise MethodError(f"{who} as ONNX gives other numbers than torch, by {by:.1e}. Leave out --onnx.")
 
 
 def _examples(model: nn.Module, data: FederatedData, client: int, count: int) -> Params:

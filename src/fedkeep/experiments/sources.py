@@ -80,9 +80,9 @@ class ConfiguredSource:
     def _divided(self, made: FederatedData) -> FederatedData:
         """Return data divided into train, valid and test, with those examples marked that opt out."""
         settings = self.settings
-        splits = made.meta["divided_here"] = settings.split is not None or made.bounds is None
+        splits = made.meta["divided_here"] = isinstance(settings.split, dict) or made.bounds is None
         if splits:
-            split = {"seed": self.seed, **(settings.split or {})}
+            split = {"seed": self.seed, **_division(settings)}
             made = made.split_per_user(**check_options("data.split", made.split_per_user, split))
         if settings.opt_out is not None:
             out = check_options(
@@ -118,10 +118,23 @@ def _drawn(settings: DataConfig, splits: bool) -> dict[str, Mapping[str, Any]]:
     if settings.partition is not None:
         found["partition"] = settings.partition.options
     if splits:
-        found["split"] = settings.split or {}
+        found["split"] = _division(settings)
     if settings.opt_out is not None:
         found["opt_out"] = settings.opt_out
     return found
+
+
+def _division(settings: DataConfig) -> dict[str, Any]:
+    """Return how each user's examples are divided.
+
+    Raises:
+        DataError: a column of splits is named, and the reader gave no split.
+    """
+    if isinstance(settings.split, str):
+        raise DataError(
+            f"data.split names {settings.split!r}, but the reader {settings.reader!r} gave no split. Leave it out."
+        )
+    return settings.split or {}
 
 
 def _takes_seed(reader: Reader) -> bool:
@@ -188,6 +201,13 @@ def read_source(
                 f"data.{reader.argument}: {wanted}. It says where in the folder of data to read."
             )
         options[reader.argument] = located(f"The reader {settings.reader!r}", place, folder)
+    if isinstance(settings.split, str):
+        if "split" not in inspect.signature(reader.read).parameters:
+            raise ConfigError(
+                f"data.split: the reader {settings.reader!r} has no column of splits to name; got {settings.split!r}. "
+                f"To divide its examples write a table, e.g. split = {{ fractions = [0.8, 0.1, 0.1] }}."
+            )
+        options["split"] = settings.split
     if _takes_seed(reader):
         options.setdefault("seed", seed)
     return reader.read(**check_options("data", reader.read, options))

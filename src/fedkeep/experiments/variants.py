@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, first_line
+from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
 from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, offered_methods
@@ -70,7 +71,8 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
 
     A method that keeps a head or an encoder private by default has the model's last layer, or all below it, in its
     place where the model names none so. A round of a cohort with a few examples each is tried. Where the shared part
-    alone can predict it is judged too; where clients have models of their own only after adapting, these are.
+    alone can predict it is judged too; where clients have models of their own only after adapting, these are. A method
+    that sends nothing, as local training, has no table ``privacy``.
 
     Args:
         config: the experiment.
@@ -103,8 +105,13 @@ def fitted(config: Config, data: FederatedData, folder: Path | None = None) -> V
     later = federated and not private and bool(method.adapt.phases)
     own = private or method.predict is not method.predict_shared
     shared = federated and not later and own and method.predict_shared is not None
-    run = config.run.model_copy(update={"evaluate_shared": shared, "evaluate_adapted": later})
-    return Variant(config=config.model_copy(update={"run": run}), note=note)
+    changed: dict[str, Any] = {
+        "run": config.run.model_copy(update={"evaluate_shared": shared, "evaluate_adapted": later})
+    }
+    if config.privacy is not None and not method.split.halves(module).federated(tensors_of(module)):
+        changed["privacy"] = None
+        note = f"{note} {name}: without [privacy], as nothing of it leaves a client.".strip()
+    return Variant(config=config.model_copy(update=changed), note=note)
 
 
 def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) -> None:

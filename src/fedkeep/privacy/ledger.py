@@ -86,6 +86,7 @@ class Ledger:
     head: str = ""
     uncommitted: int = 0
     _room: int = 0
+    _size: int = 0
 
     @classmethod
     def open(cls, path: Path, run: str, terms: Terms, known: Mapping[str, Any] | None = None) -> Ledger:
@@ -206,10 +207,15 @@ class Ledger:
         line = (json.dumps({"before": self.head, **entry}) + "\n").encode()
         if self.path is not None:
             with whole_or_error(self.path), open(self.path, "ab") as file:
+                if file.tell() != self._size:
+                    raise RunError(
+                        f"{self.path} was changed while the run went on: wanted {self._size} bytes, found "
+                        f"{file.tell()}. Nothing of this round is released. Restore the run from a copy, then resume."
+                    )
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-        self.head = hashlib.sha256(line).hexdigest()
+        self.head, self._size = hashlib.sha256(line).hexdigest(), self._size + len(line)
 
     def _check(self, known: Mapping[str, Any], whole: bytes) -> None:
         """Raise RunError unless the ledger holds all that the run's commit knows of it."""
@@ -254,6 +260,7 @@ def _parsed(path: Path, content: bytes, run: str) -> Ledger:
         head = hashlib.sha256(line).hexdigest()
     try:
         ledger = Ledger(_terms(entries[0], run), path, [_round(e) for e in entries[1:]], head)
+        ledger._size = len(content)
     except (IndexError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise RunError(f"{path} is no ledger of this run: {error}. Restore the run from a copy.") from error
     return ledger

@@ -73,10 +73,14 @@ class Masking:
         rule: clipping, range and threshold, as the device's own configuration says.
         split: makes what leaves.
         declared: zeros of what clients send along, under ``server/NAME``.
+
+    Attributes:
+        lost: what the device's owner should know of secrets that could not be read.
     """
 
     def __init__(self, states: Path, rule: SecureSums, split: Split, declared: Params) -> None:
         self.states, self.rule, self.split, self.declared = states, rule, split, declared
+        self.lost: list[str] = []
 
     def check(self, one: ClientOrder) -> None:
         """Raise UploadError if an order would have an upload leave without a mask, or twice."""
@@ -151,7 +155,7 @@ class Masking:
         sums = self._read(client)
         found = sums.get(ask.sum)
         if found is None:
-            raise SecureSumError(f"{client!r} has made no keys of the sum {ask.sum}, or has dropped them.")
+            raise StoreError(f"{client!r} has made no keys of the sum {ask.sum}, or has dropped them.")
         if ask.step not in found.answered:
             if found.secrets is None:
                 raise SecureSumError(f"The sum {ask.sum} of {client!r} is over.")
@@ -179,7 +183,7 @@ class Masking:
         )
 
     def _read(self, client: str) -> dict[int, _Sum]:
-        """Return a client's sums by number."""
+        """Return a client's sums by number; those that cannot be read are removed: it makes new keys for the next."""
         path = sum_of(self.states, client)
         if not path.exists():
             return {}
@@ -190,10 +194,15 @@ class Masking:
             }
         except (OSError, UploadError, ValueError, KeyError, TypeError) as error:
             reason = getattr(error, "strerror", None) or "it is damaged"
-            raise StoreError(
-                f"The secrets of client {client!r} for secure sums cannot be read: {reason}. It takes no part until "
-                f"they are forgotten: fedkeep device forget."
-            ) from error
+            said = f"The secrets of client {client!r} for secure sums cannot be read: {reason}."
+            try:
+                path.unlink()
+            except OSError as refused:
+                raise StoreError(f"{said} Nor can they be removed: {refused.strerror}.") from refused
+            self.lost.append(
+                f"{said} They are removed: it sits out the sums that they were of, and makes new ones for later sums."
+            )
+            return {}
 
     def _write(self, client: str, sums: Mapping[int, _Sum]) -> None:
         packet = Packet(

@@ -9,6 +9,7 @@ is asked ahead changes nothing of this round; who does not answer it sits the ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from fedkeep.engines import Answer, Order, Sampler
 from fedkeep.experiments.secure import check_cohorts
 from fedkeep.methods import Global, Method, Reduced, SecureMean, SecureSums, Sent
 from fedkeep.methods.secure import Undivided, Vectors
-from fedkeep.privacy.secure import Keys, SecureServer, Spent
+from fedkeep.privacy.secure import Keys, SecureServer, Spent, WrongShareError
 from fedkeep.privacy.secure.messages import Revealed
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
@@ -33,6 +34,8 @@ from fedkeep.remote.wire import Ask, ClientOrder, Step
 from fedkeep.split import Upload
 
 NOTHING = Sent(params={}, state={})
+PARDON = 10
+"""Rounds after which who was left out for wrong shares is asked again."""
 
 
 @dataclass
@@ -80,6 +83,8 @@ class SecureFleet(Fleet):
         super().__init__(*args, **options)
         self.rule, self.cohort_of, self._spent = rule, cohort_of, Spent()
         self.vectors: Vectors | None = None
+        # Who dealt a wrong share, and who says so: in which round.
+        self._blamed = dict[tuple[str, str], int]()
         self._now: _Sum | None = None
         self._next: _Sum | None = None
 
@@ -117,7 +122,18 @@ class SecureFleet(Fleet):
         )
         self._take_shares(ahead, exchange)
         with _ends_round():
-            return here.server.total()
+            try:
+                total = here.server.total()
+            except WrongShareError as error:
+                self._blamed |= {(dealer, dealer): here.round for dealer in error.dealers}
+                raise
+        for client, whose in here.server.wrong.items():
+            said = (
+                f"Client {client!r} revealed wrong shares of {len(whose)} secrets, e.g. of {whose[0]!r}: it is faulty, "
+                f"or who dealt them is. The sum was made without them."
+            )
+            self.events.note("refused", said, client=client)
+        return total
 
     def _begin(self, round: int, cohort: Sequence[str]) -> _Sum:
         """Return this round's sum, with shares: the one that was asked for ahead, or a new one."""
@@ -174,8 +190,26 @@ class SecureFleet(Fleet):
         for client in [client for client, order in exchange.orders.items() if not order.begins]:
             if client not in told:
                 self.tell_fault(exchange.answer(client))
+        self._take(exchange, "masked", self._blame)
         if self._next is not None:
             self._take_keys(self._next, exchange)
+
+    def _blame(self, client: str, made: Mapping[str, str]) -> None:
+        """Note whose shares a client could not open."""
+        ready = self._sum.ready
+        for dealer in sorted(ready.intersection(made) - {client}) if client in ready else ():
+            self._blamed[dealer, client] = self._sum.round
+            said = f"Client {client!r} cannot open the share that client {dealer!r} sealed for it."
+            self.events.note("refused", said, client=dealer)
+
+    def _left_out(self, one: _Sum) -> set[str]:
+        """Return the fewest clients without whom nobody has been blamed of late; nobody, if too few would be left."""
+        left, out = [pair for pair, at in self._blamed.items() if at > one.round - PARDON], set[str]()
+        while left:
+            named = Counter(client for pair in left for client in dict.fromkeys(pair))
+            out.add(named.most_common(1)[0][0])  # of two alike the dealer
+            left = [pair for pair in left if not out.intersection(pair)]
+        return out if len(set(one.cohort) - out) >= one.server.threshold else set()
 
     def _exchanged(self, round: int, asks: Mapping[str, Sequence[Ask]]) -> Exchange:
         """Ask clients for steps alone, and wait for them until the deadline."""
@@ -198,8 +232,11 @@ class SecureFleet(Fleet):
             asks.setdefault(client, []).append(one.ask("shares", given))
 
     def _take_keys(self, one: _Sum, exchange: Exchange) -> None:
+        out = self._left_out(one)
+
         def take(client: str, made: Mapping[str, str]) -> None:
-            one.server.add_keys(client, Keys.from_bytes(bytes.fromhex(made["keys"])))
+            if client not in out:
+                one.server.add_keys(client, Keys.from_bytes(bytes.fromhex(made["keys"])))
 
         self._take(exchange, "keys", take)
 
@@ -229,6 +266,10 @@ class SecureFleet(Fleet):
             if answer.fault is not None and answer.client in asked:
                 return answer
             reason = f"Client {answer.client!r} sent no shares of this sum."
+            if answer.client in self._left_out(self._sum):
+                reason = (
+                    f"Client {answer.client!r} is left out: its shares are wrong, or it says so of others."
+                )
             return Answer(client=answer.client, fault=LostError(reason))
         assert self.vectors is not None
         values = answer.upload.deltas.get(VECTOR)

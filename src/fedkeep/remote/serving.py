@@ -13,6 +13,7 @@ from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Ord
 from fedkeep.engines import Work as Train
 from fedkeep.engines.base import UPLOAD, paired
 from fedkeep.methods import Sent
+from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_store import MissingError, Wanted
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.wire import Answers, ClientOrder, Partition, Step, Work
@@ -160,20 +161,32 @@ def _without_answered(
 def _steps(
     work: Work, trained: Sequence[ClientOrder], masking: Masking, answers: dict[str, Answer], tell: Tell
 ) -> dict[str, dict[Step, Mapping[str, str]]]:
-    """Mask the uploads, now that what is kept is durable, and take the other steps; return what these gave."""
-    made, uploading = {}, {one.order.client for one in trained}
+    """Mask the uploads, now that what is kept is durable, and take the other steps; return what these gave.
+
+    Of ``masked`` it is whose shares could not be opened, by their ids: the server can try without them.
+    """
+    made: dict[str, dict[Step, Mapping[str, str]]] = {}
+    uploading = {one.order.client for one in trained}
     for one in work.orders:
         client = one.order.client
-        try:
-            if client in uploading:
-                answers[client] = masking.masked(one, work.attempt, answers[client])
-            if client not in answers or answers[client].fault is None:
-                made[client] = masking.made(one, work.attempt)
-        except (SecureSumError, StoreError) as error:
-            tell(str(error))
-            kind = LostError if isinstance(error, StoreError) else UploadError
-            reason = f"Client {client!r} took no step of the secure sum. Its own log says why."
-            answers[client] = Answer(client=client, fault=kind(reason))
+        if client in answers and answers[client].fault is not None:
+            continue
+        made[client] = {}
+        for masks in (True, False) if client in uploading else (False,):
+            try:
+                if masks:
+                    answers[client] = masking.masked(one, work.attempt, answers[client])
+                else:
+                    made[client] |= masking.made(one, work.attempt)
+            except (SecureSumError, StoreError) as error:
+                tell(str(error))
+                if isinstance(error, WrongShareError):
+                    made[client]["masked"] = dict.fromkeys(error.dealers, "")
+                kind = LostError if isinstance(error, StoreError) else UploadError
+                reason = f"Client {client!r} took no step of the secure sum. Its own log says why."
+                answers[client] = Answer(client=client, fault=kind(reason))
+    for text in masking.lost:
+        tell(text)
     return made
 
 

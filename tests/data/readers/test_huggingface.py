@@ -64,6 +64,18 @@ def test_one_set_is_not_split_unless_it_says_so() -> None:
     assert data.batch([0, 1])["time"].tolist() == [1, 2]
 
 
+def test_a_column_that_somebody_names_must_be_there() -> None:
+    rows = Rows(TRAIN.columns | {"when": [2, 1], "agreed": [True, False]})
+    for argument, wrong, right in (("time", "whn", "when"), ("opted_in", "aggreed", "agreed")):
+        assert refused(rows, **{argument: wrong}) == (
+            f"huggingface has no column {wrong!r}; it has ['agreed', 'label', 'text', 'when', 'who']. "
+            f"Did you mean {right!r}?"
+        )
+    data = huggingface(rows, user="who", time="when", opted_in="agreed")
+    assert data.columns["time"].tolist() == [2, 1]  # type: ignore[union-attr]
+    assert data.columns["opted_in"].tolist() == [True, False]  # type: ignore[union-attr]
+
+
 def test_features() -> None:
     rows = Rows({"who": ["a"], "f": [0.5], "label": [0.25]})
     data = huggingface(rows, user="who", features=["f"], task="regression")

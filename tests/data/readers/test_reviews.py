@@ -139,3 +139,17 @@ def test_a_bad_row_is_named_by_its_own_file(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         review_files(tmp_path)
     assert str(error.value) == f"{tmp_path / 'b.csv'} has no column 'text'; it has ['label', 'words']."
+
+
+def test_a_column_of_splits_that_somebody_names_must_be_in_every_file_whose_name_tells_none(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "a.csv", ("w", 1, "train"), ("v", 0, "test"), header="text,label,part")
+    write(tmp_path / "b.test.csv", ("w", 1))
+    with pytest.raises(DataError) as error:
+        review_files(tmp_path, split="prt")
+    assert str(error.value) == (
+        f"{tmp_path / 'a.csv'} has no column 'prt'; it has ['label', 'part', 'text']. Did you mean 'part'?"
+    )
+    data = review_files(tmp_path, split="part")
+    assert [data.counts(s).tolist() for s in ("train", "test")] == [[1, 0], [1, 1]]

@@ -174,3 +174,14 @@ def test_an_opted_in_that_is_no_truth(tmp_path: Path) -> None:
     expected = "line 2: wanted true or false in column 'opted_in'; got 'yes'."
     content = b"user,text,label,opted_in\na,x,p,yes\n"
     assert refused(tmp_path, content, "t.csv") == f"{tmp_path / 't.csv'}, {expected}"
+
+
+def test_columns_have_other_names_than_the_usual(tmp_path: Path) -> None:
+    rows = [
+        {"user": "a", "text": "x", "label": n % 2, "part": part, "day": 9 - n, "agreed": n > 0, "time": "?", "split": "?"}
+        for n, part in enumerate(("train", "test", "train"))
+    ]  # fmt: skip
+    data = read(tmp_path, rows, split="part", time="day", opted_in="agreed")
+    assert data.counts("train").tolist() == [2]
+    assert data.columns["time"].tolist() == [9, 7, 8]  # type: ignore[union-attr]
+    assert data.columns["opted_in"].tolist() == [False, True, True]  # type: ignore[union-attr]

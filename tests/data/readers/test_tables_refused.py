@@ -37,6 +37,16 @@ def test_a_missing_column(tmp_path: Path, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("argument", ["split", "time", "opted_in"])
+def test_a_column_that_somebody_names_must_be_there(tmp_path: Path, name: str, argument: str) -> None:
+    rows = [without(row, argument) | {"mine": row.get(argument)} for row in ROWS]
+    assert refused(tmp_path, rows, name, **{argument: "mien"}) == (
+        f"{tmp_path / name} has no column 'mien'; it has {sorted(rows[0])}. Did you mean 'mine'?"
+    )
+    assert read(tmp_path, rows, name).examples == 3  # one that has its usual name may be missing
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [

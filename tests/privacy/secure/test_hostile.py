@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import SecureSumError
-from fedkeep.privacy.secure import SecureClient, SecureServer, Spent, shamir
+from fedkeep.privacy.secure import (
+    Revealed,
+    SecureClient,
+    SecureServer,
+    Spent,
+    WrongShareError,
+    crypto,
+    shamir,
+)
 from fedkeep.privacy.secure.client import pair_key
 from tests.privacy.secure.test_secure_sum import NAMES, RING, Round
 
 
-@pytest.mark.parametrize(("kind", "what"), [("seeds", "seed"), ("keys", "key")])
-def test_a_share_that_is_bent_to_give_another_secret_is_found(kind: str, what: str) -> None:
+@pytest.mark.parametrize("kind", ["seeds", "keys"])
+def test_a_share_that_is_bent_to_give_another_secret_is_found_and_left_out(kind: str) -> None:
     """One client knows all places, so it can move the secret by any number; of the other one's mask all is wrong."""
     made = Round(lost=2).masked()
     survivors, whose = made.server.survivors(), "c0" if kind == "keys" else "c5"
@@ -30,11 +38,90 @@ def test_a_share_that_is_bent_to_give_another_secret_is_found(kind: str, what: s
             bent_shares = {**shares, whose: bent.to_bytes(shamir.SHARE, "big")}
             found = dataclasses.replace(found, **{kind: bent_shares})
         made.server.add_revealed(name, found)
+    assert np.array_equal(made.server.total(), made.wanted)
+    assert made.server.wrong == {"c4": [whose]}
+
+
+@pytest.mark.parametrize(
+    ("liars", "noticed"), [("2", "2"), ("7", "7"), ("25", "25"), ("28", "28"), ("89", ""), ("9", "")]
+)
+def test_the_sum_is_made_without_those_who_reveal_wrong_shares_as_long_as_enough_are_left(
+    liars: str, noticed: str
+) -> None:
+    """Clients 8 and 9 are looked at only where the six before them do not give the secrets."""
+    made = _lied_to(Round(lost=2).masked(), [f"c{k}" for k in liars])
+    assert np.array_equal(made.server.total(), made.wanted)
+    wrong = {liar: set(whose) for liar, whose in made.server.wrong.items()}
+    assert wrong == {f"c{k}": set(NAMES) for k in noticed}
+
+
+def test_with_too_few_honest_ones_there_is_no_sum_and_nobody_is_blamed() -> None:
+    made = _lied_to(Round(lost=2).masked(), ["c2", "c3", "c4"])
     with pytest.raises(
-        SecureSumError,
-        match=f"^The shares of the {what} of '{whose}' give another one: somebody sent a wrong",
-    ):
+        WrongShareError, match="8 clients revealed do not give the secrets of 10, e.g. of 'c2'"
+    ) as error:
         made.server.total()
+    assert error.value.dealers == []
+    with pytest.raises(WrongShareError) as error:
+        _lied_to(Round(lost=4).masked(), ["c5"], ["c7"]).server.total()
+    assert error.value.dealers == [], "of six all are needed, so it may be who revealed as well as who dealt"
+
+
+def test_who_deals_wrong_shares_is_named() -> None:
+    made = Round()
+    for name in NAMES:
+        made.server.add_keys(name, made.clients[name].keys())
+    keys = made.server.keys()
+    dealer = made.clients["c3"]
+    for name in NAMES:
+        shares = made.clients[name].shares(keys)
+        if name == "c3":
+            for other in shares:
+                key = dealer._sealing_key(other, "c3", other)
+                shares[other] = crypto.sealed(key, bytes(2 * shamir.SHARE), dealer._about("c3", other))
+        made.server.add_shares(name, shares)
+    for name in NAMES:
+        vector = made.clients[name].masked(made.server.shares_for(name), made.vectors[name])
+        made.server.add_masked(name, vector)
+    for name in made.server.survivors():
+        made.server.add_revealed(name, made.clients[name].revealed(NAMES))
+    with pytest.raises(WrongShareError, match="do not give the secrets of 1, e.g. of 'c3'") as error:
+        made.server.total()
+    assert error.value.dealers == ["c3"]
+
+
+@pytest.mark.parametrize("content", [b"short", bytes(2 * shamir.SHARE + 1)])
+def test_shares_of_another_length_are_noticed_when_they_come(content: bytes) -> None:
+    made = Round().shared()
+    dealer, shares = made.clients["c1"], made.server.shares_for("c3")
+    shares["c1"] = crypto.sealed(dealer._sealing_key("c3", "c1", "c3"), content, dealer._about("c1", "c3"))
+    shares["c2"] = b""
+    with pytest.raises(WrongShareError, match=r"'c3' cannot open what \['c1', 'c2'\] sealed for it") as error:
+        made.clients["c3"].masked(shares, made.vectors["c3"])
+    assert error.value.dealers == ["c1", "c2"]
+
+
+@pytest.mark.parametrize("place", ["sealing", "masking"])
+def test_a_key_that_nobody_can_agree_with_is_refused_before_others_get_it(place: str) -> None:
+    server, keys = SecureServer("r", 2, 1, RING.dtype), SecureClient("a", "r", 2).keys()
+    with pytest.raises(SecureSumError, match="A public key is none that can be agreed with"):
+        server.add_keys("a", dataclasses.replace(keys, **{place: bytes(32)}))
+    with pytest.raises(SecureSumError, match="'sealing' and 'masking' must differ"):
+        dataclasses.replace(keys, sealing=keys.masking)
+
+
+def _lied_to(made: Round, liars: list[str], about: list[str] = NAMES) -> Round:
+    """Let clients reveal, some of them wrong shares of these."""
+    survivors = made.server.survivors()
+    for name in survivors:
+        found = made.clients[name].revealed(survivors)
+        if name in liars:
+            found = Revealed(
+                seeds={n: bytes(66) if n in about else share for n, share in found.seeds.items()},
+                keys={n: bytes(66) if n in about else share for n, share in found.keys.items()},
+            )
+        made.server.add_revealed(name, found)
+    return made
 
 
 @pytest.mark.parametrize(

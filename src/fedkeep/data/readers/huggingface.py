@@ -7,7 +7,7 @@ from typing import Any
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation import Raw, encoded_alone
-from fedkeep.data.readers.tables import TEXT, Table, check_names, raw_from
+from fedkeep.data.readers.tables import Table, check_names, columns_of, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
 
@@ -18,8 +18,8 @@ def raw_huggingface(
     text: str | None = None,
     features: Sequence[str] | None = None,
     label: str = "label",
-    time: str = "time",
-    opted_in: str = "opted_in",
+    time: str | None = None,
+    opted_in: str | None = None,
     task: str | None = None,
     label_names: Sequence[str] | None = None,
     tokens: str = "char",
@@ -46,13 +46,13 @@ def raw_huggingface(
     name = source if isinstance(source, str) else "huggingface"
     found = datasets.load_dataset(source) if isinstance(source, str) else source
     parts = dict(found) if isinstance(found, dict) else {None: found}
-    wanted = [user, label, *(features if features is not None else [text or TEXT])]
+    wanted, usual = columns_of(user, label, text, features, time=time, opted_in=opted_in)
     columns: dict[str, list[Any]] = {}
     places: list[tuple[str | None, int]] = []
     for part, rows in parts.items():
         names = list(rows.column_names)
         check_names(name, names, wanted)
-        optional = [time, opted_in, *(["split"] if part is None else [])]
+        optional = [*usual, *(["split"] if part is None else [])]
         for column in dict.fromkeys((*wanted, *(column for column in optional if column in names))):
             columns.setdefault(column, []).extend(rows[column])
         if part is not None:
@@ -76,7 +76,7 @@ def raw_huggingface(
         text=text,
         features=features,
         label=label,
-        split="split",
+        split=None,
         time=time,
         opted_in=opted_in,
         task=task,

@@ -22,7 +22,7 @@ def raw_review_files(
     vocabulary: TokenVocabulary | int = 50_000,
     text: str = "text",
     label: str = "label",
-    split: str = "split",
+    split: str | None = None,
     label_names: Sequence[str] | None = None,
     valid: int = 0,
     drop_duplicates: bool = False,
@@ -39,7 +39,8 @@ def raw_review_files(
         folder: the files; hidden files are skipped.
         max_length: words of a text to keep.
         vocabulary: a vocabulary, or how many words to keep, the most frequent in training texts.
-        text, label, split: names of columns.
+        text, label: names of columns.
+        split: likewise; a file whose name tells no split must have it. None: the column "split", where there is one.
         label_names: the labels in the order of their numbers; None: integers as they are, others in sorted order.
         valid, drop_duplicates, limit, seed: as for ``fedkeep.data.reviews.raw_reviews``.
 
@@ -52,10 +53,14 @@ def raw_review_files(
     files = _files(Path(folder))
     named = [_named(file) for file in files]
     _check_once(files, named)
-    tables = [_one(file, part, text, label, split) for file, (_, part) in zip(files, named, strict=True)]
+    column = "split" if split is None else split
+    tables = [
+        _one(file, part, text, label, column, wanted=split is not None)
+        for file, (_, part) in zip(files, named, strict=True)
+    ]
     table = _joined(tables)
     clients = [client for (client, _), own in zip(named, tables, strict=True) for _ in own.columns[text]]
-    parts = splits_of(table, split) if split in table.columns else []
+    parts = splits_of(table, column) if column in table.columns else []
     words, texts = words_of(table, label), texts_of(table, text)
     reviews = Reviews(clients, parts, words, texts, list(range(len(words))))
     meta = {"name": Path(folder).name, "source": {file.name: sha256(file) for file in files}}
@@ -99,8 +104,9 @@ def _check_once(files: Sequence[Path], named: Sequence[tuple[str, str | None]]) 
         first[who] = file
 
 
-def _one(file: Path, part: str | None, text: str, label: str, split: str) -> Table:
-    table = load_table(file, [text, label], [split, OPTED_IN])
+def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted: bool) -> Table:
+    named = [split] if wanted and part is None else []
+    table = load_table(file, [text, label, *named], [split, OPTED_IN])
     if OPTED_IN in table.columns:
         raise DataError(
             f"{file} has a column {OPTED_IN!r}, which this reader would not heed. Read one table with a column of "

@@ -46,9 +46,9 @@ def raw_table(
     text: str | None = None,
     features: Sequence[str] | None = None,
     label: str = "label",
-    split: str = "split",
-    time: str = "time",
-    opted_in: str = "opted_in",
+    split: str | None = None,
+    time: str | None = None,
+    opted_in: str | None = None,
     task: str | None = None,
     label_names: Sequence[str] | None = None,
     tokens: str = "char",
@@ -59,9 +59,11 @@ def raw_table(
 
     Args:
         path: a ``.csv``, ``.tsv``, ``.jsonl`` (each also ``.gz``) or ``.parquet`` file.
-        user: name of the column of client ids. ``split`` (train, valid, test; also validation, val, dev, eval)
-            and ``time`` (numbers) are optional; without a split, call ``split_per_user`` on the result. So is
-            ``opted_in`` (true and false, or 1 and 0): see `fedkeep.data.opt_out`.
+        user: name of the column of client ids.
+        split, time, opted_in: names of further columns: splits (train, valid, test; also validation, val, dev, eval),
+            numbers, and true and false, or 1 and 0 (see `fedkeep.data.opt_out`). One that is named must be there. None:
+            the column "split", "time" or "opted_in", where there is one. Without a split, call ``split_per_user`` on
+            the result.
         text: name of the column of texts, which become the ragged column ``text``; by default "text".
         features: names of numeric columns instead of a text; together they become ``x``, float32.
         label: name of the column of labels. Integers stay as they are, and must be numbered closely: more than a
@@ -82,8 +84,8 @@ def raw_table(
             what its column wants; the message names the file and the line.
     """
     file = existing(Path(path))
-    wanted = [user, label, *(features if features is not None else [text or TEXT])]
-    table = load_table(file, wanted, [split, time, opted_in])
+    wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
+    table = load_table(file, wanted, usual)
     return raw_from(
         table, user=user, text=text, features=features, label=label, split=split, time=time, opted_in=opted_in,
         task=task, label_names=label_names, tokens=tokens, vocabulary=vocabulary, max_length=max_length,
@@ -117,6 +119,15 @@ class Table:
         return np.asarray(values, dtype=np.float64)
 
 
+def columns_of(
+    user: str, label: str, text: str | None, features: Sequence[str] | None, **others: str | None
+) -> tuple[list[str], list[str]]:
+    """Return the columns that there must be, and those of ``others`` that nobody named, under their usual names."""
+    named = [name for name in others.values() if name is not None]
+    wanted = [user, label, *(features if features is not None else [text or TEXT]), *named]
+    return wanted, [usual for usual, name in others.items() if name is None]
+
+
 def raw_from(
     table: Table,
     *,
@@ -124,9 +135,9 @@ def raw_from(
     text: str | None,
     features: Sequence[str] | None,
     label: str,
-    split: str,
-    time: str,
-    opted_in: str,
+    split: str | None,
+    time: str | None,
+    opted_in: str | None,
     task: str | None,
     label_names: Sequence[str] | None,
     tokens: str,
@@ -135,6 +146,8 @@ def raw_from(
     meta: dict[str, Any],
 ) -> Raw:
     """Return a table's columns; the arguments are those of :func:`raw_table`."""
+    names = {"split": split, "time": time, "opted_in": opted_in}
+    split, time, opted_in = (usual if name is None else name for usual, name in names.items())
     parts = splits_of(table, split) if split in table.columns else None
     columns: dict[str, RawColumn] = {"label": _labels(table, label, task, label_names)}
     if features is None:
@@ -150,14 +163,10 @@ def raw_from(
     if time in table.columns:
         columns["time"] = Times(values=_times(table, time))
     return Raw(
-        client=_users(table, user),
-        split=parts,
-        columns=columns,
+        client=_users(table, user), split=parts, columns=columns, meta=meta, where=table.where,
         opted_in=_truths(table, opted_in) if opted_in in table.columns else None,
         about=About(task=task) if task == "regression" else About(),
-        meta=meta,
-        where=table.where,
-    )
+    )  # fmt: skip
 
 
 def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:

@@ -5,8 +5,10 @@ version for a server that is curious and honest. Here are both sides' states and
 """
 
 from fedkeep.privacy.secure.client import SecureClient
-from fedkeep.privacy.secure.messages import Keys, Revealed
+from fedkeep.privacy.secure.messages import Keys, Revealed, WrongShareError
 from fedkeep.privacy.secure.ring import FixedPoint
 from fedkeep.privacy.secure.server import SecureServer, Spent, threshold_for
 
-__all__ = ["FixedPoint", "Keys", "Revealed", "SecureClient", "SecureServer", "Spent", "threshold_for"]
+__all__ = [
+    "FixedPoint", "Keys", "Revealed", "SecureClient", "SecureServer", "Spent", "WrongShareError", "threshold_for",
+]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkeep.core.errors import SecureSumError
 from fedkeep.privacy.secure import crypto, shamir
-from fedkeep.privacy.secure.messages import Keys, Revealed, check_new_keys, check_threshold
+from fedkeep.privacy.secure.messages import Keys, Revealed, WrongShareError, check_new_keys, check_threshold
 
 SECRET = 32
 
@@ -76,16 +76,20 @@ class SecureClient:
             values: the vector as whole numbers of a ring, see ``FixedPoint``.
 
         Raises:
-            SecureSumError: there are too few, or shares were changed; or it is called again: a mask key used twice.
+            WrongShareError: shares can't be opened: they were changed, or sealed wrongly.
+            SecureSumError: there are too few; or it is called again: a mask key used twice.
         """
         self._move("shares", "masked")
         check_threshold(self.threshold, {*shares, self.name}, f"{self.name!r} was asked for its vector")
         if unknown := sorted(set(shares) - (set(self._keys) - {self.name})):
             raise SecureSumError(f"{self.name!r} got shares of {unknown[0]!r}, who has sent no keys.")
-        for sender, content in shares.items():
-            key = self._sealing_key(sender, sender, self.name)
-            self._held[sender] = crypto.opened(key, content, self._about(sender, self.name))
-        self._held[self.name] = self._own
+        opened = {sender: self._opened(sender, content) for sender, content in shares.items()}
+        if wrong := [sender for sender, pair in opened.items() if len(pair) != 2 * shamir.SHARE]:
+            raise WrongShareError(
+                f"{self.name!r} cannot open what {wrong} sealed for it: it was changed on its way, or sealed wrongly.",
+                wrong,
+            )
+        self._held = {**opened, self.name: self._own}
         total: np.ndarray = values + crypto.mask(self._seed, values.size, values.dtype)
         for other in sorted(shares):
             one = crypto.mask(pair_key(self._masking, self._keys[other].masking, self.round, self.name, other),
@@ -152,6 +156,14 @@ class SecureClient:
                 f"another round with new keys."
             )
         self._step = to
+
+    def _opened(self, sender: str, content: bytes) -> bytes:
+        """Return a sender's shares; nothing, where its box does not open."""
+        key = self._sealing_key(sender, sender, self.name)
+        try:
+            return crypto.opened(key, content, self._about(sender, self.name))
+        except SecureSumError:
+            return b""
 
     def _sealing_key(self, other: str, sender: str, receiver: str) -> bytes:
         return crypto.agreed(self._sealing, self._keys[other].sealing, self._about(sender, receiver))

@@ -41,6 +41,8 @@ class Keys:
             value = getattr(self, name)
             if not (isinstance(value, bytes) and len(value) == 32):
                 raise SecureSumError(f"The key {name!r} must be 32 bytes; got {value!r:.80}.")
+        if self.sealing == self.masking:
+            raise SecureSumError("The keys 'sealing' and 'masking' must differ; they are the same.")
 
     def to_bytes(self) -> bytes:
         """Return the three keys as 96 bytes."""
@@ -63,6 +65,18 @@ class Revealed:
 
     seeds: Mapping[str, bytes]
     keys: Mapping[str, bytes]
+
+
+class WrongShareError(SecureSumError):
+    """Shares of a secret are not what whose secret it is should have dealt.
+
+    Attributes:
+        dealers: ids of those.
+    """
+
+    def __init__(self, text: str, dealers: Collection[str]) -> None:
+        super().__init__(text)
+        self.dealers = sorted(dealers)
 
 
 def check_threshold(threshold: int, clients: Collection[str], what: str) -> None:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 
 from fedkeep.core.errors import SecureSumError
 from fedkeep.privacy.secure import crypto, shamir
 from fedkeep.privacy.secure.client import SECRET, pair_key
-from fedkeep.privacy.secure.messages import LEAST, Keys, Revealed, check_new_keys, check_threshold
+from fedkeep.privacy.secure.messages import (
+    LEAST,
+    Keys,
+    Revealed,
+    WrongShareError,
+    check_new_keys,
+    check_threshold,
+)
 
-WRONG = "The shares of the {} of {!r} give another one: somebody sent a wrong share."
+TRIES = 200
+"""Choices of clients whose shares are tried, at most, where some are wrong."""
+_Secret = tuple[Literal["seeds", "keys"], str]
+"""A client's seed, or its masking key."""
 
 
 @dataclass
@@ -47,6 +58,10 @@ class SecureServer:
         size: of a vector.
         dtype: of its whole numbers, see ``FixedPoint``.
         spent: the keys of earlier rounds.
+
+    Attributes:
+        wrong: once there is a total, who has revealed wrong shares of whose secrets, as far as it was looked: the
+            shares of as many clients as the threshold are enough.
     """
 
     def __init__(
@@ -59,11 +74,14 @@ class SecureServer:
         self._total = np.zeros(size, dtype)
         self._in: set[str] = set()
         self._revealed: dict[str, Revealed] = {}
+        self.wrong: dict[str, list[str]] = {}
         self._step = "keys"
 
     def add_keys(self, client: str, keys: Keys) -> None:
-        """Take a client's keys, step 1; SecureSumError: it has sent some already, or one was used before."""
+        """Take a client's keys, step 1; SecureSumError: it has sent some already, or one was used before or is none."""
         self._expect("keys", client, client not in self._keys)
+        for key in (keys.sealing, keys.masking):
+            crypto.agreed(crypto.new_key(), key, "")  # else the others could not
         self.spent.spend(client, keys)
         self._keys[client] = keys
 
@@ -121,23 +139,17 @@ class SecureServer:
         """Return the sum of the vectors of ``survivors``, in the ring.
 
         Raises:
-            SecureSumError: fewer than the threshold have revealed their shares, or a share is wrong.
+            WrongShareError: of some secrets, or of all, no shares were found that give them.
+            SecureSumError: fewer than the threshold have revealed their shares.
         """
         self._expect("revealed", "the server", True)
         check_threshold(self.threshold, self._revealed, "The server has shares that unmask")
-        places = {name: k for k, name in enumerate(sorted(self._keys), 1)}
-        helpers = sorted(self._revealed)[: self.threshold]
-        weights = dict(zip(helpers, shamir.weights(tuple(places[h] for h in helpers)), strict=True))
-        total = self._total.copy()
-        for name in sorted(self._in):
-            seed = self._joined(weights, {h: self._revealed[h].seeds[name] for h in helpers})
-            if hashlib.sha256(seed).digest() != self._keys[name].commitment:
-                raise SecureSumError(WRONG.format("seed", name))
-            total -= crypto.mask(seed, self.size, total.dtype)
-        for name in sorted(set(self._boxes) - self._in):
-            key = crypto.key_from(self._joined(weights, {h: self._revealed[h].keys[name] for h in helpers}))
-            if crypto.public(key) != self._keys[name].masking:
-                raise SecureSumError(WRONG.format("key", name))
+        secrets, total = self._secrets(), self._total.copy()
+        for (kind, name), secret in secrets.items():
+            if kind == "seeds":
+                total -= crypto.mask(secret, self.size, total.dtype)
+                continue
+            key = crypto.key_from(secret)
             for other in sorted(self._in):
                 one = crypto.mask(pair_key(key, self._keys[other].masking, self.round, name, other), self.size,
                                   total.dtype)  # fmt: skip
@@ -148,9 +160,68 @@ class SecureServer:
         self._step = "done"
         return total
 
-    @staticmethod
-    def _joined(weights: Mapping[str, int], shares: Mapping[str, bytes]) -> bytes:
-        return shamir.weighted(((weights[h], share) for h, share in shares.items()), SECRET)
+    def _secrets(self) -> dict[_Secret, bytes]:
+        """Return the secrets that unmask the sum, as clients have committed to them; note who sent wrong shares."""
+        missing: list[_Secret] = [("seeds", name) for name in sorted(self._in)]
+        missing += [("keys", name) for name in sorted(set(self._boxes) - self._in)]
+        found, by_choice = dict[_Secret, bytes](), list[tuple[Sequence[str], list[_Secret]]]()
+        for helpers in islice(self._choices(), TRIES):
+            joined = self._joined(helpers, missing)
+            right = [one for one in missing if self._fits(one, joined[one])]
+            found |= {one: joined[one] for one in right}
+            by_choice.append((helpers, right))
+            missing = [one for one in missing if one not in found]
+            if not missing:
+                break
+        if missing:
+            raise WrongShareError(
+                f"The shares that {len(self._revealed)} clients revealed do not give the secrets of {len(missing)}, "
+                f"e.g. of {missing[0][1]!r}: who dealt them dealt wrong ones, or too many revealed wrong ones.",
+                {name for _, name in missing} if found and len(self._revealed) > self.threshold else (),
+            )
+        if len(by_choice) > 1:
+            self._compare(by_choice, found)
+        return found
+
+    def _choices(self) -> Iterator[Sequence[str]]:
+        """Yield choices of as many helpers as the threshold: each is left out in turn, then so in other orders."""
+        names, mixed = sorted(self._revealed), np.random.default_rng(0)
+        spare = len(names) - self.threshold
+        while True:
+            for first in range(0, len(names), spare or len(names)):
+                yield (names + names)[first : first + self.threshold]
+            if not spare:
+                return
+            mixed.shuffle(names)
+
+    def _compare(
+        self, by_choice: Sequence[tuple[Sequence[str], Sequence[_Secret]]], found: Mapping[_Secret, bytes]
+    ) -> None:
+        """Note whose shares give other secrets than were found, in the place of one that was right."""
+        for helpers, right in by_choice:
+            for other in sorted(set(self._revealed) - set(helpers)) if right else ():
+                joined = self._joined([other, *helpers[1:]], right)
+                if wrong := [name for (kind, name) in right if joined[kind, name] != found[kind, name]]:
+                    self.wrong.setdefault(other, []).extend(wrong)
+
+    def _joined(self, helpers: Sequence[str], wanted: Sequence[_Secret]) -> dict[_Secret, bytes]:
+        """Return what the helpers' shares of secrets give; nothing, where it is of another length."""
+        places = {name: k for k, name in enumerate(sorted(self._keys), 1)}
+        weights, joined = shamir.weights(tuple(places[h] for h in helpers)), dict[_Secret, bytes]()
+        for kind, name in wanted:
+            shares = (getattr(self._revealed[h], kind)[name] for h in helpers)
+            try:
+                joined[kind, name] = shamir.weighted(zip(weights, shares, strict=True), SECRET)
+            except SecureSumError:
+                joined[kind, name] = b""
+        return joined
+
+    def _fits(self, one: _Secret, secret: bytes) -> bool:
+        """Return whether a secret is the one that its client has committed to."""
+        kind, keys = one[0], self._keys[one[1]]
+        if kind == "seeds":
+            return hashlib.sha256(secret).digest() == keys.commitment
+        return bool(secret) and crypto.public(crypto.key_from(secret)) == keys.masking
 
     def _expect(self, step: str, client: str, right: bool) -> None:
         if self._step != step or not right:
