@@ -12,7 +12,7 @@ import torch
 from fedkeep import Phase, methods, sgd
 from fedkeep.audit import audit
 from fedkeep.audit.bench import Bench, States, changed, items, same, still
-from fedkeep.audit.canaries import kept_rows, opted_out, planted, replaced, small, sources, with_opt_out
+from fedkeep.audit.canaries import small
 from fedkeep.audit.findings import Allowed
 from fedkeep.audit.images import describe_image
 from fedkeep.audit.wire import patterns
@@ -32,80 +32,6 @@ from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words
 from tests.methods.table import DATA, ROWS
 from tests.tiny import classes, texts
-
-# --- canaries
-
-
-def test_a_few_examples_of_each_partition_are_kept() -> None:
-    data = classes(counts=(40, 3, 0, 7), valid=9, test=2)
-    few = small(data, 3)
-    assert list(few.ids) == ["user-0", "user-1", "user-3"]  # user-2 trains nothing
-    assert [few.counts(part).tolist() for part in ("train", "valid", "test")] == [
-        [12, 3, 7],
-        [4] * 3,
-        [2] * 3,
-    ]
-    rows = np.asarray(data.rows(0, "train"))
-    chosen = np.asarray(few.columns["x"])[list(few.rows(0, "train"))]
-    assert (chosen[0] == np.asarray(data.columns["x"])[rows[0]]).all()
-    assert (chosen[-1] == np.asarray(data.columns["x"])[rows[-1]]).all()
-
-
-def test_a_client_with_opted_in_and_opted_out_examples_comes_first() -> None:
-    data = classes(counts=(4, 4, 4), opted_in=True)
-    opted = np.ones(data.examples, bool)
-    opted[list(data.rows(2, "train"))[:2]] = False
-    data.columns["opted_in"] = opted
-    assert list(small(data, 1).ids) == ["user-2"]
-
-
-def test_rows_left_out_leave_the_others_as_they_were() -> None:
-    data = classes(counts=(5, 4))
-    without = kept_rows(data, np.setdiff1d(np.arange(data.examples), [1, data.rows(1, "valid")[0]]))
-    assert without.counts("train").tolist() == [4, 4]
-    assert without.counts("valid").tolist() == [2, 1]
-    assert (np.asarray(without.columns["x"])[:4] == np.asarray(data.columns["x"])[[0, 2, 3, 4]]).all()
-
-
-@pytest.mark.parametrize("data", [classes(counts=(5, 4)), texts()])
-def test_every_replaced_row_is_another_and_no_other_row(data: object) -> None:
-    rows = np.asarray([0, 2])
-    other = replaced(data, rows, 1)  # type: ignore[arg-type]
-    for name, column in data.columns.items():  # type: ignore[attr-defined]
-        for row in range(3):
-            assert np.array_equal(column[row], other.columns[name][row]) == (row == 1), name
-        assert len(other.columns[name]) == len(column)
-    assert set(np.unique(other.columns["label"])) <= set(np.unique(data.columns["label"]))  # type: ignore[attr-defined]
-
-
-def test_opt_out_is_planted_where_nobody_opted_out() -> None:
-    data = with_opt_out(classes(counts=(6, 1)))
-    assert opted_out(data, 0).tolist() == [1, 4]
-    assert opted_out(data, 1).tolist() == []
-
-
-def test_canaries_move_everything_and_keep_variances_positive() -> None:
-    kept = {
-        "user": torch.zeros(3), "norm.running_var": torch.full((4,), 0.01), "norm.count": torch.tensor(3),
-        "client/pick": torch.tensor(0),
-    }  # fmt: skip
-    found = planted(kept, kept, {"user"}, 1)
-    assert all(bool((found[n] != v).all()) for n, v in kept.items())
-    assert bool((found["norm.running_var"] > 0).all())
-    assert planted(kept, ["user"], {"user"}, 1)["client/pick"] is kept["client/pick"]
-    assert [str(s) for s in sources(kept, {"user"})] == [
-        "private parameter user", "private buffer norm.running_var", "private buffer norm.count", "kept state pick"
-    ]  # fmt: skip
-
-
-def test_many_sources_are_put_together() -> None:
-    kept = {f"own.layer{k}.{end}": torch.zeros(1) for k in range(8) for end in ("weight", "bias")}
-    assert [s.label for s in sources(kept, kept)] == [f"own.layer{k}.*" for k in range(8)]
-    kept |= {f"own.more{k}.weight": torch.zeros(1) for k in range(8)}
-    (one,) = sources(kept, kept)
-    assert one.label == "own.*"
-    assert set(one.names) == set(kept)
-
 
 # --- images
 

@@ -64,6 +64,13 @@ def test_the_joint_norm_is_named(fedkeep: Command) -> None:
     assert "✗ clip with the joint norm of the gradients (clip_over = 'halves' avoids it)" in result.stderr
 
 
+def test_what_was_not_looked_at_is_no_success(fedkeep: Command) -> None:
+    result = fedkeep("audit", "toy.toml", *FEW, "--set", "method.optimizer.learning_rate=1e200")
+    assert result.exit_code == 1, result.output
+    assert "✗ NOT looked at: what training sends, as client " in result.stderr
+    assert "✓" not in result.stdout
+
+
 def test_centralised_training_is_refused(fedkeep: Command) -> None:
     result = fedkeep("audit", "toy.toml", "--set", "run.engine=pooled")
     assert result.exit_code == 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedkeep import export_models, load_model
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, StoreError
 from fedkeep.core.files import load_verified
 from fedkeep.core.run_files import read_commit, read_info
 from fedkeep.experiments import progress
@@ -237,6 +237,27 @@ def test_in_a_simulation_each_node_has_its_share_of_the_experiments_clients(tmp_
         ["user-0", "user-2", "user-4"],
         ["user-1", "user-3", "user-5"],
     ]
+
+
+def test_a_simulation_does_not_go_on_with_another_number_of_nodes(tmp_path, monkeypatch):
+    """Most clients would be on a node that has nothing of theirs, and missing from every round."""
+    made = project(tmp_path, monkeypatch)
+
+    def contexts(count):
+        for number in range(count):
+            here = context(7 + number, **{"partition-id": number, "num-partitions": count})
+            here.run_config.update(made.run_config)
+            yield here
+
+    grid = GridTransport(Loopback(serve, list(contexts(2))))
+    text = CONFIG.replace("rounds = 3", "rounds = 1")
+    serve_run(replace(federation_of(text), clients=6), grid, tmp_path / "run", progress=False, poll=0.01)
+    for number, here in enumerate(contexts(3)):
+        node = nodes.node_of(here)
+        said = f"belongs to 'supernode {number} of 2', and this device to 'supernode {number} of 3'"
+        for path in [next(node.folder.glob("*.db"))] if number < 2 else []:
+            with pytest.raises(StoreError, match=said):
+                DeviceFile(path, node.terms.owner)
 
 
 @pytest.mark.parametrize(

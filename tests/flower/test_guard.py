@@ -13,7 +13,9 @@ from fedkeep.flower import guard
 from fedkeep.flower.keys import make_keys
 from fedkeep.flower.local import Local, federation
 from fedkeep.flower.project import new_project
+from fedkeep.flower.served import federation_of
 from fedkeep.flower.signed import SIGNATURE, sign_project
+from tests.flower.test_apps import CONFIG, SECURE
 
 EVIL = """
 import pathlib
@@ -135,8 +137,10 @@ def serve():
     except Exception as error:
         print(type(error).__name__, str(error).split(" Sign")[0])
     print(runtime.get_project_dir("a", "b", "c", None) == Path(os.devnull))
-    from fedkeep.flower.client_app import app
-    print(runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)("f", "v", "h") is app)
+    from fedkeep.flower import client_app
+    load = runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+    print(load("f", "v", "h") is client_app.app)
+    print(sorted(client_app.signed) == sorted({texts!r}))
 
 cli.flwr_clientapp = serve
 sys.argv = ["guard.py", "flwr-clientapp", "--token", "x"]
@@ -144,15 +148,20 @@ runpy.run_path({guard!r}, run_name="__main__")
 """
 
 
-def test_an_unsigned_bundle_is_refused_and_of_a_signed_one_nothing_is_loaded(tmp_path):
+def test_an_unsigned_bundle_is_refused_and_of_a_signed_one_nothing_is_loaded_but_what_may_be_trained(
+    tmp_path,
+):
     make_keys(tmp_path / "keys", hosts=["localhost"], nodes=[])
-    new_project(tmp_path / "project", "seed = 3\n")
+    new_project(tmp_path / "project", CONFIG)
+    (tmp_path / "project" / "more").mkdir()
+    (tmp_path / "project" / "more" / "other.toml").write_text(SECURE)
     sign_project(tmp_path / "project", tmp_path / "keys" / "signer.key")
     signed, unsigned = tmp_path / "signed", tmp_path / "unsigned"
     signed.write_bytes(build_fab_from_disk(tmp_path / "project"))
     (tmp_path / "project" / SIGNATURE).unlink()
     unsigned.write_bytes(build_fab_from_disk(tmp_path / "project"))
-    code = LOADS.format(bundles=[str(signed), str(unsigned)], guard=guard.__file__)
+    texts = [federation_of(text).text for text in (CONFIG, SECURE)]
+    code = LOADS.format(bundles=[str(signed), str(unsigned)], guard=guard.__file__, texts=texts)
     environment = {
         **os.environ, guard.TRUSTED: str(tmp_path / "keys" / "signer.pub"), "PYTHONPATH": os.pathsep.join(sys.path)
     }  # fmt: skip
@@ -160,4 +169,4 @@ def test_an_unsigned_bundle_is_refused_and_of_a_signed_one_nothing_is_loaded(tmp
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
     )  # fmt: skip
     refused = "RunError This device refuses a project that nobody has signed."
-    assert done.stdout.splitlines() == [refused, "True", "True"], done.stderr
+    assert done.stdout.splitlines() == [refused, "True", "True", "True"], done.stderr

@@ -78,3 +78,12 @@ def test_a_file_of_the_bundle_is_found_on_the_path(tmp_path, monkeypatch):
     assert bundled("config.toml") == tmp_path / "config.toml"
     with pytest.raises(ConfigError, match="holds no file 'other.toml'"):
         bundled("other.toml")
+
+
+@pytest.mark.parametrize("name", ["{folder}/config.toml", "../config.toml", "more/../../config.toml"])
+def test_a_file_outside_the_project_is_none_of_its_files(name, tmp_path, monkeypatch):
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "project" / "more").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    with pytest.raises(ConfigError, match="names a file of the project by its path there, without '..'; got"):
+        bundled(name.format(folder=tmp_path))

@@ -1,8 +1,10 @@
-"""What the server app hands on of its settings, and that two nodes of a simulation share nothing."""
+"""What the server app hands on of its settings, and refuses of them before it begins."""
 
 import pytest
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.flower import nodes, server_app
+from fedkeep.flower.status import read_status
 from tests.flower.loopback import Loopback
 from tests.flower.test_apps import CONFIG, project
 
@@ -38,3 +40,54 @@ def test_the_server_app_hands_on_all_that_its_settings_say(tmp_path, monkeypatch
     text = CONFIG + "[rounds]\nclients = 3\n"
     server_app.main(Loopback(None, []), project(tmp_path, monkeypatch, text, clients=0))
     assert found["federation"].clients == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("patience", "soon", "a valid number; got 'soon'"),
+        ("patience", -1.0, "greater than or equal to 0; got -1.0"),
+        ("patience", float("inf"), "a finite number; got inf"),
+        ("limit", "2 GB", "a valid integer; got '2 GB'"),
+        ("limit", 1 << 31, "less than or equal to 2147483647; got 2147483648"),
+        ("clients", "six", "a valid integer; got 'six'"),
+        ("clients", -3, "greater than or equal to 0; got -3"),
+        ("clients", True, "a valid integer; got True"),
+        ("keep-rounds", -1, "greater than or equal to 0; got -1"),
+        ("keep-rounds", 1.5, "a valid integer; got 1.5"),
+        ("judge-only", "false", "a valid boolean; got 'false'"),
+        ("out", 3, "a valid string; got 3"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_named_before_anything_is_begun(
+    name, value, wanted, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server_app, "serve_run", None)
+    with pytest.raises(ConfigError) as error:
+        server_app.main(Loopback(None, []), project(tmp_path, monkeypatch, **{name: value}))
+    assert str(error.value).endswith(f"\n  {name}: wanted {wanted}.")
+    status = read_status(tmp_path / "status.json")
+    assert (status.state, status.text) == ("failed", str(error.value))
+
+
+def test_all_settings_that_are_wrong_or_missing_are_named(tmp_path, monkeypatch):
+    made = project(tmp_path, monkeypatch, status=7, limit="no")
+    del made.run_config["clients"]
+    with pytest.raises(ConfigError) as error:
+        server_app.main(Loopback(None, []), made)
+    assert [line.partition(":")[0].strip() for line in str(error.value).splitlines()[1:]] == [
+        "status",
+        "clients",
+        "limit",
+    ]
+
+
+def test_the_status_says_so_when_the_server_app_ends_in_an_error_of_pythons(tmp_path, monkeypatch):
+    def serve(*_, **__):
+        raise OSError("no route")
+
+    monkeypatch.setattr(server_app, "serve_run", serve)
+    with pytest.raises(OSError, match="no route"):
+        server_app.main(Loopback(None, []), project(tmp_path, monkeypatch))
+    status = read_status(tmp_path / "status.json")
+    assert (status.state, status.text) == ("failed", "OSError: no route")

@@ -25,6 +25,7 @@ from fedkeep.prove.labels import Tracer
 from fedkeep.prove.rounds import Channels
 from fedkeep.report.page import write_content
 from tests.audit import leaks
+from tests.audit.clients import users
 from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words
 from tests.methods.table import DATA, ROWS
@@ -78,6 +79,37 @@ def test_the_joint_norm_is_a_path_unless_it_is_declared() -> None:
     )
     assert prove(Own(), halves, DATA).verdict("upload/linear.bias") == "declared"
     assert prove(Own(), halves, DATA, allow=()).verdict("loss") == "path named"
+
+
+def test_clients_that_train_nothing_are_no_proof() -> None:
+    """They sort first, and of the two that are traced one at least must train."""
+    data = users(a=(0, 2, 0, 1), b=(0, 2, 0, 1), c=(4, 0, 1, 1), d=(1, 0, 0, 0))
+    joint = methods.furl("user", local=CLIPPED)
+    assert prove(Own(), joint, data).verdict("upload/linear.bias") == "path named"
+
+
+def test_a_phase_that_took_no_step_leaves_all_unknown() -> None:
+    said = "took no step"
+    one, none = users(a=(4, 1, 0, 0), b=(0, 4, 0, 0)), users(a=(0, 4, 0, 0), b=(0, 4, 0, 0))
+    assert said not in str(prove(leaks.Body(), leaks.TWO_HEADS, one).claims)
+    proof = prove(leaks.Body(), leaks.TWO_HEADS, none)
+    assert proof.verdict("weight") == "unknown"
+    why = f"the phase that trains 'federated' {said}: no client has an example to train on"
+    assert why in proof.claims[0].against
+
+
+def test_training_that_breaks_down_proves_nothing() -> None:
+    proof = prove(Own(), methods.furl("user", local=Phase(optimizer=sgd(1e200))), DATA)
+    assert proof.verdict("loss") == "unknown"
+    assert "took no step: Client 'user-0', round 0" in proof.claims[0].against[0]
+
+
+def test_of_opted_out_examples_nothing_is_proved_where_there_can_be_none() -> None:
+    proof = prove(Own(), furl(), users(a=(1, 0, 1, 1), b=(1, 0, 1, 1)))
+    assert proof.claims[-1].against == ("none is there, and no client has two to train on",)
+    assert not proof.ok
+    proof = prove(Own(), furl(), users(a=(4, 0, 1, 1), b=(4, 2, 1, 1)))
+    assert "Some clients have opted no example out, so some were, to follow these too." in proof.notes
 
 
 def test_batch_statistics_above_a_private_layer_are_a_path() -> None:

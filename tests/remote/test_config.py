@@ -63,12 +63,12 @@ def test_what_it_does_not_say_is_strict(tmp_path: Path) -> None:
 def test_it_says_everything(tmp_path: Path) -> None:
     more = (
         'clients = ["bob"]\nhistory = 3\non_missing = "anew"\non_change = "anew"\nleaves = "clients"\n'
-        "clients_a_word = 5\npatience = 2.5\n"
+        "clients_a_word = 5\nsecure = true\npatience = 2.5\n"
     )
     path = written(tmp_path, NODE + more)
     assert read_node_config(path).device.terms == Terms(
         owner="ann's laptop", history=3, on_missing="anew", on_change="anew", leaves="clients",
-        clients_a_word=5, patience=2.5,
+        clients_a_word=5, secure=True, patience=2.5,
     )  # fmt: skip
     assert build_node(path).clients == ["bob"]
 

@@ -45,3 +45,20 @@ def test_every_event_is_logged_and_the_rare_ones_as_information(caplog: pytest.L
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "Node 'x' takes no part: 100 % full."), ("DEBUG", "twice"),
     ]  # fmt: skip
+
+
+def test_who_was_missing_from_a_round_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A device that has lost its folder of states is missing from every round; nobody would hear of it."""
+    events = Events(lambda: 0.0, round=4)
+    with caplog.at_level(logging.INFO, logger="fedkeep.events"):
+        for client in ("ann", "bob", "ann"):
+            events.note("lost", f"The order wants version 3 of what client {client!r} keeps.", client=client)
+        events.note("lost", "A sum was left out.", node="7")
+        events.sum_up()
+        events.sum_up()
+        events.note("late", "Client 'cid' did not answer.", client="cid")
+        events.sum_up()
+    assert [record.getMessage() for record in caplog.records] == [
+        "Round 4: 2 clients were missing, e.g. 'ann'. The order wants version 3 of what client 'ann' keeps.",
+        "Round 4: a client was missing: 'cid'. Client 'cid' did not answer.",
+    ]

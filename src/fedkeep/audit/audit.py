@@ -44,7 +44,7 @@ def audit(
     Args:
         model: the module; it is not changed.
         method: the method.
-        data: the data set; a few examples of three clients are used, two of them on one device.
+        data: the data set; a few examples of three clients or more are used, at least two of them on one device.
         rounds: how many, at least 1.
         seed: of the run and of the canaries.
         allow: what may tell of what stays beside gradients: ``KIND``, one of ``loss``, ``judged``, ``clip``, …, or

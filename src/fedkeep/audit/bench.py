@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeep.audit.canaries import out_counts
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import SERVER, Params
@@ -179,7 +180,7 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """A model, a method and a few clients' data; the first two clients are on one device.
+    """A model, a method and a few clients' data; the first ones are on one device (``here``).
 
     Attributes:
         model: the user's module, left as it is.
@@ -197,13 +198,19 @@ class Bench:
     _ready: dict[int, _Made] = field(default_factory=dict)
 
     @property
+    def here(self) -> int:
+        """How many clients are on the device that is looked at: two, and more until it has all kinds of examples."""
+        kinds = self.data.counts("valid"), self.data.counts("test"), out_counts(self.data)
+        return max([min(2, len(self.data)), *(int((n > 0).argmax()) + 1 for n in kinds)])
+
+    @property
     def device(self) -> FederatedData:
         """The data of the device that is looked at."""
-        return self.data.select(list(range(min(2, len(self.data)))))
+        return self.data.select(list(range(self.here)))
 
     def federate(self, rounds: int) -> dict[str, Recorded]:
         """Run a federation, and return what went between the server and each node."""
-        rest = list(range(2, len(self.data)))
+        rest = list(range(self.here, len(self.data)))
         nodes = {FIRST: self.device} | ({"node-1": self.data.select(rest)} if rest else {})
         heard = {name: Recorded() for name in nodes}
         federation = Federation(

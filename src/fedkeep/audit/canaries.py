@@ -15,7 +15,7 @@ from fedkeep.core.seeds import generator, numpy_generator
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.columns import Column, Rows, offsets_of
 from fedkeep.data.federated import take
-from fedkeep.data.splits import bounds_of
+from fedkeep.data.splits import SPLITS, bounds_of
 
 TRAIN, OTHER = 12, 4
 """Examples of a client that an audit trains on at most, and judges of each other partition."""
@@ -80,22 +80,33 @@ def planted(
 
 
 def small(data: FederatedData, clients: int) -> FederatedData:
-    """Return a few examples of a few clients: of each partition some, spread evenly over it."""
+    """Return a few examples of a few clients, who shows most in front: of each partition some, spread evenly over it.
+
+    The first trains, if anybody does: at best on two examples or more, and it has some opted out, and others to judge.
+    Kinds of examples that none of the first two has come with more clients, right behind them.
+    """
     data = data if data.bounds is not None else data.split_per_user()
-    counts, opted = data.counts("train"), data.columns.get(OUT)
-    mixed = np.zeros(len(data), bool)
-    if opted is not None:
-        inside = np.bincount(data.clients_of(np.flatnonzero(np.asarray(opted))), minlength=len(data))
-        mixed = (inside > 0) & (inside < data.counts())
-    best = np.lexsort((np.arange(len(data)), ~mixed, counts == 0))[:clients]
-    some = data.select(np.sort(best))
-    keep = [
-        np.asarray(rows)[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int))]
-        for client in range(len(some))
-        for part, most in (("train", TRAIN), ("valid", OTHER), ("test", OTHER))
-        if len(rows := some.rows(client, part))
-    ]
+    train, valid, test = (data.counts(part) for part in SPLITS)
+    out = out_counts(data)
+    judged = (valid > 0) * 1 + (test > 0)
+    order = np.lexsort((np.arange(len(data)), -judged, train < 3, out == 0, -np.minimum(train - out, 2)))
+    first = order[: min(clients, 2)]
+    more = {order[(n[order] > 0).argmax()] for n in (valid, test, out) if n.any() and not n[first].any()}
+    chosen = list(dict.fromkeys([*first, *sorted(more), *order]))[: clients + len(more)]
+    some, keep = data.select(chosen), list[Rows]()
+    for client in range(len(some)):
+        left_out = opted_out(some, client)
+        inside = np.setdiff1d(some.split_rows("train", [client]), left_out)
+        keep += [_spread(inside, TRAIN), _spread(left_out, OTHER)]
+        keep += [_spread(some.split_rows(part, [client]), OTHER) for part in ("valid", "test")]
     return kept_rows(some, np.concatenate(keep))
+
+
+def _spread(rows: Rows, most: int) -> Rows:
+    """Return some of the rows, evenly spread."""
+    places = np.linspace(0, len(rows) - 1, min(len(rows), most)).round()
+    some: Rows = rows[np.unique(places.astype(int))]
+    return some
 
 
 def kept_rows(data: FederatedData, rows: Rows) -> FederatedData:
@@ -111,36 +122,47 @@ def kept_rows(data: FederatedData, rows: Rows) -> FederatedData:
 
 
 def with_opt_out(data: FederatedData) -> FederatedData:
-    """Return the data with every third training example of each client opted out, where none says who has."""
-    if OUT in data.columns:
-        return data
-    inside = np.ones(data.examples, bool)
+    """Return the data with every third training example opted out of each client that has opted out none."""
+    inside = np.array(data.columns.get(OUT, np.ones(data.examples, bool)), bool)
     for client in range(len(data)):
-        inside[list(data.rows(client, "train"))[1::3]] = False
+        if not len(opted_out(data, client)):
+            inside[list(data.rows(client, "train"))[1::3]] = False
     columns = {**data.columns, OUT: inside}
     return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
 
 
-def opted_out(data: FederatedData, client: int) -> Rows:
-    """Return a client's training examples that are opted out."""
-    rows = np.asarray(data.rows(client, "train"), np.int64)
-    out: Rows = rows[~np.asarray(data.columns[OUT])[rows].astype(bool)]
+def opted_out(data: FederatedData, client: int | None = None) -> Rows:
+    """Return the training examples that are opted out, of a client or of all."""
+    rows = data.split_rows("train", None if client is None else [client])
+    out: Rows = rows[~np.asarray(data.columns[OUT])[rows].astype(bool)] if OUT in data.columns else rows[:0]
     return out
+
+
+def out_counts(data: FederatedData) -> Rows:
+    """Return how many training examples each client has opted out."""
+    return np.bincount(data.clients_of(opted_out(data)), minlength=len(data))
 
 
 def replaced(data: FederatedData, rows: Rows, seed: int) -> FederatedData:
     """Return the data with other values in some rows: normal noise is added to numbers; whole numbers and tokens become
-    others that stand in the column.
+    others that stand in the column. A label of one class alone becomes 0 or 1.
     """  # fmt: skip
     draw = numpy_generator(seed, "audit/examples")
     columns = {
-        name: column if name == OUT or name.startswith("_") else _changed(column, rows, draw)
+        name: column if name == OUT or name.startswith("_") else _changed(name, column, rows, draw)
         for name, column in data.columns.items()
     }
     return FederatedData(columns, data.offsets, data.ids, data.bounds, data.meta, check=False)
 
 
-def _changed(column: Column, rows: Rows, draw: np.random.Generator) -> Column:
+def single(data: FederatedData) -> list[str]:
+    """Return the columns of whole numbers and tokens that have one value alone, so that there is no other to put in."""
+    own = {n: c.values if isinstance(c, Ragged) else np.asarray(c) for n, c in data.columns.items()}
+    own = {n: c for n, c in own.items() if n not in (OUT, "label") and not n.startswith("_")}
+    return [n for n, c in own.items() if c.dtype.kind in "biu" and len(np.unique(c)) < 2]
+
+
+def _changed(name: str, column: Column, rows: Rows, draw: np.random.Generator) -> Column:
     if isinstance(column, Ragged):
         places = np.concatenate([np.arange(column.offsets[r], column.offsets[r + 1]) for r in rows] or [rows])
         values = np.array(column.values)
@@ -150,8 +172,9 @@ def _changed(column: Column, rows: Rows, draw: np.random.Generator) -> Column:
     if made.dtype.kind == "f":
         some = made[rows]
         made[rows] = some + (made.std() or 1.0) * draw.standard_normal(some.shape).astype(made.dtype)
-    elif made.dtype.kind in "iu":
-        made[rows] = _others(made, made[rows], draw)
+    elif made.dtype.kind in "biu":
+        one_class = name == "label" and len(np.unique(made)) < 2
+        made[rows] = _others(np.arange(2) if one_class else made, made[rows], draw)
     return made
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkeep.audit import server as on_server
 from fedkeep.audit.bench import FIRST, Item, Items, changed, items, on_common_rows, unjudged
-from fedkeep.audit.canaries import OUT, floats_of, kept_rows, opted_out, replaced, with_opt_out
+from fedkeep.audit.canaries import floats_of, kept_rows, opted_out, replaced, single, with_opt_out
 from fedkeep.audit.findings import Finding
 from fedkeep.audit.images import DRAWS
 from fedkeep.audit.looking import Looking, Step, image_of
@@ -22,16 +22,18 @@ JUDGING = "validation and test examples"
 
 def look_at_examples(audit: Looking) -> None:
     """Replace training examples, which may leave by gradients, and those of other partitions, which may not."""
-    rows = np.asarray(audit.data.rows(0, "train"), np.int64)
-    if OUT in audit.data.columns:
-        rows = np.setdiff1d(rows, opted_out(audit.data, 0))
+    rows = np.setdiff1d(audit.data.split_rows("train", [0]), opted_out(audit.data, 0))
+    if names := single(audit.data):
+        audit.notes[
+            f"NOT looked at: {', '.join(names)}; one value alone is there, so no other could be put in."
+        ] = None
     if len(rows):
         audit.looked[TRAINING] = None
         other = replaced(audit.data, rows, 1)
         for step in audit.steps:
             _training(audit, step, rows, other)
         _begun(audit, audit.data, other, TRAINING)
-    rest = np.concatenate([np.asarray(audit.data.rows(0, part), np.int64) for part in ("valid", "test")])
+    rest = np.concatenate([audit.data.split_rows(part) for part in ("valid", "test")])
     if len(rest):
         audit.looked[JUDGING] = None
         other = replaced(audit.data, rest, 1)
@@ -87,12 +89,14 @@ def _images(audit: Looking, step: Step, rows: Rows) -> Callable[[Item], str]:
 def look_at_opt_out(audit: Looking) -> None:
     """Replace opted-out examples, then leave some out: neither values nor numbers may leave, in any round."""
     data = with_opt_out(audit.data)
-    rows = opted_out(data, 0)
-    if OUT not in audit.data.columns:
-        audit.notes["No example is opted out, so the audit opted some out to look at these."] = None
+    rows, real = opted_out(data), opted_out(audit.data)
     if not len(rows):
-        audit.notes["The client has no opted-out example."] = None
+        why = "none is there, and no client has two to train on"
+        audit.notes[f"Opted-out examples were NOT looked at: {why}."] = None
         return
+    if len(rows) > len(real):
+        who = "Some clients have opted no example out" if len(real) else "No example is opted out"
+        audit.notes[f"{who}, so the audit opted some out to look at these."] = None
     heard = audit.heard[FIRST]
     works = [work for work, _ in heard.answered()]
     first = [packet for kind in ("hello", "encoding") for packet, _ in heard.of(kind)]

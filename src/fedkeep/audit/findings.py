@@ -79,6 +79,7 @@ class AuditReport:
         findings: what of it changes with what must stay.
         sources: what was changed, and what was looked at in vain: not there in this configuration.
         notes: what the reader should know.
+        missed: what could not be looked at, though it would leave.
         allow: the allow list.
         searched: by name of a wire, how many bytes that it makes of messages were searched for canaries.
         seconds: that it took.
@@ -92,6 +93,7 @@ class AuditReport:
     findings: tuple[Finding, ...]
     sources: tuple[str, ...]
     notes: tuple[str, ...]
+    missed: tuple[str, ...]
     allow: tuple[str, ...]
     searched: dict[str, int]
     seconds: float
@@ -103,8 +105,8 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing leaves but by declared ways."""
-        return not self.leaks
+        """Whether all was looked at, and nothing leaves but by declared ways."""
+        return not self.leaks and not self.missed
 
     def of(self, leaves: str) -> tuple[Finding, ...]:
         """Return what was found of a thing that left."""

@@ -21,8 +21,6 @@ def look_at_kept(audit: Looking) -> None:
     What changes is asked once more with learning rates of zero for federated parameters. Then nothing moves by
     gradients, so what changes still has left in another way. Rounds may differ in this, so each is looked at.
     """
-    if not audit.steps:
-        return
     everything = list(audit.steps[0].kept[audit.client])
     if not everything:
         audit.notes["Nothing is private, and no state is kept."] = None
@@ -117,11 +115,11 @@ def look_at_clipping(audit: Looking) -> None:
     apart = method.on_client(
         phases=tuple(p.but(clip_over="halves") if p in joint else p for p in method.client.phases)
     )
-    audit.looked["the joint norm of the gradients"] = None
     for step in audit.steps:
         for fixed in (step.kept, audit.planted(step, audit.client, step.kept[audit.client])):
             one, two = (audit.bench.once(step.work, fixed, method=m) for m in (method, apart))
             if changed(one, two):
+                audit.looked["the joint norm of the gradients"] = None
                 audit.note("clip", "the joint norm of the gradients", "clip_over = 'halves' avoids it")
                 return
-    audit.notes["clip_norm is over all gradients, and cut none in these rounds."] = None
+    audit.notes["clip_norm is over all gradients and cut none: their joint norm was NOT looked at."] = None

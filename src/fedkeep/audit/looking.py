@@ -41,7 +41,7 @@ class Noting:
 
 @dataclass
 class Step:
-    """A message that trains.
+    """A message that trains or judges.
 
     Attributes:
         work: the message.
@@ -73,10 +73,11 @@ class Looking:
         trainable, federated, buffers: names: of parameters, of those that are federated, and of federated buffers.
         still, frozen: the method with learning rates of zero for federated parameters, and for all.
         given: names that ``finish`` uploads in place of what was trained.
-        steps: the messages that train.
+        steps: the messages that train or judge.
         findings: by what leaves and source.
         looked: what was looked at.
         notes: what the reader should know.
+        missed: what could not be looked at.
         searched: by wire, how many bytes were searched for canaries.
     """
 
@@ -104,9 +105,10 @@ class Looking:
         self._tell_what_left(heard)
         self.before = on_server.followed(bench, self.heard)
         self.steps = list(self._rounds(heard))
-        if not self.steps:
+        if not any(order["train"] for step in self.steps for order in step.work.header["orders"]):
             why = self.bench.told[-1] if self.bench.told else "No client has an example to train on."
             raise MethodError(f"No round of the audit could be run: {why}")
+        self.missed = self._missed(heard)
 
     def planted(self, step: Step, client: str, names: Iterable[str], seed: int = 1) -> dict[str, Params]:
         """Return what clients keep, with canaries at one of them."""
@@ -164,8 +166,8 @@ class Looking:
         found = sorted(self.findings.values(), key=lambda f: order.get(f.leaves, len(order)))
         return AuditReport(
             name=name, rounds=self.rounds, clients=len(self.data), messages=messages, left=tuple(self.left.values()),
-            findings=tuple(found), sources=tuple(self.looked), notes=tuple(self.notes), allow=self.allowed.entries,
-            searched=self.searched, seconds=seconds,
+            findings=tuple(found), sources=tuple(self.looked), notes=tuple(self.notes), missed=self.missed,
+            allow=self.allowed.entries, searched=self.searched, seconds=seconds,
         )  # fmt: skip
 
     def _given(self, works: Sequence[Packet]) -> set[str]:
@@ -176,8 +178,16 @@ class Looking:
                 pass
         return set(names)
 
+    def _missed(self, heard: Recorded) -> tuple[str, ...]:
+        answers = [a for _, content in heard.answered() for a in Packet.from_bytes(content).header["answers"]]
+        own = [a for a in answers if str(a["client"]) == self.client]
+        if any(a["status"] == "trained" for a in own):
+            return ()
+        why = next((a["text"] for a in own), "it was not asked to")
+        return (f"what training sends, as client {self.client} never came through it: {why}",)
+
     def _rounds(self, heard: Recorded) -> Iterable[Step]:
-        """Yield the messages that train, asked again; what leaves must be what left."""
+        """Yield the messages that train or judge, asked again; what leaves must be what left."""
         pairs = heard.answered()
         again = self.bench.asked([work for work, _ in pairs])
         for (work, content), (packet, kept) in zip(pairs, again, strict=True):
@@ -189,8 +199,7 @@ class Looking:
                     "asked again it is another",
                     of_client=False,
                 )
-            if any(order["train"] for order in work.header["orders"]):
-                yield Step(work, dict(kept), have, self.bench.once(work, kept, method=self.still))
+            yield Step(work, dict(kept), have, self.bench.once(work, kept, method=self.still))
 
     def _tell_what_left(self, heard: Recorded) -> None:
         for packet in heard.answers():

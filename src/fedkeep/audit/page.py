@@ -83,6 +83,7 @@ def content(report: AuditReport, lead: str) -> Content:
     outcome: list[Block] = [Text(("Nothing leaves undeclared. " if report.ok else "") + verdict)]
     outcome.insert(0, Text(WHAT))
     outcome += [Text(f"LEAK: {line}", warning=True) for line in grouped(report.leaks)]
+    outcome += [Text(f"NOT looked at: {text}", warning=True) for text in report.missed]
     sections = [
         Section("verdict", "The verdict", (*outcome, Text(searched(report)))),
         Section("left", "What left a device", (table(report),)),

@@ -37,7 +37,8 @@ def audit(
     """Run a few rounds with canaries in all that must stay on a device, and look at every byte that leaves it.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run. Exit code 1: something
-    leaves that nobody has declared. A few examples of three clients are used; nothing is written without --out.
+    leaves that nobody has declared, or could not be looked at. A few examples of a few clients are used; nothing is
+    written without --out.
     """
     found = find_config(config, overrides)
     if found.config.run.engine == "pooled":
@@ -90,10 +91,12 @@ def show(report: AuditReport, *, differentially_private: bool = False) -> None:
         )
     for line in grouped(report.leaks):
         complain(f"✗ {line}")
+    for text in report.missed:
+        complain(f"✗ NOT looked at: {text}")
     if report.leaks:
         complain(
             "Declare what is meant, in [audit] allow = [...] or by fedkeep.methods.reveals, or mend the method."
         )
-    else:
+    if report.ok:
         count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
         say(f"✓ {count} things that must stay were changed one by one; allowed besides: {allowed}.")

@@ -31,7 +31,7 @@ def prove(
     """Follow what must stay through a client's round, and say by which ways it reaches what leaves.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run. Exit code 1: something
-    leaves by a way that nobody has declared, or cannot be followed. A few examples of two clients are used.
+    leaves by a way that nobody has declared, or cannot be followed. A few examples of a few clients are used.
     """
     found = find_config(config, overrides)
     if found.config.run.engine == "pooled":

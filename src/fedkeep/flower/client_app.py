@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -13,12 +14,19 @@ from fedkeep.remote import Packet
 from fedkeep.remote.node import Node, refusal
 
 app = ClientApp()
+signed: Mapping[str, Any] | None = None
+"""What may be trained here, as ``Node.signed``; ``guard`` says it for each message."""
 
 
 @app.query()
 def serve(message: Message, context: Context) -> Message:
     """Answer a message."""
-    return answered(message, lambda packet: node_of(context))
+    return answered(message, lambda packet: _bound(node_of(context)))
+
+
+def _bound(node: Node) -> Node:
+    node.signed = signed
+    return node
 
 
 def answered(message: Message, find: Callable[[Packet], Node]) -> Message:

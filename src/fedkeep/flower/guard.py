@@ -2,8 +2,8 @@
 
 Flower unpacks a bundle, puts it first on the path and imports the app that it names, so a bundle with a module named
 ``fedkeep`` would be trusted with everything on the device. Here the bundle is checked for its signature and not even
-unpacked. ``fedkeep device run`` puts commands that run this file before Flower's own; those that would run other apps
-of a bundle refuse.
+unpacked. The node then trains what was signed, and no other experiment that a server names. ``fedkeep device run`` puts
+commands that run this file before Flower's own; those that would run other apps of a bundle refuse.
 
 Flower drops a process that is silent for too long, and to import torch takes long on a busy device. So this is run as a
 file, and imports fedkeep only when a message is there: by then Flower's heartbeat beats.
@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 TRUSTED = "FEDKEEP_TRUSTED"
 """Environment variable: the public keys whose projects are answered, separated as in ``PATH``."""
 COMMAND = "flwr-clientapp"
+_signed: dict[str, Any] = {}
+"""``Node.signed`` of this process's message: nothing until a bundle has been found signed."""
 
 
 def install(folder: Path) -> None:
@@ -57,15 +59,18 @@ def main() -> None:
 
 
 def _check(content: bytes) -> None:
+    from fedkeep.flower.served import experiments_in
     from fedkeep.flower.signed import check_signed
 
-    check_signed(content, [Path(path) for path in os.environ.get(TRUSTED, "").split(os.pathsep) if path])
+    trusted = [Path(path) for path in os.environ.get(TRUSTED, "").split(os.pathsep) if path]
+    _signed.update(experiments_in(check_signed(content, trusted)))
 
 
 def _app() -> Any:
-    from fedkeep.flower.client_app import app
+    from fedkeep.flower import client_app
 
-    return app
+    client_app.signed = _signed
+    return client_app.app
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:

@@ -55,7 +55,8 @@ def _simulated(config: Path, folder: Path, number: int, count: int) -> Node:
         raise ConfigError(
             f"There are {len(source.ids)} clients and {count} nodes; a node has at least one client."
         )
-    terms = Terms(owner=f"node-{number}", simulated_noise=True)
+    owner = f"supernode {number} of {count}"  # of another number it would have other clients
+    terms = Terms(owner=owner, simulated_noise=True)
     return Node(of_clients(source, clients, "the node"), folder / str(number), terms, experiment, tell=log)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import write_whole
@@ -98,8 +98,13 @@ def bundled(name: str) -> Path:
     """Return a file of the bundle that Flower has put on the path, or of the working folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or its name leads out of the project.
     """
+    if PurePath(name).anchor or ".." in PurePath(name).parts:
+        raise ConfigError(
+            f"config names a file of the project by its path there, without '..'; got {name!r}. Put the file into the "
+            f"project, and sign it again."
+        )
     for folder in [*sys.path, "."]:
         path = Path(folder) / name
         if path.is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,7 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         raise ConfigError(
             f"{where}: rounds.clients must be a whole number of at least 1; got {shown(clients)}."
         )
-    here = {
-        "rounds": 0,
-        **({} if run.accelerate else {"accelerate": False}),
-    }  # or devices' layers would be others
-    told = {"data": NO_DATA, "run": here, **config.model_dump(exclude_unset=True, include=SENT)}
-    sent = to_toml(told)
+    sent = sent_of(config)
     return Federation(
         name=config.name, text=sent, build=lambda encoding: experiment(sent, encoding), encode=encode,
         summarise=asdict(build_rules(config)), clients=clients, rounds=run.rounds,
@@ -69,6 +65,26 @@ def federation_of(text: str, where: str = "config.toml") -> Federation:
         privacy=None if config.privacy is None else config.privacy.build(), policy=policy,
         config=config.model_dump(mode="json"), trackers=run.trackers,
     )  # fmt: skip
+
+
+def sent_of(config: Config) -> str:
+    """Return what devices are told of a configuration."""
+    here = {
+        "rounds": 0,
+        **({} if config.run.accelerate else {"accelerate": False}),
+    }  # or devices' layers would be others
+    return to_toml({"data": NO_DATA, "run": here, **config.model_dump(exclude_unset=True, include=SENT)})
+
+
+def experiments_in(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the experiments of a project's files, for ``Node.signed``: every TOML that is a configuration is one."""
+    found = {}
+    for name, content in files.items():
+        if name.endswith(".toml"):
+            with suppress(ConfigError, UnicodeDecodeError):  # another TOML, as pyproject.toml is
+                config = parse_config(to_toml({**parse_toml(content.decode(), name), "data": NO_DATA}), name)
+                found[sent_of(config)] = json.loads(json.dumps(asdict(build_rules(config))))
+    return found
 
 
 def without_data(path: Path, overrides: Sequence[str] = ()) -> str | None:

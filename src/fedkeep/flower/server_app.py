@@ -12,11 +12,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.core.errors import FedkeepError
+from fedkeep.experiments.config import read_text
 from fedkeep.experiments.progress import Stand, tell_elsewhere
 from fedkeep.flower.local import judged
 from fedkeep.flower.project import bundled
 from fedkeep.flower.served import federation_of
-from fedkeep.flower.status import Status, write_status
+from fedkeep.flower.settings import Settings, settings_of
+from fedkeep.flower.status import State, Status, write_status
 from fedkeep.flower.transport import LIMIT, GridTransport
 from fedkeep.remote.continued import check_on_change
 from fedkeep.remote.events import LOG
@@ -57,34 +59,41 @@ class Told(logging.Handler):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train what the project's configuration says."""
-    settings = context.run_config
-    path = Path(str(settings["status"])) if settings["status"] else None
+    status = context.run_config.get("status")
+    path = Path(status) if status and isinstance(status, str) else None
 
-    def tell(text: str) -> None:
-        write_status(path, Status("running", text, os.getpid()))
+    def tell(state: State, text: str) -> None:
+        write_status(path, Status(state, text, os.getpid()))
 
     try:
-        federation = federation_of(bundled(str(settings["config"])).read_text(encoding="utf-8"))
-        if settings["clients"]:
-            federation = replace(federation, clients=int(settings["clients"]))
-        if settings["continue-from"]:
-            folder, on_change = Path(str(settings["continue-from"])), check_on_change(settings["on-change"])
-            federation = replace(federation, continue_from=folder, on_change=on_change)
-        transport = GridTransport(grid, limit=int(settings["limit"]) or LIMIT)
-        tell("The server app has started.")
-        tell_elsewhere(Rounds())
-        LOG.setLevel(logging.INFO)
-        LOG.handlers = [Told()]
-        serve_run(
-            federation, transport, Path(str(settings["out"])), patience=float(settings["patience"]),
-            keep_rounds=int(settings["keep-rounds"]), judge_only=bool(settings["judge-only"]), poll=POLL,
-        )  # fmt: skip
+        settings = settings_of(context.run_config)
+        tell("running", "The server app has started.")
+        _serve(grid, settings)
     except FedkeepError as error:
-        write_status(path, Status("failed", str(error), os.getpid()))
+        tell("failed", str(error))
         say(f"Error: {error}")
         raise error.with_traceback(None) from None  # Flower writes it as a traceback: a short one
-    done = "The judging is" if settings["judge-only"] else "The training is"
-    for line in judged(Path(str(settings["out"]))) if settings["judge-only"] else ():
+    except Exception as error:
+        tell("failed", f"{type(error).__name__}: {error}")
+        raise
+    done = "The judging is" if settings.judge_only else "The training is"
+    for line in judged(settings.run) if settings.judge_only else ():
         say(line)
-    say(f"{done} finished. The run: {settings['out']}")
-    write_status(path, Status("finished", f"{done} finished.", os.getpid()))
+    say(f"{done} finished. The run: {settings.out}")
+    tell("finished", f"{done} finished.")
+
+
+def _serve(grid: Grid, settings: Settings) -> None:
+    federation = federation_of(read_text(bundled(settings.config)), settings.config)
+    if settings.clients:
+        federation = replace(federation, clients=settings.clients)
+    if settings.continue_from:
+        on_change = check_on_change(settings.on_change)
+        federation = replace(federation, continue_from=Path(settings.continue_from), on_change=on_change)
+    tell_elsewhere(Rounds())
+    LOG.setLevel(logging.INFO)
+    LOG.handlers = [Told()]
+    serve_run(
+        federation, GridTransport(grid, limit=settings.limit or LIMIT), settings.run, patience=settings.patience,
+        keep_rounds=settings.keep_rounds, judge_only=settings.judge_only, poll=POLL,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -40,7 +40,7 @@ def sign_project(project: Path, key: Path) -> None:
     except (ValueError, OSError) as error:
         raise ConfigError(f"{project} cannot be bundled by Flower: {first_line(error)}") from error
     _check_no_run(project, bundle)
-    signature = base64.b64encode(signer.sign(_statement(bundle))).decode()
+    signature = base64.b64encode(signer.sign(_statement(_files(bundle)))).decode()
     write_whole(project / SIGNATURE, json.dumps({"ed25519": signature}).encode() + b"\n")
 
 
@@ -65,11 +65,16 @@ def _is_run(content: bytes) -> bool:
     return isinstance(found, dict) and {"run", "seal"} <= found.keys()
 
 
-def check_signed(bundle: bytes, trusted: Iterable[Path]) -> None:
-    """Raise RunError unless one of the public keys that are trusted has signed a bundle."""
+def check_signed(bundle: bytes, trusted: Iterable[Path]) -> dict[str, bytes]:
+    """Return the signed files of a bundle, by name.
+
+    Raises:
+        RunError: none of the public keys that are trusted has signed them, or it is no bundle.
+        ConfigError: one of the keys is none.
+    """
     keys = [_public_key(path) for path in trusted]
     try:
-        statement, signature = _statement(bundle), _signature(bundle)
+        files, signature = _files(bundle), _signature(bundle)
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, OSError) as error:
         raise RunError(f"The bundle cannot be read: {first_line(error)}.") from error
     if signature is None:
@@ -79,25 +84,29 @@ def check_signed(bundle: bytes, trusted: Iterable[Path]) -> None:
         )
     for key in keys:
         try:
-            key.verify(signature, statement)
+            key.verify(signature, _statement(files))
         except InvalidSignature:
             continue
-        return
+        return files
     raise RunError(
         "This device refuses the project: no key that it trusts has signed these files. Sign it with fedkeep flower "
         "sign DIR --key KEY after the last change."
     )
 
 
-def _statement(bundle: bytes) -> bytes:
-    """Return what is signed: names and hashes of all files of a bundle, but for Flower's list and the signature."""
+def _files(bundle: bytes) -> dict[str, bytes]:
+    """Return what is signed: all files of a bundle by name, but for Flower's list and the signature."""
     with zipfile.ZipFile(BytesIO(bundle)) as files:
         names = sorted(n for n in files.namelist() if n != SIGNATURE and not n.startswith(".info/"))
         if len(set(names)) < len(names):
             raise ValueError("it holds a file twice")
         if sum(info.file_size for info in files.infolist()) > LARGEST:
             raise ValueError(f"its files take more than {LARGEST:,} bytes")
-        hashed = {name: hashlib.sha256(files.read(name)).hexdigest() for name in names}
+        return {name: files.read(name) for name in names}
+
+
+def _statement(files: Mapping[str, bytes]) -> bytes:
+    hashed = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     return b"fedkeep project\n" + json.dumps(hashed, sort_keys=True).encode()
 
 

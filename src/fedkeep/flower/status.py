@@ -10,6 +10,8 @@ from typing import Literal
 from fedkeep.core.errors import RunError
 from fedkeep.core.files import write_whole
 
+State = Literal["starting", "running", "finished", "failed"]
+
 
 @dataclass(frozen=True)
 class Status:
@@ -21,7 +23,7 @@ class Status:
         process: its number on this machine; 0: not known.
     """
 
-    state: Literal["starting", "running", "finished", "failed"] = "starting"
+    state: State = "starting"
     text: str = ""
     process: int = 0
 

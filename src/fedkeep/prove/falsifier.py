@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeep.audit.bench import same
-from fedkeep.audit.canaries import OUT, kept_rows, opted_out, planted, replaced
+from fedkeep.audit.canaries import kept_rows, opted_out, planted, replaced
 from fedkeep.core.errors import FedkeepError
 from fedkeep.data import FederatedData
 from fedkeep.prove.rounds import Channels, Items, Rounds, Taken, left, trained
@@ -29,9 +29,7 @@ def falsified(made: Rounds, seed: int) -> dict[str, str]:
         for draw, scale in DRAWS if taken.kept else ():
             other = replace(taken, kept=planted(taken.kept, taken.kept, trainable, seed + draw, scale))
             _compare(found, taken, _again(made, other, replayed=True), CHANGES)
-    if OUT not in job.data.columns:
-        return found
-    rows = np.concatenate([opted_out(job.data, client) for client in range(len(job.data))])
+    rows = opted_out(job.data)
     if len(rows):
         fewer = kept_rows(job.data, np.setdiff1d(np.arange(job.data.examples), rows[::2]))
         for data in (replaced(job.data, rows, seed + 1), fewer):

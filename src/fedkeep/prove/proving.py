@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
 
 from fedkeep.audit.bench import quiet
-from fedkeep.audit.canaries import OUT, opted_out, small, with_opt_out
+from fedkeep.audit.canaries import opted_out, out_counts, small, with_opt_out
 from fedkeep.audit.findings import PROTOCOL, Allowed
 from fedkeep.data import FederatedData
 from fedkeep.methods import Method
@@ -37,7 +38,7 @@ def prove(
     Args:
         model: the module; it is not changed.
         method: the method. Long phases and large mini-batches are cut; rounds go on until no label spreads further.
-        data: the data set; a few examples of two clients are used.
+        data: the data set; a few examples of two clients are used, or of some more where these lack a kind of examples.
         seed: of the run, and of the falsifier's values.
         allow: as for ``fedkeep.audit.audit``: what may tell of what stays beside gradients.
         name: for the report.
@@ -47,10 +48,10 @@ def prove(
     """
     began = time.perf_counter()
     some, notes, allowed = small(data, CLIENTS), list[str](), Allowed(revealed(method), tuple(allow))
-    traced = [some]
-    if OUT not in some.columns:
-        traced = [with_opt_out(some)]
-        notes.append("No example is opted out, so some were, to follow these too.")
+    real, traced = out_counts(some), [with_opt_out(some)]
+    if len(opted_out(traced[0])) > real.sum():
+        who = "Some clients have opted no example out" if real.any() else "No example is opted out"
+        notes.append(f"{who}, so some were, to follow these too.")
         if any(phase.examples == "all" for phase in method.client.phases):
             traced.append(some)
             notes.append(
@@ -64,9 +65,12 @@ def prove(
             judges.append(Judge(made, allowed, falsified(made, seed)))
     if cut:
         notes.append(f"Phases were cut to {PASSES} passes, mini-batches to {max(BATCHES)} examples at most.")
+    *claims, last = joined([judge.claims() for judge in judges])
+    if not len(opted_out(traced[0])):
+        last = replace(last, against=("none is there, and no client has two to train on", *last.against))
     return Proof(
         name=name or method.name, items=worst([judge.items() for judge in judges]),
-        claims=joined([judge.claims() for judge in judges]), notes=tuple(notes),
+        claims=(*claims, last), notes=tuple(notes),
         rounds=sum(len(judge.made.taken) for judge in judges) // len(some), clients=len(some),
         storages=sum(judge.tracer.storages for judge in judges), seconds=time.perf_counter() - began,
     )  # fmt: skip
@@ -74,8 +78,7 @@ def prove(
 
 def _cut(method: Method, data: FederatedData) -> Method:
     """Return the method with short phases of small mini-batches."""
-    out = [len(opted_out(data, c)) if OUT in data.columns else 0 for c in range(len(data))]
-    counts = [len(data.rows(c, "train")) - n for c, n in enumerate(out)]
+    counts = data.counts("train") - out_counts(data)
     size = next((b for b in BATCHES if all(c % b != 1 for c in counts)), max(np.max(counts), 1))
     phases = tuple(
         p.but(

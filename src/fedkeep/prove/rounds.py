@@ -27,7 +27,7 @@ from fedkeep.engines.client import train_client
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.local import TAP, Pass
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.methods import Method
+from fedkeep.methods import Method, Phase
 from fedkeep.methods.secure import SecureMean
 from fedkeep.prove.labels import OUTSIDE, Tracer
 from fedkeep.prove.nodes import Node
@@ -76,6 +76,8 @@ class Taken:
         gradients: of what is federated, in the order of steps.
         nodes: what is known of what left, by label.
         after: by name, the labels of what it will keep.
+        phases: those that took steps; none, where training broke down.
+        fault: how it broke down; or empty.
     """
 
     work: Work
@@ -86,6 +88,8 @@ class Taken:
     gradients: list[Params] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    fault: str = ""
 
 
 @dataclass
@@ -100,9 +104,11 @@ class Channels:
     own: int = 0
     noted: list[Params] = field(default_factory=list)
     replay: Iterator[Params] | None = None
+    phases: list[Phase] = field(default_factory=list)
 
     def gradients(self, step: Pass, grads: Params, *, clipped: bool) -> Params:
         """Return the gradients, federated ones with the channel's label, or as they were noted."""
+        self.phases.append(step.phase)
         federated = step.lanes.split.federated(grads)
         if not federated:
             return grads
@@ -155,6 +161,8 @@ class Traced:
             taken = Taken(each, kept, round, progress)
             tap = Channels(self.tracer, own=own, noted=taken.gradients)
             result = trained(job, taken, tap)
+            taken.fault = str(result.fault or "")
+            taken.phases = [] if taken.fault else tap.phases
             self.note(result, taken)
             yield result
 
@@ -271,6 +279,7 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
         if made.stable:
             break
         before = now
+    made.error = made.error or _untrained(made)
     secret = ~sum(tracer.bit(label) for label in OPEN) & ~OUTSIDE
     for prefix, values in (("", server.params), ("state/", server.state)):
         nodes = {f"server/{prefix}{n}": tracer.node(v) for n, v in values.items()}
@@ -279,6 +288,16 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
         }
     made.elsewhere = _elsewhere(made, secret)
     return made
+
+
+def _untrained(made: Rounds) -> str:
+    """Say which phase no client came through with a step, so that nothing was seen of it; or nothing."""
+    seen = [phase for taken in made.taken for phase in taken.phases]
+    for phase in made.job.method.client.phases:
+        if phase not in seen and (phase.epochs if phase.steps is None else phase.steps):
+            why = next((t.fault for t in made.taken if t.fault), "no client has an example to train on")
+            return f"the phase that trains {phase.trains!r} took no step: {why}"
+    return ""
 
 
 def _elsewhere(made: Rounds, secret: int) -> list[Node]:

@@ -56,6 +56,7 @@ class DeviceConfig(_Strict):
     on_change: OnChange = "refuse"
     leaves: Leaves = "sums"
     clients_a_word: Annotated[int, Field(ge=1)] = 1
+    secure: bool = False
     simulated_noise: bool = False
     compute: str = "cpu"
     patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0

@@ -3,7 +3,8 @@
 A row of ``kept`` is a version of what one client keeps. ``(client, version, attempt)`` names it: ``version`` counts the
 client's rounds that the server has accepted, ``attempt`` is the message whose training made it. ``parent`` is the
 attempt of the version before. A row that is not ``accepted`` is staged: its upload has left, the server's word is
-awaited. Each row has a checksum of its values and of all that names them.
+awaited. Each row has a checksum of its values and of all that names them. A row of ``examples`` tells in which part,
+train, valid or test, each of a client's examples is.
 
 What is deleted is overwritten with zeros (``secure_delete``).
 """
@@ -33,6 +34,7 @@ from fedkeep.remote.device_folder import (
     sum_of,
     wipe_rest,
 )
+from fedkeep.remote.parts import HASH
 from fedkeep.store.database import Database, check_row, logs_of, new_file
 from fedkeep.store.rows import RowFormat
 
@@ -51,7 +53,10 @@ CREATE TABLE kept (
     row BLOB NOT NULL
 );
 CREATE UNIQUE INDEX named ON kept (client, version, attempt);
+CREATE TABLE examples (client TEXT PRIMARY KEY NOT NULL, crc INTEGER NOT NULL, parts BLOB NOT NULL);
 """
+EXAMPLE = HASH + 1
+"""Bytes of an example: its hash, and its part."""
 _DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
@@ -238,6 +243,38 @@ class DeviceFile:
         """Remove rows."""
         self._file.for_each("DELETE FROM kept WHERE number = ?", ((number,) for number in numbers))
 
+    def parts(self) -> dict[str, dict[bytes, int]]:
+        """Return by client in which part each example is, by its hash; see ``remote.parts``.
+
+        Raises:
+            StoreError: they are damaged.
+        """
+        found = dict[str, dict[bytes, int]]()
+        try:
+            for client, crc, content in self._file.query(
+                "SELECT client, crc, parts FROM examples"
+            ).fetchall():
+                if crc != zlib.crc32(content, zlib.crc32(client.encode())) or len(content) % EXAMPLE:
+                    raise ValueError(f"the parts of the examples of {client!r} do not fit their checksum")
+                each = (content[k : k + EXAMPLE] for k in range(0, len(content), EXAMPLE))
+                found[client] = {one[:-1]: one[-1] for one in each}
+        except (sqlite3.Error, ValueError, TypeError, AttributeError) as error:
+            raise self.damaged(error) from error
+        return found
+
+    def put_parts(self, parts: Mapping[str, Mapping[bytes, int]]) -> None:
+        """Write in which part each example of some clients is.
+
+        Raises:
+            StoreError: it can't be written; nothing has changed.
+        """
+        rows = []
+        for client, each in parts.items():
+            content = b"".join(name + bytes([part]) for name, part in each.items())
+            rows.append((client, zlib.crc32(content, zlib.crc32(client.encode())), content))
+        with self.writing():
+            self._file.for_each("INSERT OR REPLACE INTO examples VALUES (?, ?, ?)", rows)
+
     def forget(self, clients: Collection[str]) -> int:
         """Remove all of these clients, from the log too, and their secrets of sums; return how many versions that were.
 
@@ -248,6 +285,7 @@ class DeviceFile:
         gone = [version.number for version in self.versions() if version.client in clients]
         with self.writing():
             self.drop(gone)
+            self._file.for_each("DELETE FROM examples WHERE client = ?", ((client,) for client in clients))
         try:
             (busy, *_) = self._file.query("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 LOG = logging.getLogger("fedkeep.events")
-"""Gets every event: those that are rare as information, those of single clients and messages as debugging."""
+"""Gets every event: those that are rare as information, those of single clients and messages as debugging, and of
+the clients that a round lacked one line."""
 RARE = ("joined", "left", "refused", "round", "began")
 Kind = Literal["joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round", "began"]
 """``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
@@ -55,6 +56,7 @@ class Events:
     round: int = 0
     said: list[Event] = field(default_factory=list)
     _keeps: bool = True
+    _missing: dict[str, str] = field(default_factory=dict)
 
     def note(self, kind: Kind, text: str, *, node: str = "", client: str = "") -> None:
         """Note an event."""
@@ -63,6 +65,16 @@ class Events:
             self.said.append(event)
         self._write([event])
         LOG.log(logging.INFO if kind in RARE else logging.DEBUG, text)
+        if client and kind in ("lost", "late", "broken"):
+            self._missing.setdefault(client, text)
+
+    def sum_up(self) -> None:
+        """Tell the log, in one line, of the clients that were missing since the last call."""
+        for client, text in list(self._missing.items())[:1]:
+            count = len(self._missing)
+            who = f"{count} clients were missing, e.g." if count > 1 else "a client was missing:"
+            LOG.info(f"Round {self.round}: {who} {client!r}. {text}")
+        self._missing.clear()
 
     def write_to(self, path: Path) -> None:
         """Keep events in a file from now on, and those that were said before; a line that was cut short is ended."""

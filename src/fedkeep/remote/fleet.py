@@ -154,6 +154,7 @@ class Fleet:
     def apply(self) -> None:
         """Make the prepared ledger valid."""
         self.ledger.store.apply()
+        self.events.sum_up()
         self.committed()
 
     def exchange(self, orders: Mapping[str, ClientOrder], enough: int | None = None) -> Exchange:

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedkeep.core.describe import describe
 from fedkeep.core.errors import (
     BusyError,
     ConfigError,
@@ -43,13 +42,15 @@ from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
+from fedkeep.remote.agreement import agreement, differing, fault_of
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
-from fedkeep.remote.headers import PROTOCOL, Encode, Fits, Hello, Here, Refused, header_of, told
+from fedkeep.remote.headers import Encode, Fits, Hello, Here, Refused, header_of, told
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.migration import OnChange, migrated
 from fedkeep.remote.packet import Packet
+from fedkeep.remote.parts import settled
 from fedkeep.remote.serving import Held, serve
 from fedkeep.remote.wire import answers_packet, read_work
 from fedkeep.store import Default
@@ -74,6 +75,7 @@ class Terms:
         on_change: about private values that a run which continues another does not find as they were: likewise.
         leaves: the most of judging that may leave.
         clients_a_word: a word is told only if so many clients of this device have it, whatever the server says.
+        secure: whether uploads leave in secure sums alone; a run whose method has none is refused.
         simulated_noise: whether a server may have noise on uploads follow a seed; for tests alone.
         compute: where to compute, e.g. ``"cpu"``.
         patience: seconds to wait for another process that serves a message of the same run.
@@ -85,6 +87,7 @@ class Terms:
     on_change: OnChange = "refuse"
     leaves: Leaves = "sums"
     clients_a_word: int = 1
+    secure: bool = False
     simulated_noise: bool = False
     compute: str = "cpu"
     patience: float = 30.0
@@ -125,7 +128,12 @@ class Node:
         experiment: makes model and method.
         engine: trains clients; one by one if none is given.
         tell: called with what happens here, and why something was refused, in full; it stays on the device.
+
+    Attributes:
+        signed: by the text of each experiment that may be trained here, the rules of its summary; None: any may be.
     """
+
+    signed: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -194,13 +202,8 @@ class Node:
     def _check(self, hello: Hello) -> None:
         """Raise RefusalError unless this device can take part in the run at all."""
         file_of(self.folder, hello.run)
-        if hello.protocol != PROTOCOL:
-            raise RefusalError(f"The server speaks protocol {hello.protocol}, this device {PROTOCOL}.")
-        if hello.code != fingerprint.code():
-            raise RefusalError(
-                f"The server runs fedkeep {_short(hello.code)}, this device {_short(fingerprint.code())}. Install the "
-                f"same on both."
-            )
+        if fault := fault_of(hello, self.signed):
+            raise RefusalError(fault)
         if hello.simulated_noise and not self.terms.simulated_noise:
             raise RefusalError("simulated_noise is for tests: this device draws its noise from the system.")
         if not len(self.source.ids):
@@ -208,19 +211,23 @@ class Node:
 
     def _encoding(self, message: Encode) -> Fits:
         running = self._built(message.hello, message.encoding, message.fingerprint)
-        if (old := self._runs.pop(message.run, None)) is not None:
-            old.let_go()
+        if message.run in self._runs:
+            self._runs[message.run].let_go()
         path = file_of(self.folder, message.run)
-        agreed = {
-            "hello": message.hello.model_dump(), "fingerprint": dict(running.parts),
-            "encoding": running.parts["encoding"], "encoded": message.encoding,
-            "accept": describe(running.job.method.client.accept),
-        }  # fmt: skip
+        agreed = agreement(message, running.parts, running.job.method)
         if not path.exists():
             self._create(path, message, running, agreed)
         running.store = self._open(message.run, running)
-        if running.store.file.about.agreed != agreed:
-            running.store.file.write_about(replace(running.store.file.about, agreed=agreed))
+        about = running.store.file.about
+        if about.agreed and (names := differing(about.agreed, agreed)):
+            running.let_go()
+            raise RefusalError(
+                f"The run {message.run!r} is not the one that this device has agreed on; what differs: {names}. Go on "
+                f"with that one, or begin a new run."
+            )
+        if about.agreed != agreed:
+            running.store.file.write_about(replace(about, agreed=agreed))
+        self._settle(running, running.store)
         self._runs[message.run] = running
         data = running.job.data
         counts = {split: data.counts(split).tolist() for split in SPLITS}
@@ -246,6 +253,10 @@ class Node:
             module = method.made_for(model).to(self.terms.compute)
         except (ConfigError, MethodError, SplitError) as error:
             raise RefusalError(f"The experiment cannot be built on this device: {error}") from error
+        if self.terms.secure and not isinstance(method.server.reduce, SecureMean):
+            raise RefusalError(
+                "This device trains for secure sums alone (device.secure). Add a table [method.secure]."
+            )
         net = Net(module)
         initial = net.initial()
         parts = fingerprint.parts(module, method, initial, encoding)
@@ -318,7 +329,24 @@ class Node:
         running = self._runs[run]
         if running.store is None:
             running.store = self._open(run, running)
+            self._settle(running, running.store)
         return running
+
+    def _settle(self, running: Running, store: DeviceStore) -> None:
+        """Keep each example in the part where this run has had it, if the device divides its examples itself."""
+        if not running.job.data.meta.get("divided_here"):
+            return
+        known = store.file.parts()
+        data, new, joined = settled(running.job.data, known)
+        if joined:
+            self.tell(
+                f"{joined} examples are new since the run began. The others stay in train, valid or test."
+            )
+        if new:
+            store.file.put_parts(
+                {client: {**known.get(client, {}), **found} for client, found in new.items()}
+            )
+        running.job = replace(running.job, data=data)
 
     def _work(self, packet: Packet) -> Packet:
         work = read_work(packet)
@@ -370,8 +398,3 @@ def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:
 
 
 _LEAVES: Sequence[Literal["sums", "clients", "examples"]] = ("sums", "clients", "examples")
-
-
-def _short(code: str) -> str:
-    version, _, source = code.partition(" ")
-    return f"{version} (source {source[:8]})"

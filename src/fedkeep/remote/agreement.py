@@ -1,0 +1,60 @@
+"""What a device and a server agree on before the first order: in what it takes part, and what a run has for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedkeep.core.describe import describe
+from fedkeep.methods import Method
+from fedkeep.remote import fingerprint
+from fedkeep.remote.headers import PROTOCOL, Encode, Hello
+
+
+def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
+    """Return why no device takes part in a run, or an empty text.
+
+    Args:
+        hello: the server's first message.
+        signed: by the text of each experiment that may be trained, the rules of its summary; None: any may be.
+    """
+    if hello.protocol != PROTOCOL:
+        return f"The server speaks protocol {hello.protocol}, this device {PROTOCOL}."
+    if hello.code != fingerprint.code():
+        return (
+            f"The server runs fedkeep {_short(hello.code)}, this device {_short(fingerprint.code())}. Install the "
+            f"same on both."
+        )
+    if signed is None:
+        return ""
+    if hello.experiment not in signed:
+        what = "experiment"
+    elif hello.summarise not in (None, signed[hello.experiment]):
+        what = "preparation"
+    else:
+        return ""
+    return (
+        f"This device trains only what a key that it trusts has signed, and the {what} that the server names is not in "
+        f"the signed project. Put the configuration into the project and sign it."
+    )
+
+
+def agreement(message: Encode, parts: Mapping[str, str], method: Method) -> dict[str, Any]:
+    """Return what was agreed on, as a device keeps it: a process that starts later goes on with it."""
+    return {
+        "hello": message.hello.model_dump(), "fingerprint": dict(parts), "encoding": parts["encoding"],
+        "encoded": message.encoding, "accept": describe(method.client.accept),
+    }  # fmt: skip
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return which parts of two agreements differ that a run has for good; fedkeep may be another version later."""
+    first, second = (
+        {**one["fingerprint"], "seed": str(one["hello"]["seed"]), "code": ""} for one in (before, now)
+    )
+    return fingerprint.differing(first, second)
+
+
+def _short(code: str) -> str:
+    version, _, source = code.partition(" ")
+    return f"{version} (source {source[:8]})"

@@ -1,0 +1,71 @@
+"""A device behind a guard trains the experiments of the signed project, whatever configuration a server app names."""
+
+from dataclasses import asdict, replace
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.data.preparation import Rules
+from fedkeep.flower import client_app, nodes
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.project import new_project
+from fedkeep.flower.served import experiments_in, federation_of
+from fedkeep.flower.signed import check_signed, sign_project
+from fedkeep.flower.transport import GridTransport
+from fedkeep.remote.server import serve_run
+from tests.flower.test_apps import CONFIG, SECURE, federation
+
+
+@pytest.fixture(autouse=True)
+def _no_nodes():
+    nodes._configured.cache_clear()
+
+
+def signed_files(folder, text):
+    """Return the files of a signed project, as a device takes them out of its bundle."""
+    make_keys(folder / "keys", hosts=[], nodes=[])
+    new_project(folder / "project", text)
+    sign_project(folder / "project", folder / "keys" / "signer.key")
+    return check_signed(build_fab_from_disk(folder / "project"), [folder / "keys" / "signer.pub"])
+
+
+def test_every_configuration_of_a_project_is_an_experiment_and_no_other_toml_is():
+    prepared = CONFIG + '[preparation]\nclients_a_word = 2\nlabel_names = ["a", "b"]\n'
+    files = {
+        "config.toml": SECURE.encode(), "more/x.toml": prepared.encode(), "pyproject.toml": b"[project]\n",
+        "README.md": CONFIG.encode(), "bad.toml": b"[", "latin.toml": "name = 'ü'\n".encode("latin-1"),
+    }  # fmt: skip
+    rules = {**asdict(Rules(clients_a_word=2)), "label_names": ["a", "b"]}
+    assert experiments_in(files) == {
+        federation_of(SECURE).text: asdict(Rules()),
+        federation_of(prepared).text: rules,
+    }
+
+
+def test_data_of_the_server_and_how_long_it_trains_are_no_part_of_an_experiment():
+    other = CONFIG.replace('reader = "many_user_text"', 'reader = "the server\'s own"').replace(
+        "rounds = 3", "epochs = 0.5"
+    )
+    assert list(experiments_in({"config.toml": other.encode()})) == [federation_of(CONFIG).text]
+
+
+def test_a_run_of_another_configuration_than_the_signed_one_gets_no_client(tmp_path, monkeypatch, capsys):
+    text = SECURE.replace("rounds = 3", "rounds = 1")
+    place, grid = federation(tmp_path / "place", text)
+    monkeypatch.setattr(client_app, "signed", experiments_in(signed_files(tmp_path, text)))
+
+    def train(text, out):
+        made = replace(federation_of(text), clients=6)
+        serve_run(made, GridTransport(grid), tmp_path / out, progress=False, poll=0.01, patience=0.1)
+
+    with pytest.raises(
+        ConfigError, match="and the experiment that the server names is not in the signed project"
+    ):
+        train(CONFIG, "other")
+    assert (
+        "has signed, and the experiment that the server names" in capsys.readouterr().out
+    )  # told to the owner
+    assert not list((place.folder / "nodes").glob("*/state/*.db"))
+    train(text.replace("rounds = 1", "rounds = 2"), "run")
+    assert len(list((place.folder / "nodes").glob("*/state/*.db"))) == 2
