@@ -26,3 +26,17 @@ def test_figure_3() -> None:
     assert said is not None
     assert float(said[1]) - 0.1 < max(map(abs, behind)) <= float(said[1])
     assert (round(min(ahead)), round(max(ahead))) == (int(said[2]), int(said[3]))
+
+
+def test_where_nobody_opts_out() -> None:
+    rows, page = by_scene("moe-figure3"), MIXTURE.read_text(encoding="utf-8").replace("\n", " ")
+    told = []
+    for method in ("Mixture", "Fine-tuned", "Local", "FedAvg"):
+        values = (
+            rows[f"CIFAR-10, 5 × 500, p = {p}, clean protocol", method]["value"] for p in ("0.2", "0.6")
+        )
+        told.append(" and ".join(f"{100 * value:.1f}" for value in values))
+    mixture, tuned, local, fedavg = told
+    assert (
+        f"the mixture has {mixture} %, fine-tuning {tuned}, local training {local}, FedAvg {fedavg}." in page
+    )
