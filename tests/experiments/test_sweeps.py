@@ -331,11 +331,19 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs(
     assert not (tmp_path / "s").exists()
 
 
-def test_there_must_be_something_to_choose_by(tmp_path: Path) -> None:
+def test_what_no_run_would_do_is_refused_before_the_sweep(tmp_path: Path) -> None:
     spaces = sweeps.read_space(None, SPACE, ["furl"])
     split = {"reader": "toy", "split": {"fractions": [0.8, 0.0, 0.2]}}
     with pytest.raises(ConfigError, match=r"^A sweep chooses by valid, and no client has an example there\."):
         sweeps.plan(config(data=split), spaces, tmp_path / "s", trials=1)
+    spaces = sweeps.read_space(None, {"run.sampling": '{choices = ["poisson", "shuffled"]}'}, ["furl"])
+    private = config(
+        method={"kind": "furl", "weighting": "uniform"},
+        privacy={"clip": 1.0, "noise": 1.0},
+        run={"rounds": 2, "cohort": 2, "sampling": "poisson"},
+    )
+    with pytest.raises(ConfigError, match=r"^The space does not fit furl: A budget wants .*; got 'shuffled'"):
+        sweeps.plan(private, spaces, tmp_path / "s", trials=1)
     never = {"rounds": 2, "cohort": 2, "evaluate_every": 0}
     with pytest.raises(
         ConfigError, match=r"^run\.evaluate_every = 0 judges nothing, so there is nothing to choose by"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock, Timeout
 
 from fedkeep.core.describe import describe, differences
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, FedkeepError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
-from fedkeep.experiments.build import build_data, build_method, build_model
+from fedkeep.experiments.build import build_data, rehearse_config
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.sweeps.space import Space
@@ -152,14 +152,10 @@ def plan(
 
 
 def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: FederatedData) -> None:
-    """Raise ConfigError unless the experiment can be put together with these values."""
+    """Raise ConfigError where a run with these values would be refused."""
     try:
-        config = sweep.config(method, values)
-        module = build_model(config, data, sweep.folder)
-        build_method(config.method).made_for(module)
-        if config.privacy is not None:
-            config.privacy.build()
-    except ConfigError as error:
+        rehearse_config(sweep.config(method, values), data, sweep.folder)
+    except FedkeepError as error:
         raise ConfigError(f"The space does not fit {method}: {error}") from error
 
 
