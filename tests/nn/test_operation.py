@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkeep.kernels import status
-from fedkeep.nn import convolution, linear, native
+from fedkeep.nn import ConvPool, Linear, convolution, linear, native
 from fedkeep.nn.operation import Operation
 
 pytestmark = pytest.mark.skipif(not status().native, reason=str(status()))
@@ -81,3 +82,30 @@ def test_what_all_share_and_two_axes(name: str) -> None:
         for k in range(CLIENTS):
             own = [(1 + copy) * w[k] for w in weights]
             assert torch.equal(found[copy, k], layer.forward([*own, x[copy], *rest], how, False)[0])
+
+
+LAYERS = {
+    "linear": (lambda: Linear(300, 300), (2, 300)),
+    "convolution": (lambda: ConvPool(2, 3, 3), (2, 2, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_tensors_without_values_are_pytorchs_own(name: str) -> None:
+    """Shapes are told without memory: a kernel would read address 0, and end the process."""
+    make, shape = LAYERS[name]
+    plain = make()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for layer in (make(), plain):
+            out = layer(torch.randn(shape))
+            assert out.shape == plain(torch.zeros(shape)).shape
+            out.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated:DeprecationWarning")
+def test_what_is_traced_holds_pytorchs_operations() -> None:
+    layer, x = nn.Sequential(Linear(300, 300, relu=True)), torch.randn(2, 300)
+    traced = torch.jit.trace(layer, x)
+    assert {"aten::linear", "aten::relu"} <= {node.kind() for node in traced.inlined_graph.nodes()}
+    assert torch.allclose(traced(x), layer(x), atol=1e-6)

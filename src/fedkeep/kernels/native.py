@@ -105,10 +105,11 @@ def status() -> Status:
 def available() -> bool:
     """Whether the native library is in use.
 
-    A graph that is exported holds torch's operations alone, and so does what is differentiated forward
+    A graph that is exported or traced holds torch's operations alone, and so does what is differentiated forward
     (``torch.func.jvp``).
     """
-    return load().library is not None and not torch.compiler.is_exporting() and not forward_mode()
+    recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return load().library is not None and not recorded and not forward_mode()
 
 
 def forward_mode() -> bool:
@@ -221,6 +222,11 @@ def peak() -> float:
     if loaded.library is None:
         raise RuntimeError("the native kernels are not in use")
     return float(loaded.library.fk_peak(loaded.level))
+
+
+def in_memory(*tensors: Tensor) -> bool:
+    """Whether the values of tensors lie where they say: those of a subclass (``FakeTensor``, say) may be nowhere."""
+    return all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
 def address(tensor: Tensor | None) -> int:

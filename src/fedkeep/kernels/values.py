@@ -81,7 +81,7 @@ def pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 def _takes(values: Tensor) -> bool:
-    plain = type(values) in (Tensor, torch.nn.Parameter)  # what traces values has a type of its own
+    plain = native.in_memory(values)  # what traces values has a type of its own
     return plain and values.is_cpu and values.dtype in KINDS and values.is_contiguous() and native.available()
 
 

@@ -90,6 +90,7 @@ def usable(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         and x.is_cpu
         and weight.is_cpu
         and bias.is_cpu
+        and native.in_memory(x, weight, bias)
         and native.available()
     )
 

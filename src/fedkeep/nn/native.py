@@ -169,11 +169,12 @@ def run(
     return PASSES((gru, pool), *weights, inputs, ids, lengths)[: 2 if pool == OUTPUT else 1]
 
 
-def usable(inputs: Tensor, weights: Sequence[Tensor]) -> bool:
+def usable(inputs: Tensor, weights: Sequence[Tensor], *others: Tensor) -> bool:
     """Whether the kernels can take these tensors: on the CPU, all float32 or all float64, and a library in use."""
     dtype = inputs.dtype
     return (
         native.available()
+        and native.in_memory(inputs, *weights, *others)
         and dtype in (torch.float32, torch.float64)
         and inputs.device.type == "cpu"
         and all(w.dtype == dtype and w.device.type == "cpu" for w in weights)

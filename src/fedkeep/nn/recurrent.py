@@ -109,7 +109,7 @@ class _Layer(nn.RNNBase):
                 f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
             )
         gru, pool = isinstance(self, nn.GRU), _POOLS[how]
-        if native.usable(inputs, weights):
+        if native.usable(inputs, weights, lengths, *(() if ids is None else (ids,))):
             return native.run(inputs, ids, lengths.cpu(), weights, gru, pool)
         return pure.run(inputs, ids, lengths, weights, gru, pool, functorch_active())
 

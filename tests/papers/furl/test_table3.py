@@ -52,12 +52,12 @@ def test_every_reproduction_is_described() -> None:
 def test_what_each_scale_runs(tmp_path: Path) -> None:
     names = {}
     for one in scenes.SCENES:
-        full = scenes.specs_of(one, Request(tmp_path, tmp_path, "full"), tmp_path)
+        full = scenes.specs_of(one, Request(tmp_path, tmp_path, "full"), tmp_path, {})
         assert len(full) == 18
         for (row, seed), spec in full.items():
             alone = parse_config(builtin_text(spec.config), "it", {"seed": str(seed), "name": f'"{row}"'})
             assert spec.resolved() == alone  # nothing is cut
-        medium = scenes.specs_of(one, Request(tmp_path, tmp_path, "medium"), tmp_path)
+        medium = scenes.specs_of(one, Request(tmp_path, tmp_path, "medium"), tmp_path, {})
         names[one.stands_for] = {
             row: spec.resolved().run.epochs for (row, seed), spec in medium.items() if not seed
         }
@@ -120,7 +120,9 @@ def test_table3_writes_results_figures_and_page(tmp_path: Path, monkeypatch: pyt
     assert "Personalized Server" in page
     assert "embedding_map" in json.loads(
         next(
-            (tmp_path / "runs" / RUNS / "furl-table3-quick").glob("*personalized-fl-0/analyses.json")
+            (tmp_path / "runs" / RUNS / "furl-table3-quick").glob(
+                "*personalized-fl-0-[0-9a-f]*/analyses.json"
+            )
         ).read_text()
     )
 
@@ -158,17 +160,44 @@ def test_what_is_kept_of_a_run_is_enough(
         reproduce("furl-table3", request(second))
 
 
+def test_a_run_of_other_settings_or_data_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(out: Path, users: str) -> float:
+        monkeypatch.setattr(table3, "SCENES", (replace(scene(), quick=TINY | {"data.users": users}),))
+        reproduce("furl-table3", request(out, only=("*-global-server-0",)))
+        rows = json.loads((out / "furl-table3-quick.json").read_text(encoding="utf-8"))
+        return float(next(r["value"] for r in rows if r["method"] == "Global Server"))
+
+    before = value(tmp_path / "one", "8")
+    assert value(tmp_path / "one", "12") == value(tmp_path / "fresh", "12") != before
+    assert value(tmp_path / "one", "8") == before
+    job = jobs.JobSpec("furl-sticker/global-fl", (), tmp_path, "run", None, {"file": "ab"})
+    other = replace(job, source={"file": "cd"})
+    assert other.folder != job.folder
+    assert other.slot(tmp_path).file != job.slot(tmp_path).file
+    # New users are measured by a run too: numbers of another one don't stand on the page.
+    monkeypatch.setattr(table3, "SCENES", (scene(),))
+    sheet = table3._Sheet(request(tmp_path / "one"))
+    held = sheet.held_out(sheet_scene := table3.SCENES[0])
+    assert held is not None
+    file = tmp_path / "one" / "furl-table3-quick" / "sticker-cold-start.json"
+    for run, there in ((held.file, True), ("sticker-personalized-fl-0-held-out-0000000000", False)):
+        file.write_text(json.dumps({"run": run, "metric": "accuracy"}), encoding="utf-8")
+        assert (held not in sheet.missing(sheet_scene)) == there
+        assert (sheet._new_users(sheet_scene) is not None) == there
+
+
 def test_an_outcome_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = jobs.Outcome(
         "auc", math.nan, math.nan, 2.0, math.nan, ((1.0, 0.25),), "loss became NaN", {"a/b": 0.5}
     )
     monkeypatch.setattr(jobs, "outcome", lambda _: found)
     monkeypatch.setattr(jobs, "read_info", lambda _: {"environment": {"commit": "an older one"}})
-    job = jobs.JobSpec("furl-sticker/global-fl", (("seed", "3"),), tmp_path / "run", None)
-    slot = job.slot(tmp_path / "kept", {"file": "ab"})
+    job = jobs.JobSpec("furl-sticker/global-fl", (("seed", "3"),), tmp_path, "run", None, {"file": "ab"})
+    slot = job.slot(tmp_path / "kept")
     assert slot.file.parent == tmp_path / "kept"
-    assert slot.file != job.slot(tmp_path / "kept", {"file": "cd"}).file
-    jobs.keep(job, slot, {"file": "ab"})
+    jobs.keep(job, slot)
     back = slot.read()
     assert back is not None
     assert back.settings["seed"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fedkeep.version import NUMERICS
 from fedkeep_papers.kit.cells import Finished
 from fedkeep_papers.moe.cells import Work, run_cells
 from fedkeep_papers.moe.results import Cell, Result
-from fedkeep_papers.moe.scene import Adapting, Federation, Scene, source_of
+from fedkeep_papers.moe.scene import Adapting, Federation, Scene, _source, source_of
 from fedkeep_papers.moe.variants import (
     AUGMENTED,
     FEDAVG,
@@ -166,6 +167,24 @@ def test_federated_values_outlive_the_runs_folder(images: Path, tmp_path: Path) 
     one, two = first.compute(FEDAVG), again.compute(FEDAVG)
     assert (one.valid, one.test, one.balanced) == (two.valid, two.test, two.balanced)
     assert again.compute(TUNED).valid == first.compute(TUNED).valid
+
+
+def test_other_images_are_trained_on_anew(tmp_path: Path) -> None:
+    """FedAvg's model and the experts that ways share are of the images that are there now."""
+
+    def tested(name: str) -> list[tuple[float, ...]]:
+        work = Work(CELL, tmp_path, tmp_path / name, tmp_path / name)
+        work.run([FEDAVG, LOCAL, TUNED])
+        source = source_of(SCENE, tmp_path)
+        found = [CELL.slot(tmp_path / name, v, source).read() for v in (FEDAVG, LOCAL, TUNED)]
+        return [(*r.valid, *r.test, *r.balanced) for r in found if r is not None]
+
+    write_fashion(tmp_path / "fashion_mnist")
+    before = tested("one")
+    shutil.rmtree(tmp_path / "fashion_mnist")
+    write_fashion(tmp_path / "fashion_mnist", 280, 290)
+    _source.cache_clear()
+    assert tested("one") == tested("fresh") != before
 
 
 def test_other_settings_are_not_taken_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

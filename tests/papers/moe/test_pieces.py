@@ -14,6 +14,7 @@ from fedkeep.report.results import read_results
 from fedkeep_papers.moe import cells, methods, sheet, tables
 from fedkeep_papers.moe.published import TABLE2
 from fedkeep_papers.moe.scene import Adapting, Federation, Scene, changed
+from fedkeep_papers.moe.variants import AUTHORS, MIXTURE
 from tests.papers.moe.images import drawn, write_cifar
 
 SIZE = replace(sheet.SIZES["quick"], federation=Federation(1, 1), adapting=Adapting(1, 1, 1))
@@ -86,9 +87,44 @@ def test_other_images_take_the_papers_place(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "JPEG" not in text
     assert "Published" not in text.replace("| published |", "")
+    assert "Changed: `data.reader = npz_images`, `data.path = signs.npz`" in text
     name = next((out / "moe").glob("*-local.json")).name
     assert name.startswith("npz_images-")
     assert "-n5-N8-p" in name
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "key"),
+    [
+        ("moe-table2", {"data.partition.p": "0.5"}, "data.partition.p"),
+        ("moe-figure3", {"data.opt_out": "{ fraction = 0.5 }"}, "data.opt_out"),
+        ("moe-figure5", {"data.partition.train": "8"}, "data.partition.train"),
+    ],
+)
+def test_what_rows_differ_by_is_not_set_for_all(
+    table: str, changes: dict[str, str], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "Scene", Scene)
+    with pytest.raises(
+        ConfigError, match=rf"^--set {key}: rows differ by it, .* Leave it out; --only chooses"
+    ):
+        reproduce(table, Request(tmp_path, tmp_path / "out", progress=False, changes=changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_best_mixture_is_chosen_where_all_ran_on_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (sheet.Way(v) for v in (MIXTURE, AUTHORS))
+    scenes = [Scene(p=p) for p in (0.8, 1.0)]
+    found = {(0.8, one): {0: 0.6}, (1.0, one): {0: 0.9}, (0.8, two): {}, (1.0, two): {0: 0.8}}
+    monkeypatch.setattr(sheet.Sheet, "values", lambda _, scene, way, split: found[scene.p, way])
+    own = sheet.sheet(Request(tmp_path, tmp_path, progress=False), scenes, [one, two])
+    assert tables._best(own, scenes, [one, two]) is None  # the second has not run where all are lower
+    found[0.8, two] = {0: 0.8}
+    assert tables._best(own, scenes, [one, two]) == two
+    found[0.8, two] = {1: 0.8}
+    assert tables._best(own, scenes, [one, two]) is None
 
 
 def test_a_changed_scene_is_another_cell() -> None:

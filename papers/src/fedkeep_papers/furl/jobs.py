@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,37 @@ class JobSpec:
     Attributes:
         config: the name of a built-in configuration.
         overrides: dotted keys and TOML values that replace its own.
-        folder: the run's folder.
+        runs: the folder of runs.
+        name: for people, and of its own in the table.
         data: the folder of real data.
+        source: sha256 of its files there, or what data are generated from.
     """
 
     config: str
     overrides: tuple[tuple[str, str], ...]
-    folder: Path
+    runs: Path
+    name: str
     data: Path | None
+    source: Mapping[str, Any]
+
+    @cached_property
+    def file(self) -> str:
+        """The name with a digest of settings and data: with others it is another run."""
+        return f"{self.name}-{digest(settings_of(self.resolved()), self.source)}"
 
     @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.folder.name
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.runs / self.file
 
     def resolved(self) -> Config:
         """Return the configuration, overrides applied."""
         return parse_config(builtin_text(self.config), self.config, dict(self.overrides))
 
-    def slot(self, folder: Path, source: Mapping[str, Any]) -> Slot[Kept]:
-        """Return where the run's outcome is kept, given the sha256 of its files of data."""
-        settings = settings_of(self.resolved())
-        file = folder / f"{self.name}-{digest(settings, source)}.json"
-        return Slot(kind=Kept, file=file, settings=settings, source=source, rounded=True)
+    def slot(self, folder: Path) -> Slot[Kept]:
+        """Return where the run's outcome is kept."""
+        file, settings = folder / f"{self.file}.json", settings_of(self.resolved())
+        return Slot(kind=Kept, file=file, settings=settings, source=self.source, rounded=True)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
         """Run it, or go on with it; None if it diverged.
@@ -136,11 +145,11 @@ def run_jobs(
     run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
 
 
-def keep(job: JobSpec, slot: Slot[Kept], source: Mapping[str, Any]) -> None:
+def keep(job: JobSpec, slot: Slot[Kept]) -> None:
     """Keep the outcome of a finished job, with what it depends on and where it was computed."""
     where = read_info(job.folder).get("environment") or {}
     found = replace(outcome(job.folder), commit=where.get("commit") or "")
-    slot.write(Kept(dict(slot.settings), dict(source), where, found))
+    slot.write(Kept(dict(slot.settings), dict(slot.source), where, found))
 
 
 def load_job(job: JobSpec) -> Run:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedkeep.core.errors import DataError
+from fedkeep.data import FederatedData
+from fedkeep.experiments.build import build_data
 from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
@@ -112,16 +115,24 @@ SCENES = (
 )
 
 
-def specs_of(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int], JobSpec]:
-    """Return the scene's runs by row and seed.
+def read(scene: Scene, request: Request) -> FederatedData:
+    """Return the scene's data, as its first run reads or generates them.
 
     Raises:
-        DataError: the folder of data is not named.
+        DataError: the folder of data is not named, or a file is damaged.
     """
     if scene.needs_data and request.data is None:
         raise DataError(
             f"The scene {scene.name} reads real data. Name its folder with --data DIR or the variable FEDKEEP_DATA."
         )
+    first = next(iter(specs_of(scene, request, Path(), {}).values()))
+    return build_data(first.resolved(), first.data)
+
+
+def specs_of(
+    scene: Scene, request: Request, runs: Path, source: Mapping[str, Any]
+) -> dict[tuple[str, int], JobSpec]:
+    """Return the scene's runs by row and seed, given the sha256 of its files of data."""
     seeds = (
         tuple(request.seeds)
         if request.seeds is not None
@@ -133,8 +144,10 @@ def specs_of(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int]
         (row.name, seed): JobSpec(
             row.config,
             (*changed.items(), ("seed", str(seed)), ("name", f'"{row.name}"')),
-            runs / jobs.folder_name(scene.stands_for.lower(), row.config.split("/")[1], str(seed)),
+            runs,
+            jobs.folder_name(scene.stands_for.lower(), row.config.split("/")[1], str(seed)),
             request.data,
+            source,
         )
         for seed in seeds
         for row in scene.rows
@@ -144,12 +157,8 @@ def specs_of(scene: Scene, request: Request, runs: Path) -> dict[tuple[str, int]
 
 def held_out_of(spec: JobSpec) -> JobSpec:
     """Return the run of a configuration in which a tenth of the users is held out of federation."""
-    return JobSpec(
-        spec.config,
-        (*spec.overrides, ("run.hold_out", "0.1"), ("name", '"Personalized FL, a tenth of users held out"')),
-        spec.folder.with_name(spec.folder.name + "-held-out"),
-        spec.data,
-    )
+    changed = (("run.hold_out", "0.1"), ("name", '"Personalized FL, a tenth of users held out"'))
+    return replace(spec, overrides=(*spec.overrides, *changed), name=f"{spec.name}-held-out")
 
 
 def result_name(name: str, scale: str) -> str:

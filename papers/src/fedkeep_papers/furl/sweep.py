@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
@@ -12,7 +13,7 @@ from fedkeep.experiments.run_directory import read_info
 from fedkeep.report.results import Row, over_seeds, write_results
 from fedkeep_papers.furl import jobs
 from fedkeep_papers.furl.jobs import JobSpec
-from fedkeep_papers.furl.scenes import SCENES, changes_of, result_name, specs_of
+from fedkeep_papers.furl.scenes import SCENES, changes_of, read, result_name, specs_of
 from fedkeep_papers.kit.cells import runs_of
 
 FACTORS = (0.25, 0.5, 1.0, 2.0)
@@ -28,7 +29,8 @@ def sweep(request: Request) -> Path:
     runs = runs_of(request.out) / f"furl-sweep-{request.scale}"
     lines: dict[tuple[str, str], dict[float, dict[int, JobSpec]]] = {}
     for scene in SCENES:
-        for (name, seed), spec in specs_of(scene, request, runs).items():
+        source = read(scene, request).meta.get("source", {})
+        for (name, seed), spec in specs_of(scene, request, runs, source).items():
             line = lines.setdefault((scene.name, name), {factor: {} for factor in FACTORS})
             for factor in FACTORS:
                 line[factor][seed] = _multiplied(spec, factor)
@@ -61,16 +63,12 @@ def _multiplied(spec: JobSpec, factor: float) -> JobSpec:
     """Return a run with all learning rates of its clients multiplied, those by name too."""
     optimizer = spec.resolved().method.optimizer
     rates = ", ".join(f"{json.dumps(name)} = {rate * factor!r}" for name, rate in optimizer.rates.items())
-    return JobSpec(
-        spec.config,
-        (
-            *spec.overrides,
-            ("method.optimizer.learning_rate", repr(optimizer.learning_rate * factor)),
-            ("method.optimizer.rates", f"{{ {rates} }}"),
-        ),
-        spec.folder.with_name(jobs.folder_name(spec.folder.name, "rates", f"{factor:g}")),
-        spec.data,
+    changed = (
+        ("method.optimizer.learning_rate", repr(optimizer.learning_rate * factor)),
+        ("method.optimizer.rates", f"{{ {rates} }}"),
     )
+    name = jobs.folder_name(spec.name, "rates", f"{factor:g}")
+    return replace(spec, overrides=(*spec.overrides, *changed), name=name)
 
 
 def _row(scene: str, method: str, metric: str, specs: Mapping[int, JobSpec], scale: str) -> Row:

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.data import FederatedData
-from fedkeep.experiments.build import build_data
 from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import over_seeds, write_results
-from fedkeep_papers.furl.scenes import SCENES, result_name, specs_of
+from fedkeep_papers.furl.scenes import SCENES, read, result_name, specs_of
 
 PUBLISHED = {
     "Sticker": {
@@ -46,8 +45,8 @@ def table1(request: Request) -> Path:
     """
     now, rows = commit() or "", []
     for scene in (s for s in SCENES if s.stands_for in PUBLISHED):
-        ((_, seed), spec), *_ = specs_of(scene, request, request.out / "runs").items()
-        found, known = statistics(build_data(spec.resolved(), spec.data)), PUBLISHED[scene.stands_for]
+        (_, seed), *_ = specs_of(scene, request, Path(), {})
+        found, known = statistics(read(scene, request)), PUBLISHED[scene.stands_for]
         rows += [
             over_seeds(
                 scene.name, scene.stands_for, metric, {seed: float(value)}, published=known[metric],

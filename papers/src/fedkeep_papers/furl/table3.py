@@ -29,6 +29,7 @@ from fedkeep_papers.furl.scenes import (
     Scene,
     changes_of,
     held_out_of,
+    read,
     result_name,
     specs_of,
 )
@@ -86,10 +87,11 @@ class _Sheet:
         self.runs = runs / f"furl-table3-{request.scale}"
         self.kept = runs / "furl-quick" if request.scale == "quick" else request.out / "furl"
         self.folder = request.out / self.result
-        self.specs = {scene.name: specs_of(scene, request, self.runs) for scene in SCENES}
-        first = {scene.name: next(iter(self.specs[scene.name].values())) for scene in SCENES}
-        self.data = data = {name: build_data(spec.resolved(), spec.data) for name, spec in first.items()}
+        self.data = data = {scene.name: read(scene, request) for scene in SCENES}
         self.sources = {name: dict(found.meta.get("source", {})) for name, found in data.items()}
+        self.specs = {
+            scene.name: specs_of(scene, request, self.runs, self.sources[scene.name]) for scene in SCENES
+        }
         self.read = [
             f"{name}: {len(found):,} users, {_rows(found):,} examples" for name, found in data.items()
         ]
@@ -113,7 +115,7 @@ class _Sheet:
         self.references = [row for scene in SCENES for row in self._references(scene)]
 
     def slot(self, scene: Scene, key: tuple[str, int]) -> Slot[Kept]:
-        return self.specs[scene.name][key].slot(self.kept, self.sources[scene.name])
+        return self.specs[scene.name][key].slot(self.kept)
 
     def held_out(self, scene: Scene) -> JobSpec | None:
         """Return the run with users held out, of the first seed, that one figure needs; None: this scale has none."""
@@ -136,16 +138,20 @@ class _Sheet:
         if missing:
             self.refer()
 
-    def _new_users(self, scene: Scene) -> Path:
-        """Return where the numbers of the cold-start figure are."""
-        return _figure(self.folder, scene, "cold-start").with_suffix(".json")
+    def _new_users(self, scene: Scene) -> dict[str, Any] | None:
+        """Return the numbers of the cold-start figure; None: they are not there, or of other settings or data."""
+        file, held = _figure(self.folder, scene, "cold-start").with_suffix(".json"), self.held_out(scene)
+        if held is None or not file.exists():
+            return None
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found if found.get("run") == held.file else None
 
     def missing(self, scene: Scene) -> list[JobSpec]:
         """Return the wanted runs whose outcomes (or figure) are not there."""
         own = self.specs[scene.name]
         missing = [spec for key, spec in own.items() if self.slot(scene, key).read() is None]
         held = self.held_out(scene)
-        if held is not None and (held.folder.exists() or not self._new_users(scene).exists()):
+        if held is not None and (held.folder.exists() or self._new_users(scene) is None):
             missing.append(held)
         return [spec for spec in missing if self.request.wants(spec.name)]
 
@@ -154,7 +160,7 @@ class _Sheet:
         for key, spec in self.specs[scene.name].items():
             slot = self.slot(scene, key)
             if jobs.is_finished(spec.folder) and slot.read() is None:
-                jobs.keep(spec, slot, self.sources[scene.name])
+                jobs.keep(spec, slot)
                 self.write()
 
     def found(self, scene: Scene) -> dict[tuple[str, int], Finished[Kept] | None]:
@@ -208,8 +214,7 @@ class _Sheet:
             }
             rows |= {name: row.users for name, row in self.known[scene.name].items()}
             parts.append(side_by_side(rows, AGAINST, f"{scene.name}, side by side"))
-            if (file := self._new_users(scene)).exists():
-                found = json.loads(file.read_text(encoding="utf-8"))
+            if (found := self._new_users(scene)) is not None:
                 parts.append(_cold_start_table(found, f"{scene.name}, new users"))
         return [part for part in parts if part]
 
@@ -318,7 +323,10 @@ def _draw_cold_start(held: JobSpec, path: Path) -> None:
     analysis = cold_start_form(cold_start(load_run(held.folder, data_folder=held.data), progress=False))
     write_analyses(held.folder, {"cold_start": analysis})
     plots.cold_start(analysis, path)
-    write_whole(path.with_suffix(".json"), f"{json.dumps(rounded(analysis), indent=1)}\n".encode())
+    write_whole(
+        path.with_suffix(".json"),
+        f"{json.dumps({'run': held.file, **rounded(analysis)}, indent=1)}\n".encode(),
+    )
 
 
 def _cold_start_table(analysis: Mapping[str, Any], title: str) -> str:

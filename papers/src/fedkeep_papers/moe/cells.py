@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.simulate import simulate
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.methods import Method
-from fedkeep_papers.kit.cells import Slot
+from fedkeep_papers.kit.cells import Slot, digest
 from fedkeep_papers.moe.results import Cell, Result
 from fedkeep_papers.moe.scene import Scene, clients_of, source_of
 from fedkeep_papers.moe.variants import (
@@ -72,7 +72,7 @@ class Work:
     def run(self, variants: Iterable[Variant]) -> None:
         """Compute the variants that are not there yet."""
         for variant in variants:
-            slot = self.cell.slot(self.results, variant, source_of(self.cell.scene, self.data_folder))
+            slot = self.cell.slot(self.results, variant, self.source())
             if slot.read() is None:
                 slot.write(self.compute(variant), name=variant.name)
 
@@ -106,7 +106,7 @@ class Work:
         """Return clients after local training or fine-tuning; their models are kept for all that start from them."""
         kind = "-".join([variant.kind, *([variant.expert] if variant.expert else [])])
         name = f"{kind}{'-augmented' if variant.augment else ''}-wd{variant.weight_decay:g}.safetensors"
-        file = self.cell.file(self.runs, variant).with_suffix("") / name
+        file = self.folder(self.cell.name(variant), self.cell.settings(variant)) / name
         if variant.kind == "local":
             mixed = mixture_model(self.cell.scene, variant, self.data())
             own = mixed.get_submodule("local_expert")
@@ -119,6 +119,14 @@ class Work:
         found = adapt_clients(run, progress=self.progress)
         _keep(found, file)
         return found
+
+    def folder(self, name: str, settings: Mapping[str, Any]) -> Path:
+        """Return the folder of what is trained with these settings on these images: with others it is another one."""
+        return self.runs / f"{name}-{digest(settings, self.source())}"
+
+    def source(self) -> Mapping[str, str]:
+        """Return the sha256 of the images' files."""
+        return source_of(self.cell.scene, self.data_folder)
 
     def data(self) -> FederatedData:
         """Return the clients' data."""
@@ -137,7 +145,8 @@ class Work:
         if "run" not in self._known:
             cell = self.cell
             config = cell.federation.config(cell.scene)
-            out = self.runs / f"{cell.scene.slug}-{cell.federation.slug}"
+            of = {"scene": cell.scene.settings(), "federation": asdict(cell.federation)}
+            out = self.folder(f"{cell.scene.slug}-{cell.federation.slug}", of)
             final = out / "final.safetensors"
             if final.exists():
                 model, method = build_model(config, self.data()), build_method(config.method)

@@ -1,7 +1,8 @@
 """The table that the mixture of experts' paper lacks: the library's personalised methods on the same scenes.
 
 Every method trains its own federation with FedAvg's local settings (Adam, 3 epochs, batch 10) and is judged at the
-round that is best on the validation images, the counterpart of early stopping; its settings beyond these are the
+round that is best on the validation images, the counterpart of early stopping; one that adapts afterwards is judged
+after the last round. Its settings beyond these are the
 method's defaults or its paper's. The ways from one run of FedAvg come from the cells of ``moe-table2``.
 """
 
@@ -260,10 +261,11 @@ def table(request: Request) -> Path:
                     )
                 )  # fmt: skip
     settings = "\n".join(f"- {name}: {entry.about}" for name, entry in METHODS.items())
+    adapting = ", ".join(name for name, entry in METHODS.items() if entry.adapts)
     extra = (
         f"FedProx to PFL-DA train {rounds:,} rounds of their own, all clients in each, and are judged at the round "
-        f"that is best on the validation images; FedProx and FedMMD have one global model. No method's settings were "
-        f"searched:\n\n{settings}"
+        f"that is best on the validation images, but for {adapting} after the last one, when clients adapt; "
+        f"FedProx and FedMMD have one global model. No method's settings were searched:\n\n{settings}"
     )
     name = result_name("moe-methods", request.scale)
     title = "Personalised methods on the mixture of experts' scenes"

@@ -204,15 +204,28 @@ def changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
         changes: dotted keys of the table ``data`` and TOML values.
 
     Raises:
-        ConfigError: they give no configuration.
+        ConfigError: they give no configuration, or change what rows differ by: p, or who opts out.
     """
     if not changes:
         return scene
     given = replace(scene, changes=tuple(changes.items()))
-    data = Federation().config(given).data
+    data, usual = Federation().config(given).data, Federation().config(scene).data
     sizes = {} if data.partition is None else data.partition.options
+    for key, alike in (
+        ("data.partition.p", sizes.get("p", scene.p) == scene.p),
+        ("data.opt_out", data.opt_out == usual.opt_out),
+    ):
+        if not alike:
+            raise varied(key)
     kept = {name: sizes[name] for name in ("clients", "train", "valid", "test") if name in sizes}
     return replace(given, dataset=data.reader, **kept)
+
+
+def varied(key: str) -> ConfigError:
+    """Return what is said of a setting that is not the same for all rows."""
+    return ConfigError(
+        f"--set {key}: rows differ by it, so it can't be one value for all. Leave it out; --only chooses among rows."
+    )
 
 
 def clients_of(scene: Scene, config: Config, folder: Path | None) -> FederatedData:

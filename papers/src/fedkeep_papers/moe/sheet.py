@@ -305,6 +305,7 @@ def preamble(own: Sheet) -> str:
     """Return Markdown that says what was run."""
     f, a, scenes = own.size.federation, own.size.adapting, [cell.scene for cell, _ in own.cells]
     scene = scenes[0]
+    given = ", ".join(f"`{key} = {value}`" for key, value in own.request.changes.items())
     text = f"""
 FedAvg: {f.rounds:,} rounds of {f.epochs} local epochs, batch {f.batch_size}, Adam {f.learning_rate:g}; on the devices
 at most {a.epochs} epochs, the loss on the client's validation images measured every {a.every} epochs, stopped after
@@ -318,6 +319,8 @@ Choices where the paper is silent or its code differs: the mixture is of probabi
 log-probabilities, a row of its own); early stopping keeps the best weights (the code reports the best but goes on with
 the last); counts are rounded, not truncated; networks as in the authors' code of November 2020.
 """
+    if given:
+        text += f"\nChanged: {given}.\n"
     if any(s.dataset == "cifar10" for s in scenes):
         text += (
             "\nThe CIFAR-10 images at hand are a JPEG re-encoding (quality about 75) of the lossless originals; "

@@ -6,7 +6,6 @@ Both protocols come from the same cells: "paper" reports the validation images t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedkeep.report.tables import mean_std
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.sweeps import difference_maps, sweep_panels
 from fedkeep_papers.moe.published import FIGURE2, FIGURE2_P, TABLE2
-from fedkeep_papers.moe.scene import Scene, changed
+from fedkeep_papers.moe.scene import Scene, changed, varied
 from fedkeep_papers.moe.sheet import (
     METRIC,
     PROTOCOLS,
@@ -95,14 +94,13 @@ def variants(request: Request) -> Path:
     own.run()
     rows = [row(own, scene, way, split) for split in PROTOCOLS for scene in scenes for way in ways]
 
-    def overall(way: Way) -> float:
-        values = [v for scene in scenes for v in own.values(scene, way, "valid").values()]
-        return sum(values) / len(values) if values else -math.inf
-
-    best = max((w for w in ways if w.variant.kind == "mixture"), key=overall)
-    pairs = [(best, Way(v)) for v in (MIXTURE, TUNED, LOCAL)] + [(Way(MIXTURE), Way(TUNED))]
-    pairs += [(best, w) for w in ways if w.variant.kind in ("local", "fine_tuned") and w.variant.augment]
-    note = f"The best mixture by the validation images, over these p together: {best.name}."
+    best = _best(own, scenes, [w for w in ways if w.variant.kind == "mixture"])
+    pairs = [(Way(MIXTURE), Way(TUNED))]
+    note = "Which mixture is best is told once all have run on the same scenes and seeds."
+    if best is not None:
+        pairs = [*((best, Way(v)) for v in (MIXTURE, TUNED, LOCAL)), *pairs]
+        pairs += [(best, w) for w in ways if w.variant.kind in ("local", "fine_tuned") and w.variant.augment]
+        note = f"The best mixture by the validation images, over these p together: {best.name}."
     extra = (
         "Augmented images are shifted by up to 4 pixels each way and mirrored at random, on the devices alone unless a "
         "row says FedAvg. Differences on the clean protocol are of the variant chosen on validation images."
@@ -111,6 +109,17 @@ def variants(request: Request) -> Path:
     text = "\n\n".join([preamble(own), extra, paired(own, scenes, pairs, note)])
     title = "Variants of the federated mixture of experts"
     return write_results(request.out, name, rows, title=title, preamble=text)[1]
+
+
+def _best(own: Sheet, scenes: Sequence[Scene], ways: Sequence[Way]) -> Way | None:
+    """Return the way with the best mean on validation images; None: not all ran on the same scenes and seeds."""
+    found = {
+        way: {(s, seed): v for s in scenes for seed, v in own.values(s, way, "valid").items()} for way in ways
+    }
+    first = found[ways[0]].keys()
+    if not first or any(values.keys() != first for values in found.values()):
+        return None
+    return max(ways, key=lambda way: sum(found[way].values()))
 
 
 def figure2(request: Request) -> Path:
@@ -205,6 +214,8 @@ def figure5(request: Request) -> Path:
     size = SIZES[request.scale]
     every = [Scene(d, p, train=n) for d in ("cifar10", "fashion_mnist") for n in size.train for p in size.p5]
     scenes = list(dict.fromkeys(changed(scene, request.changes) for scene in every))
+    if {s.train for s in scenes} != set(size.train):
+        raise varied("data.partition.train")
     ways = [Way(v) for v in PAPER]
     own = sheet(request, scenes, ways, size.small)
     own.run()
