@@ -19,7 +19,7 @@ from fedkeep.experiments.reproductions import Request, Scale, reproduce, reprodu
 from fedkeep.report.results import Row, read_results
 from fedkeep.version import NUMERICS
 from fedkeep_papers.adapters import table as adapters
-from fedkeep_papers.furl import channels, table3
+from fedkeep_papers.furl import channels, scenes, table3
 from fedkeep_papers.kit import plots
 from fedkeep_papers.kit.cells import Finished, Slot
 from fedkeep_papers.kteps import book
@@ -130,7 +130,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slot, "find", find)
-        patch.setattr(table3, "build_data", data)
+        patch.setattr(scenes, "build_data", data)
         patch.setattr(channels, "source_of", lambda _: tuple(source_of("furl", "zulip_channels").items()))
         patch.setattr(adapters, "source_of", lambda _: tuple(entries("adapters")[0][1]["source"].items()))
         patch.setattr(table3._Sheet, "_references", lambda *_: [])

@@ -15,7 +15,7 @@ KTEPS = ("data", "model", "method", "run", "personalization")
 
 furl_table1 = Reproduction(about="FURL Table 1: statistics of the data", run=furl_data.table1)
 kteps_table1 = Reproduction(
-    about="KTEPS Table 1: statistics of the data", run=kteps_data.table1, changes=KTEPS
+    about="KTEPS Table 1: statistics of the data", run=kteps_data.table1, changes=("data",)
 )
 furl_table3 = Reproduction(
     about="FURL Table 3 and Figures 2-5: four configurations, server and federated, with and without users",

@@ -108,7 +108,7 @@ def available() -> bool:
     A graph that is exported or traced holds torch's operations alone, and so does what is differentiated forward
     (``torch.func.jvp``).
     """
-    recorded = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    recorded = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
     return load().library is not None and not recorded and not forward_mode()
 
 

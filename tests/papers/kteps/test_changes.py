@@ -9,16 +9,17 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.reproductions import reproduce
-from fedkeep_papers.kteps import book
+from fedkeep_papers.kteps import book, published, variants
+from fedkeep_papers.kteps.cells import Task
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
 @pytest.fixture
 def shops(data: Path) -> Path:
-    """The folder of data, with a folder of reviews of three shops."""
+    """The folder of data, with a folder of reviews of three shops; one is called like a domain of the paper."""
     folder = data / "shops"
     folder.mkdir(exist_ok=True)
-    for shop in ("north", "south", "west"):
+    for shop in ("books", "south", "west"):
         for split in ("train", "test"):
             lines = [f"man {('bad', 'good')[n % 2]} w{n},{n % 2}" for n in range(6)]
             (folder / f"{shop}.{split}.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
@@ -36,16 +37,111 @@ def test_a_folder_of_reviews_takes_fdus_place(
     assert (kteps.scene, kteps.seeds, kteps.published) == ("reviews", (0,), None)
     (file,) = (tmp_path / "kteps").glob("reviews-kteps-full-0-*")
     numbers = read_numbers(file)
-    assert set(numbers.test) == {"north", "south", "west"}
+    assert set(numbers.test) == {"books", "south", "west"}
     assert kteps.value == pytest.approx(np.mean(list(numbers.curves["0.01"]["own"].values())), abs=1e-6)
     assert set(numbers.source) == {
-        f"{s}.{p}.csv" for s in ("north", "south", "west") for p in ("train", "test")
+        f"{s}.{p}.csv" for s in ("books", "south", "west") for p in ("train", "test")
     } | {"word_vectors_200d.npz"}
     text = path.read_text(encoding="utf-8")
-    assert "| north |" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| books |"))
+    assert "(" not in row, "the paper's books are not these"
+    assert "FDU-MTL is" not in text
     assert 'Changed: `data.reader = "reviews"`, `data.folder = "shops"`.' in text
     reproduce("kteps-figure4", request(shops, tmp_path, changes=changes))
     assert rows(tmp_path, "kteps-figure4")["FedAvg", "accuracy_ag"].scene == "reviews"
+    reproduce("kteps-table1", request(shops, tmp_path, changes=changes))
+    read = rows(tmp_path, "kteps-table1")["books", "training_reviews"]
+    assert (read.scene, read.value, read.published) == ("reviews", 6, None)
+
+
+def test_other_data_are_not_the_papers_however_they_are_named(shops: Path, tmp_path: Path) -> None:
+    (shops / "tang").mkdir(exist_ok=True)
+    whole = {"data": '{ reader = "reviews", folder = "shops" }'}
+    for changes, names in (
+        ({}, ["FDU", "IYY"]),
+        (whole, ["reviews"]),
+        ({"data.reader": "'reviews'"}, ["reviews"]),
+    ):
+        own = book.Book(request(shops, tmp_path, changes=changes), "kteps-table2")
+        assert [scene.name for scene in own.scenes] == names
+    (shops / "tang").rmdir()
+
+
+def test_what_is_printed_of_a_scene() -> None:
+    table = {"books": 1, "FDU": 2, "IYY-imdb": 3}
+    assert published.of_scene(table, "FDU") == table
+    assert published.of_scene(table, "IYY") == {"imdb": 3}
+    assert published.of_scene(table, "reviews") == {}
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_variants_have_a_requests_settings(shops: Path, tmp_path: Path, held_out: bool) -> None:
+    changes = {"method.share": "0.5", "data.reader": '"reviews"', "data.folder": '"shops"'}
+    own = book.Book(request(shops, tmp_path, changes=changes), "kteps-variants")
+    cell = variants._cell(own, "dropout", 0, held_out=held_out)
+    config = cell.resolved()
+    assert (config.method.options["share"], config.model.options["dropout"]) == (0.5, 0.3)
+    assert (config.data.reader, cell.name.partition("-")[0]) == ("reviews", "reviews")
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "own", "own_value"),
+    [
+        ("kteps-table1", "data.max_length", "9", "data.max_length", "1000000"),
+        ("kteps-table3", "personalization.ratio", "1.0", "personalization.ratio", "0.01"),
+        ("kteps-table4", "method.transfer", "0.1", "method.transfer", "0.0"),
+        ("kteps-table5", "personalization", "{ ratio = 1.0 }", "personalization.ratio", "0.01"),
+        ("kteps-table6", "personalization.ratio", "1.0", "personalization.ratio", "0.01"),
+        ("kteps-table7", "method.start", "3", "method.start", "2"),
+        ("kteps-table8", "method.projections", "true", "method.projections", "false"),
+        ("kteps-figure5", "method.end", "7", "method.end", "150"),
+        ("kteps-readings", "model.mean_over", "9", "model.mean_over", "200"),
+        ("kteps-variants", "model.dropout", "0.1", "model.dropout", "0.3"),
+        ("kteps-variants", "run.rounds", "7", "run.rounds", "30"),
+    ],
+)
+def test_what_a_table_sets_itself_may_not_be_changed(
+    table: str,
+    key: str,
+    value: str,
+    own: str,
+    own_value: str,
+    data: Path,
+    tmp_path: Path,
+    computed: list[str],
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        reproduce(table, request(data, tmp_path, changes={key: value}))
+    assert str(error.value) == (
+        f"{table} sets {own} itself, here to {own_value}; changed by --set, its rows would not be what they say. Leave "
+        f"it out, or train a single run with it: fedkeep run."
+    )
+    assert computed == []
+
+
+def test_settings_that_a_run_cannot_have_are_named_before_any_is_trained(
+    data: Path, tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "HELD_OUT", 3)
+    share = {"method.share": "0.5"}
+    for table, changes, name in (
+        ("kteps-table2", share, "fdu-indiv-full-0 runs kteps/indiv"),
+        ("kteps-table3", {"personalization.every": "3"}, "fdu-indiv-full-0 runs kteps/indiv"),
+        (
+            "kteps-variants",
+            {"personalization.every": "3"},
+            "fdu-variant-kteps-held-out-full-0 runs kteps/kteps",
+        ),
+    ):
+        with pytest.raises(ConfigError) as error:
+            reproduce(table, request(data, tmp_path, changes=changes))
+        assert str(error.value).startswith(f"{name}, which cannot have its settings. ")
+        assert str(error.value).endswith("leave the setting out, or this run with --only.")
+    assert computed == []
+    asked: list[Task] = []
+    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    reproduce("kteps-table2", request(data, tmp_path, changes=share, only=["*-kteps-full-*"]))
+    assert [task.cell.resolved().method.options["share"] for task in asked] == [0.5]
 
 
 @pytest.mark.slow
@@ -74,3 +170,6 @@ def test_what_may_not_be_changed(tmp_path: Path) -> None:
     assert str(error.value) == (
         "kteps-table3 lets settings of the tables data, model, method, run, personalization be changed; got 'seed'."
     )
+    with pytest.raises(ConfigError) as error:
+        reproduce("kteps-table1", request(None, tmp_path, changes={"model.hidden": "3"}))
+    assert str(error.value) == "kteps-table1 lets settings of the tables data be changed; got 'model.hidden'."

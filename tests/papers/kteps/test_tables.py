@@ -46,7 +46,13 @@ def test_table3_and_what_it_shares(finished: Path, data: Path, tmp_path: Path, c
     absent = found["FedMMD", "accuracy_ap"]
     assert (absent.value, absent.published, absent.seeds) == (None, 0.856, ())
     text = (finished / "kteps-table3.md").read_text(encoding="utf-8")
-    for part in ("FDU by client, ours", "Fairness over clients", "Costs a client and round", "skip-gram"):
+    for part in (
+        "FDU by client, ours",
+        "Fairness over clients",
+        "Costs a client and round",
+        "skip-gram",
+        "559 test reviews",
+    ):
         assert part in text
     # Table 2 and the ablations on the same runs compute nothing.
     out = tmp_path / "again"

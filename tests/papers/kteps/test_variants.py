@@ -11,6 +11,7 @@ import pytest
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import variants
+from fedkeep_papers.kteps.book import Book
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
@@ -76,6 +77,27 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []
+
+
+def test_no_variant_is_chosen_while_one_is_not_tried(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "HELD_OUT", 3)
+    monkeypatch.setattr(variants, "SHORTER", {"full": (("run.rounds", "1"),)})
+    monkeypatch.setattr(
+        variants,
+        "VARIANTS",
+        {name: variants.VARIANTS[name] for name in ("KTEPS", "linear schedule", "dropout")},
+    )
+    asked = request(data, tmp_path, finished=True)
+    text = reproduce("kteps-variants", asked).read_text(encoding="utf-8")
+    assert 'Not run yet: "KTEPS", "linear schedule", "dropout". Once all are tried,' in text
+    own = Book(asked, "kteps-variants")
+    own.task(variants._cell(own, "linear schedule", 0, held_out=True))(progress=False)
+    text = reproduce("kteps-variants", asked).read_text(encoding="utf-8")
+    assert 'Not run yet: "KTEPS", "dropout". Once all are tried,' in text
+    assert "| linear schedule | 1 |" in text
+    assert {method for method, _ in rows(tmp_path, "kteps-variants")} == {"KTEPS"}
 
 
 @pytest.mark.filterwarnings("ignore:The training loss of the last")

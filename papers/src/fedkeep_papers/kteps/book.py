@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data.readers.files import sha256
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.builtin import builtin_names
@@ -19,10 +19,14 @@ from fedkeep.metrics import ag, ap
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.kit.cells import note_on_stale, runs_of
 from fedkeep_papers.kteps import published
-from fedkeep_papers.kteps.cells import Cell, Numbers, Task, missing
+from fedkeep_papers.kteps.cells import Cell, Numbers, Overrides, Task, missing
 
 RATIO = 0.01
 """Of the learning rate in personalisation: the column of Table 5 that equals Table 3."""
+MEASURED = ("personalization.ratio", str(RATIO))
+"""What every table sets: it takes its numbers from curves at ratios of its own."""
+FEDAVG = "kteps/fedavg"
+"""The configuration that stands for all where only the data matter."""
 WORDS = ("man", "good", "book", "movie", "price")
 """Whose neighbours Figure 5 compares; "man" is the paper's."""
 
@@ -41,9 +45,9 @@ class Scene:
 
     name: str
     folder: str
-    overrides: tuple[tuple[str, str], ...] = ()
-    scales: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    changes: tuple[tuple[str, str], ...] = ()
+    overrides: Overrides = ()
+    scales: Mapping[str, Overrides] = field(default_factory=dict)
+    changes: Overrides = ()
 
 
 SCENES = (
@@ -108,7 +112,7 @@ METHODS: Mapping[str, Entry] = {
     "Indiv": Entry("kteps/indiv", ag="own", tuned=False, ratios=()),
     "FS": Entry("kteps/fs"),
     "ASP-MTL": Entry("kteps/asp-mtl", ag="own"),
-    "FedAvg": Entry("kteps/fedavg"),
+    "FedAvg": Entry(FEDAVG),
     "FedPer": Entry("kteps/fedper", ag="none"),
     "LG-FedAvg": Entry("kteps/lg-fedavg", ag="none"),
     "FedFusion": Entry("kteps/fedfusion"),
@@ -137,13 +141,16 @@ class Line:
     published: float | None = None
 
 
+OF_FDU = """
+**The data.** FDU-MTL is the paper's data set in the copy that is published, in which 559 test reviews stand word for
+word among the training reviews; they are kept, as in the paper. IYY is run where the folder `tang` of the data holds
+Tang's files.
+""".strip()
 CAVEATS = """
-**The data and the missing settings.** FDU-MTL is the paper's data set in the copy that is published, in which 559
-test reviews stand word for word among the training reviews; they are kept, as in the paper. The word vectors are not
-GloVe 6B but skip-gram vectors of 137 million tokens. Lost in every copy of the paper, and chosen here: the formula of
-Ap (the mean over the curve), the steps and the interval of personalisation (200, 20), the noise on uploads (σ = 0.001
-for KTEPS and KTEPS⋆), the temperature (4), the kernel's width, and how many runs its numbers are means of. IYY is run
-where the folder `tang` of the data holds Tang's files. Accuracies are means over clients, each counting once.
+**The missing settings.** The word vectors are not GloVe 6B but skip-gram vectors of 137 million tokens. Lost in every
+copy of the paper, and chosen here: the formula of Ap (the mean over the curve), the steps and the interval of
+personalisation (200, 20), the noise on uploads (σ = 0.001 for KTEPS and KTEPS⋆), the temperature (4), the kernel's
+width, and how many runs its numbers are means of. Accuracies are means over clients, each counting once.
 """.strip()
 
 
@@ -165,9 +172,9 @@ class Book:
         self.folder = runs_of(request.out) / "kteps-quick" if quick else request.out / "kteps"
         self.scratch = runs_of(request.out) / f"kteps-{self.scale}-running"
         self.result = name if self.scale == "full" else f"{name}-{self.scale}"
-        every = [_changed(scene, request.changes) for scene in SCENES]
-        self.fdu = every[0]
-        others = [] if "data.reader" in request.changes else every[1:]
+        self.fdu, *others = every = [_changed(scene, request.changes) for scene in SCENES]
+        if any(now.name != scene.name for now, scene in zip(every, SCENES, strict=True)):
+            others = []
         self.scenes = [self.fdu, *(s for s in others if (self.data / s.folder).is_dir())]
         self._known: dict[str, tuple[dict[str, str], int]] = {}
 
@@ -193,13 +200,31 @@ class Book:
             seed: Cell(
                 f"{scene.name.lower()}-{slug}{shown}-{self.scale}-{seed}",
                 entry.config,
-                (*scene.overrides, *scene.scales[self.scale], *own, *scene.changes, ("seed", str(seed))),
+                self.overrides(scene, entry.config, own, seed),
                 (RATIO,) if changes else entry.ratios,
                 () if changes else entry.inferences,
                 words if changes else entry.words,
             )
             for seed in self.seeds
         }
+
+    def overrides(self, scene: Scene, config: str, own: Overrides, seed: int) -> Overrides:
+        """Return what a cell changes in its configuration: the scene's and the scale's, its own, and a request's.
+
+        Raises:
+            ConfigError: the request changes what the cell sets itself, so that its row would not be what it says.
+        """
+        for key, value in (*own, MEASURED) if scene.changes else ():
+            mine, theirs = (
+                Cell("", config, (*scene.overrides, *order)).resolved()
+                for order in ((*scene.changes, (key, value)), ((key, value), *scene.changes))
+            )
+            if mine != theirs:
+                raise ConfigError(
+                    f"{self.name} sets {key} itself, here to {value}; changed by --set, its rows would not be what "
+                    f"they say. Leave it out, or train a single run with it: fedkeep run."
+                )
+        return (*scene.overrides, *scene.scales[self.scale], *own, *scene.changes, ("seed", str(seed)))
 
     def source(self, cell: Cell) -> dict[str, str]:
         """Return the sha256 of the files that a cell reads."""
@@ -218,9 +243,9 @@ class Book:
 
     def _tasks(self, scene: Scene, entry: Entry) -> tuple[tuple[str, str], ...]:
         """Return how many clients ASP-MTL tells apart, where the data are not those of its configuration."""
-        overrides = (*scene.overrides, *scene.scales[self.scale], *scene.changes)
-        if entry.config != "kteps/asp-mtl" or "data.reader" not in dict(overrides):
+        if entry.config != "kteps/asp-mtl" or scene.name == SCENES[0].name:
             return ()
+        overrides = (*scene.overrides, *scene.scales[self.scale], *scene.changes)
         return (("method.tasks", str(self._read(Cell("", entry.config, overrides).resolved())[1])),)
 
     def task(self, cell: Cell) -> Task:
@@ -236,6 +261,18 @@ class Book:
             if finished is not None and not finished.result.fault:
                 found[seed] = finished.result
         return found
+
+    def run(self, tasks: Sequence[Task], finished: Callable[[], object] | None = None) -> None:
+        """Run those of some tasks that are missing and wanted.
+
+        Args:
+            tasks: they are checked before the first of them is trained.
+            finished: called after every one.
+        """
+        wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
+        for task in wanted:
+            task.check()
+        run_tasks(wanted, self.request.workers, self.request.progress, finished)
 
     def make(
         self,
@@ -260,12 +297,11 @@ class Book:
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
         others = [self.task(cell) for cells in possible for cell in cells.values()]
         self.request.check(list(dict.fromkeys(task.name for task in (*tasks, *others))))
-        wanted = [task for task in missing(tasks) if self.request.wants(task.name)]
 
         def write() -> None:
             self._write(lines, others, title, about, further(), [])
 
-        run_tasks(wanted, self.request.workers, self.request.progress, finished=write)
+        self.run(tasks, write)
         return self._write(lines, others, title, about, further(), figures(self.request.out / self.result))
 
     def _write(
@@ -305,22 +341,27 @@ class Book:
     def _what_was_run(self) -> str:
         cut = {s.name: s.scales[self.scale] for s in self.scenes}
         said = "; ".join(
-            f"{name}: {', '.join(f'`{key} = {value}`' for key, value in changes) or 'as in the paper'}"
+            f"{name}: {', '.join(f'`{key} = {value}`' for key, value in changes) or 'nothing is cut'}"
             for name, changes in cut.items()
         )
         changes = ", ".join(f"`{key} = {value}`" for key, value in self.request.changes.items())
-        return f"{CAVEATS}\n\nScale `{self.scale}` ({said}).{f' Changed: {changes}.' if changes else ''}"
+        data = f"{OF_FDU}\n\n" if self.fdu.name == SCENES[0].name else ""
+        return (
+            f"{data}{CAVEATS}\n\nScale `{self.scale}` ({said}).{f' Changed: {changes}.' if changes else ''}"
+        )
 
 
 def _changed(scene: Scene, changes: Mapping[str, str]) -> Scene:
     """Return a scene with a request's changes; other data have a name of their own, and no scale cuts them."""
-    reader = changes.get("data.reader")
-    if reader is None:
+    usual, reader = (
+        Cell("", FEDAVG, (*scene.overrides, *more)).resolved().data.reader for more in ((), changes.items())
+    )
+    if reader == usual:
         return replace(scene, changes=tuple(changes.items()))
     scales = {
         name: tuple(c for c in cuts if not c[0].startswith("data.")) for name, cuts in scene.scales.items()
     }
-    return replace(scene, name=reader.strip('"'), scales=scales, changes=tuple(changes.items()))
+    return replace(scene, name=reader, scales=scales, changes=tuple(changes.items()))
 
 
 def _toml(value: Any) -> str:

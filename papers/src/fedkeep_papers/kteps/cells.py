@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import NonFiniteError
+from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
@@ -23,6 +23,9 @@ from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
 from fedkeep_papers.kit.cells import Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
+
+Overrides = tuple[tuple[str, str], ...]
+"""Dotted keys and TOML values that replace a configuration's own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Cell:
 
     name: str
     config: str
-    overrides: tuple[tuple[str, str], ...] = ()
+    overrides: Overrides = ()
     ratios: tuple[float, ...] = ()
     inferences: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -128,6 +131,23 @@ class Task:
     def name(self) -> str:
         """The cell's name, with the digest of its settings."""
         return self.slot.file.stem
+
+    def check(self) -> None:
+        """Check what needs no data: that the method knows its options, and the curve's steps.
+
+        Raises:
+            ConfigError: it names the cell and its method.
+        """
+        config = self.cell.resolved()
+        try:
+            build_method(config.method)
+            if config.personalization is not None:
+                Protocol(**config.personalization.model_dump())
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self.cell.name} runs {self.cell.config}, which cannot have its settings. {error} --set changes all "
+                f"runs of a table: leave the setting out, or this run with --only."
+            ) from error
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Train the cell, measure it, and leave its file; one whose training breaks down leaves its fault.

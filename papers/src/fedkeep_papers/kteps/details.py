@@ -9,6 +9,7 @@ import numpy as np
 from fedkeep.metrics import per_client
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import duration, size
+from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import Book
 from fedkeep_papers.kteps.cells import Cell, Numbers
 
@@ -30,17 +31,15 @@ def by_client(book: Book, cells: Cells, known: Mapping[str, Mapping[str, float]]
     """Return a Markdown table of every client and method, ours and the published beside it."""
     text = ""
     for scene in book.scenes:
-        prefix = "" if scene is book.fdu else f"{scene.name}-"
+        printed = published.of_scene(known, scene.name)
         methods = [m for s, m in cells if s == scene.name]
         ours = {m: _mean_clients(book, cells[scene.name, m], m, of_client) for m in methods}
         found = list(dict.fromkeys(c for own in ours.values() for c in own))
-        named = [c.removeprefix(prefix) for c in known if c.startswith(prefix)]
-        clients = [c for c in named if c in found] + [c for c in found if c not in named]
+        clients = [c for c in printed if c in found] + [c for c in found if c not in printed]
         if not clients:
             continue
         rows = tuple(
-            (c, *(_beside(ours[m].get(c), known.get(f"{prefix}{c}", {}).get(m)) for m in methods))
-            for c in clients
+            (c, *(_beside(ours[m].get(c), printed.get(c, {}).get(m)) for m in methods)) for c in clients
         )
         title = f"{scene.name} by client, ours (published), %"
         text += "\n" + to_markdown(Table(("client", *methods), rows, title), level=2)

@@ -7,6 +7,7 @@ numbers that survive.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 AG_METHODS = (
     "Indiv", "FS", "ASP-MTL", "FedAvg", "FedFusion", "PFL-DA", "FedProx", "FedMMD", "KTEPS", "KTEPS⋆",
@@ -136,7 +137,7 @@ PRIVATE_PARTS = {
 }
 """Table 8 (FDU, λ1 = 0, no projections): (λ2, what is private) → value."""
 
-STATISTICS = {
+STATISTICS: Mapping[str, tuple[float, ...]] = {
     name: (int(train), int(test), float(words), 1000.0 * int(different))
     for name, train, test, words, different in (
         line.split()
@@ -164,3 +165,15 @@ IYY-yelp-2014        183019 25399  207 43
     )
 }
 """Table 1: training and test reviews, mean words, different words (printed in thousands), by client."""
+
+V = TypeVar("V")
+PREFIXES = {"FDU": "", "IYY": "IYY-"}
+"""What stands before a client's name in the tables above, by scene."""
+
+
+def of_scene(table: Mapping[str, V], scene: str) -> dict[str, V]:
+    """Return what is printed of a scene's clients, by client; nothing of data that are not the paper's."""
+    if scene not in PREFIXES:
+        return {}
+    prefix = PREFIXES[scene]
+    return {name.removeprefix(prefix): value for name, value in table.items() if name.startswith(prefix)}

@@ -12,9 +12,9 @@ from pathlib import Path
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.kteps.book import METHODS, RATIO, Book, Line, global_accuracy, personalized
-from fedkeep_papers.kteps.cells import Cell, missing
+from fedkeep_papers.kteps.cells import Cell, Overrides, missing
 from fedkeep_papers.kteps.details import Cells
-from fedkeep_papers.kteps.variants import DROPOUT, HELD_OUT, Overrides, gap
+from fedkeep_papers.kteps.variants import DROPOUT, HELD_OUT, gap
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ def _overrides(method: str, reading: Reading) -> Overrides | None:
 
 
 def _cell(book: Book, method: str, name: str, seed: int, *, held_out: bool) -> Cell:
-    (usual,) = (cell for number, cell in book.cells(book.fdu, method).items() if number == seed)
+    config = METHODS[method].config
     slug = f"{method}-{name}{'-held-out' if held_out else ''}".replace(" ", "-").lower()
     further = _overrides(method, READINGS[name]) or ()
     if held_out:
         further += (("data.valid", str(HELD_OUT)),)
     return Cell(
-        f"fdu-reading-{slug}-{book.scale}-{seed}", usual.config, (*usual.overrides, *further), (RATIO,),
-        split="valid" if held_out else "test",
+        f"{book.fdu.name.lower()}-reading-{slug}-{book.scale}-{seed}", config,
+        book.overrides(book.fdu, config, further, seed), (RATIO,), split="valid" if held_out else "test",
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from fedkeep.experiments.environment import commit
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep_papers.kteps import published
-from fedkeep_papers.kteps.book import Book
+from fedkeep_papers.kteps.book import FEDAVG, Book
+from fedkeep_papers.kteps.cells import Cell
 
 UNCUT = "1000000"
 METRICS = ("training_reviews", "test_reviews", "mean_words", "different_words")
@@ -21,11 +22,12 @@ def table1(request: Request) -> Path:
     book = Book(request, "kteps-table1")
     seed, now, rows = book.seeds[0], commit() or "", []
     for scene in book.scenes:
-        prefix = "" if scene is book.fdu else f"{scene.name}-"
-        data = build_data(book.cells(scene, "FedAvg")[seed].resolved(("data.max_length", UNCUT)), book.data)
+        printed = published.of_scene(published.STATISTICS, scene.name)
+        uncut = book.overrides(scene, FEDAVG, (("data.max_length", UNCUT),), seed)
+        data = build_data(Cell("", FEDAVG, uncut).resolved(), book.data)
         for own in text_statistics(data):
             values = (own.train, own.test, own.mean_words, own.different_words)
-            known = published.STATISTICS.get(f"{prefix}{own.client}", (None,) * len(METRICS))
+            known = printed.get(own.client, (None,) * len(METRICS))
             rows += [
                 over_seeds(
                     scene.name, own.client, m, {seed: float(v)}, published=k, scale=book.scale, commit=now

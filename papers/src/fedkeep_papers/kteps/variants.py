@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fedkeep.core.errors import RunError
 from fedkeep.experiments.reproductions import Request
-from fedkeep.experiments.tasks import run_tasks
 from fedkeep.report.tables import Table, mean_std, to_markdown
 from fedkeep_papers.kteps.book import (
     METHODS,
@@ -18,9 +17,8 @@ from fedkeep_papers.kteps.book import (
     global_accuracy,
     personalized,
 )
-from fedkeep_papers.kteps.cells import Cell, Numbers, missing
+from fedkeep_papers.kteps.cells import Cell, Numbers, Overrides
 
-Overrides = tuple[tuple[str, str], ...]
 SCHEDULE: Overrides = (("method.optimizer.schedule", '"linear"'),)
 FASTER: Overrides = (("method.optimizer.learning_rate", "0.02"), *SCHEDULE)
 DROPOUT: Overrides = (("model.word_dropout", "0.2"), ("model.dropout", "0.3"))
@@ -52,28 +50,29 @@ SHORTER: Mapping[str, Overrides] = {"full": (("run.rounds", str(ROUNDS)),)}
 def variants(request: Request) -> Path:
     """Choose the variant with the best Ap on held-out training reviews, one seed; test it and KTEPS on all seeds.
 
+    It waits for all variants: where one is not finished, none is chosen.
+
     Raises:
         RunError: the training of every variant broke down.
     """
     book = Book(request, "kteps-variants")
     names = [name for name, variant in VARIANTS.items() if variant.early or SHORTER.get(book.scale)]
     tries = {name: _cell(book, name, 0, held_out=True) for name in names}
-    wanted = [task for task in missing([book.task(c) for c in tries.values()]) if request.wants(task.name)]
-    run_tasks(wanted, request.workers, request.progress)
+    book.run([book.task(cell) for cell in tries.values()])
+    waits = [name for name, cell in tries.items() if book.task(cell).slot.find() is None]
     ap = personalized(METHODS["KTEPS"])
     tried = {name: n for name, cell in tries.items() for n in book.numbers({0: cell}).values()}
     found = {name: ap(n) for name, n in tried.items()}
     rounds = {name: n.rounds for name, n in tried.items()}
     others = [name for name in found if VARIANTS[name].overrides]
-    if not others:
+    if not waits and not others:
         raise RunError(
             f"Training broke down for every variant; {book.folder} says why. There is none to choose."
         )
-    best = max(others, key=lambda name: found[name])
-    cells = {
-        "KTEPS": book.cells(book.fdu, "KTEPS"),
-        best: {seed: _cell(book, best, seed) for seed in book.seeds},
-    }
+    best = None if waits else max(others, key=lambda name: found[name])
+    cells = {"KTEPS": book.cells(book.fdu, "KTEPS")}
+    if best is not None:
+        cells[best] = {seed: _cell(book, best, seed) for seed in book.seeds}
     values = (("accuracy_ap", ap), ("accuracy_ag", global_accuracy(METHODS["KTEPS"])))
     lines = [
         Line(book.fdu.name, name, metric, own, value)
@@ -88,13 +87,18 @@ def variants(request: Request) -> Path:
         else ""
     )
 
+    chosen = "The one to be tested was"
+    if waits:
+        missing = ", ".join(f'"{name}"' for name in waits)
+        chosen = f"Not run yet: {missing}. Once all are tried, the one to be tested is"
+
     def further() -> str:
-        return f"{_tries(found, rounds)}\n\n{_difference(book, cells, best)}"
+        return f"{_tries(found, rounds)}\n\n{_difference(book, cells, best) if best is not None else ''}"
 
     return book.make(
         lines,
         "Variants of KTEPS",
-        f"Every variant sends in a round what KTEPS sends. {shorter}The one to be tested was chosen by Ap on "
+        f"Every variant sends in a round what KTEPS sends. {shorter}{chosen} chosen by Ap on "
         f"{HELD_OUT} training reviews of each domain that its training left out, seed 0; test reviews had no part in "
         "choosing among them. Dropout leaves out 0.2 of a text's words and 0.3 of the features; the "
         "schedule lowers the learning rate of 0.01 linearly to 0, the faster one "
@@ -106,20 +110,21 @@ def variants(request: Request) -> Path:
 
 def _cell(book: Book, name: str, seed: int, held_out: bool = False) -> Cell:
     variant = VARIANTS[name]
-    scale = dict(book.fdu.scales[book.scale])
+    config, own = METHODS["KTEPS"].config, variant.overrides
     if variant.early:
-        scale.update(SHORTER.get(book.scale, ()))
-    overrides = (*book.fdu.overrides, *scale.items(), *variant.overrides)
+        own += SHORTER.get(book.scale, ())
     if held_out:
-        overrides += (("data.valid", str(HELD_OUT)),)
+        own += (("data.valid", str(HELD_OUT)),)
     slug = name.replace(", ", "-").replace(" ", "-").lower()
     return Cell(
-        f"fdu-variant-{slug}-{'held-out-' if held_out else ''}{book.scale}-{seed}", METHODS["KTEPS"].config,
-        (*overrides, ("seed", str(seed))), (RATIO,), split="valid" if held_out else "test",
+        f"{book.fdu.name.lower()}-variant-{slug}-{'held-out-' if held_out else ''}{book.scale}-{seed}", config,
+        book.overrides(book.fdu, config, own, seed), (RATIO,), split="valid" if held_out else "test",
     )  # fmt: skip
 
 
 def _tries(found: Mapping[str, float], rounds: Mapping[str, int]) -> str:
+    if not found:
+        return ""
     rows = tuple((name, str(rounds[name]), f"{100 * value:.2f}") for name, value in found.items())
     return "\n" + to_markdown(
         Table(("variant", "rounds", "Ap on held-out reviews, %"), rows, "How it was chosen"), level=2
