@@ -1,4 +1,4 @@
-"""The page of the mixture shows Figure 3 at q = 0.9 as it was measured."""
+"""The page of the mixture shows Figure 3 as it was measured, and what it says of it follows from the numbers."""
 
 from __future__ import annotations
 
@@ -6,37 +6,64 @@ import re
 
 from tests.test_measured import MIXTURE, by_scene, check, percent, tables
 
+ROWS = by_scene("moe-figure3")
+P = [f"p = {p / 10:g}" for p in range(2, 11)]
+PAGE = MIXTURE.read_text(encoding="utf-8").replace("\n", " ")
 
-def test_figure_3() -> None:
-    rows = by_scene("moe-figure3")
-    ((head, *body),) = [t for t in tables(MIXTURE) if t[0][0] == "q = 0.9 (%)"]
-    assert [label for label, *_ in body] == [f"p = {p / 10:g}" for p in range(2, 11)]
-    ahead, behind = [], []
+
+def row(p: str, column: str) -> dict[str, object]:
+    """Return the result of a column's method, e.g. ``Mixture, q = 0.9``."""
+    method, *q = column.split(", ")
+    return ROWS[", ".join(["CIFAR-10, 5 × 500", p, *q, "clean protocol"]), method]
+
+
+def points(p: str, one: str, other: str) -> float:
+    first, second = (row(p, column)["value"] for column in (one, other))
+    assert isinstance(first, float)
+    assert isinstance(second, float)
+    return 100 * (first - second)
+
+
+def said(pattern: str) -> list[float]:
+    found = re.search(pattern, PAGE)
+    assert found is not None, pattern
+    return [float(number.replace("−", "-")) for number in found.groups()]
+
+
+def test_the_table() -> None:
+    ((head, *body),) = [t for t in tables(MIXTURE) if "Mixture, q = 0.9" in t[0]]
+    assert [label for label, *_ in body] == P
     for label, *cells in body:
-        scene = f"CIFAR-10, 5 × 500, {label}, q = 0.9, clean protocol"
-        for method, cell in zip(head[1:], cells, strict=True):
-            check(f"{method}, {label}", cell, percent(rows[scene, method]))
-        local, tuned, mixture = (rows[scene, m]["value"] for m in ("Local", "Fine-tuned", "Mixture"))
-        ahead.append(100 * (mixture - tuned))
-        behind.append(100 * (local - mixture))
-    said = re.search(
-        r"within (\S+) points of local training, and (\d+) to (\d+) points ahead of fine-tuning",
-        MIXTURE.read_text(encoding="utf-8").replace("\n", " "),
+        for column, cell in zip(head[1:], cells, strict=True):
+            check(f"{column}, {label}", cell, percent(row(label, column)))
+
+
+def test_where_most_opt_out() -> None:
+    within, least, most = said(
+        r"within (\S+) points of local training, and (\d+) to (\d+) points ahead of fine-tuning"
     )
-    assert said is not None
-    assert float(said[1]) - 0.1 < max(map(abs, behind)) <= float(said[1])
-    assert (round(min(ahead)), round(max(ahead))) == (int(said[2]), int(said[3]))
+    behind = [points(p, "Local, q = 0.9", "Mixture, q = 0.9") for p in P]
+    ahead = [points(p, "Mixture, q = 0.9", "Fine-tuned, q = 0.9") for p in P]
+    assert within - 0.1 < max(map(abs, behind)) <= within
+    assert [round(min(ahead)), round(max(ahead))] == [least, most]
+    lost, low, high = said(
+        r"then loses (\d+) points at p = 0.2 and less with every p, down to none at p = 1; "
+        r"fine-tuning loses (\d+) to (\d+)\."
+    )
+    losses = [points(p, "Mixture", "Mixture, q = 0.9") for p in P]
+    assert losses == sorted(losses, reverse=True)
+    assert [round(losses[0]), losses[-1] <= 0] == [lost, True]
+    tuned = [points(p, "Fine-tuned", "Fine-tuned, q = 0.9") for p in P]
+    assert [round(min(tuned)), round(max(tuned))] == [low, high]
 
 
 def test_where_nobody_opts_out() -> None:
-    rows, page = by_scene("moe-figure3"), MIXTURE.read_text(encoding="utf-8").replace("\n", " ")
-    told = []
-    for method in ("Mixture", "Fine-tuned", "Local", "FedAvg"):
-        values = (
-            rows[f"CIFAR-10, 5 × 500, p = {p}, clean protocol", method]["value"] for p in ("0.2", "0.6")
-        )
-        told.append(" and ".join(f"{100 * value:.1f}" for value in values))
-    mixture, tuned, local, fedavg = told
-    assert (
-        f"the mixture has {mixture} %, fine-tuning {tuned}, local training {local}, FedAvg {fedavg}." in page
+    told = said(
+        r"of fine-tuning by (\S+) to (\S+) points up to p = 0.8 and level with it above \((\S+) and (\S+)\)"
     )
+    gaps = [points(p, "Mixture", "Fine-tuned") for p in P]
+    assert [round(x, 1) for x in (min(gaps[:7]), max(gaps[:7]), *gaps[7:])] == told
+    local = [points(p, "Mixture", "Local") for p in P]
+    assert said(r"of local training by (\S+) points at p = 0.2, which falls to (\S+) at p = 1\.") == [
+        round(local[0], 1), round(local[-1], 1)
+    ]  # fmt: skip
