@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net, PooledNet, gather
+from fedkeep.core.net import Net, PooledNet, gather, logits_of
 from fedkeep.core.params import Params
 from tests.tiny import Logits, Noisy
 
@@ -260,3 +263,45 @@ def test_a_methods_state_is_none_of_the_modules() -> None:
     assert float(net({**held, **state}, batch)) == 3.5
     with net.bound({**held, **state}):
         assert float(net({**held, **state}, batch)) == 3.5
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (lambda self, x, /: x, "x"),
+        (lambda self, x, *more: x, r"\*more"),
+        (lambda self, *xs: xs[0], r"\*xs"),
+        (lambda self, x, /, **more: x, "x"),
+    ],
+)
+def test_arguments_without_a_name_are_refused(forward: Callable[..., Tensor], name: str) -> None:
+    net = Net(type("Given", (nn.Module,), {"forward": forward})())
+    with pytest.raises(
+        MethodError, match=rf"^Given\.forward takes '{name}' by position alone, but columns are"
+    ):
+        net({}, BATCH)
+
+
+def test_any_arguments_at_all_are_given_by_name() -> None:
+    net = Net(type("Given", (nn.Module,), {"forward": lambda self, *given, **columns: columns["x"]})())
+    assert net({}, BATCH) is BATCH["x"]
+
+
+class Told(NamedTuple):
+    aux: Tensor
+    logits: Tensor
+
+
+class Untold(NamedTuple):
+    output: Tensor
+    aux: Tensor
+
+
+def test_the_logits_of_an_output() -> None:
+    one, other = torch.zeros(1), torch.ones(1)
+    assert logits_of(Told(one, other)) is other
+    assert logits_of(Untold(one, other)) is one
+    assert logits_of((one, other)) is one
+    assert logits_of(SimpleNamespace(logits=one)) is one
+    assert logits_of(one) is one
+    assert logits_of(()) == ()

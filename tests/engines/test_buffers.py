@@ -231,7 +231,7 @@ def test_an_assigned_buffer_is_refused_side_by_side() -> None:
 @pytest.mark.parametrize(("how", "persistent"), [("assigned", True), ("in place", True), ("in place", False)])
 def test_another_buffer_that_training_changes_is_named(how: str, persistent: bool, engine: str) -> None:
     model = Centred(how, named=False, persistent=persistent)
-    said = "changed 'm', which is frozen" if persistent else "wrote into 'm', a buffer that is not persistent"
+    said = "changed 'm', which is frozen" if persistent else "wrote into 'm', which is no persistent buffer"
     with pytest.raises(SplitError, match=f"Client '[^']*', round 0: training {said}"):
         simulate(model, FEDAVG, DATA, rounds=1, cohort=4, engine=engine)
     assert how == "in place" or not model.m.any()

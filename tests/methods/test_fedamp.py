@@ -80,6 +80,21 @@ def test_shares_by_hand() -> None:
     assert much.tolist() == pytest.approx([0.0, 1.0, 0.0], abs=1e-15)  # 4 e^(−1/2) > 1
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_what_is_the_same_in_all_models_is_sent_to_the_bit(kind: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    same = torch.randn(50, generator=draw, dtype=kind)
+    others = torch.randn(7, 3, generator=draw, dtype=kind)
+    models = {
+        MODELS + "same": same.expand(7, 50),
+        MODELS + "w": others,
+        KNOWN: torch.ones(7, dtype=torch.bool),
+    }
+    server = Global(params={"same": same, "w": others[0]}, state=models, clients=tuple("abcdefg"))
+    for client in server.clients:
+        assert torch.equal(Mixture(alpha=0.3, sigma=2.0)(server, client).params["same"], same)
+
+
 def test_without_its_pull_every_client_is_alone() -> None:
     free, alone = run_of(methods.fedamp(lam=0, local=LOCAL)), run_of(methods.local(local=LOCAL))
     mine = {n.removeprefix("own."): v for n, v in everyone(free.private, 6).items()}

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.draws import position
 from fedkeep.core.errors import MethodError, SplitError
-
-EVERY_MODULES = frozenset(vars(nn.Module()))
-"""The attributes that every module has."""
+from fedkeep.core.remembered import EVERY_MODULES, Remembered
 
 
 class Place(NamedTuple):
@@ -45,6 +43,7 @@ class Place(NamedTuple):
 
 
 Layers = Sequence[tuple[str, nn.Module]]
+"""Layers by name."""
 
 
 def with_buffers(module: nn.Module) -> Layers:
@@ -54,12 +53,12 @@ def with_buffers(module: nn.Module) -> Layers:
     ]
 
 
-def with_attributes(module: nn.Module) -> list[nn.Module]:
+def with_attributes(module: nn.Module) -> Layers:
     """Return what may assign attributes in ``forward``: of PyTorch's and fedkeep's layers those alone with caches."""
     theirs = ("torch.nn.", "fedkeep.")
     return [
-        m
-        for m in module.modules()
+        (n, m)
+        for n, m in module.named_modules()
         if m._non_persistent_buffers_set or not type(m).__module__.startswith(theirs)
     ]
 
@@ -100,38 +99,45 @@ def is_batched(value: Tensor | None) -> bool:
 class Still:
     """A module as it is, and afterwards again: a context around what runs it for a client.
 
-    What ``forward`` assigns to a buffer or to another attribute, e.g. a counter, would go on to the next client.
-    Buffers that are not persistent may be assigned, as caches are that grow. A list or a dict that it changes stays
-    changed.
+    What ``forward`` assigns to a buffer or to another attribute, e.g. a counter, would go on to the next client, and so
+    would what it changes in a list or a dict. Buffers that are not persistent may be assigned, as caches are that grow.
+    Errors are layers with parameters that ``forward`` makes, and numbers drawn from a generator of the module's own.
 
     Args:
         modules: those that may assign attributes.
         layers: those with buffers.
-        who: who trains, for messages; then a persistent buffer that is assigned, and any that is written in place, is
-            an error. None: nobody.
+        remembered: what they have from the start that may change unassigned.
+        who: who trains, for messages; then a persistent buffer that is assigned, and any tensor that is written in
+            place, is an error. None: nobody.
         draws: whether drawing from ``random`` or ``numpy.random`` is an error.
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], layers: Layers, who: object = None, draws: bool = False
+        self, modules: Layers, layers: Layers, remembered: Remembered, who: object = None, draws: bool = False
     ) -> None:
-        self.modules, self.layers, self.who, self.draws = modules, layers, who, draws
+        self.modules, self.layers, self.remembered = modules, layers, remembered
+        self.who, self.draws = who, draws
 
     def __enter__(self) -> Self:
         self.before = [dict(layer._buffers) for _, layer in self.layers]
-        self.attributes = [vars(module).copy() for module in self.modules]
+        self.attributes = [vars(module).copy() for _, module in self.modules]
+        self.made = [(module._modules.copy(), set(module._parameters)) for _, module in self.modules]
+        self.contents, self.positions = self.remembered.contents(), self.remembered.positions()
         if self.who is not None:
             self.versions = [_versions(own) for own in self.before]
+            self.plain = _versions(self.remembered.tensors)
         self.place = position() if self.draws else ()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         changed = [] if self.who is None else self._written()
-        for module, attributes in zip(self.modules, self.attributes, strict=True):
+        made = self._unmade()
+        for (_, module), attributes in zip(self.modules, self.attributes, strict=True):
             if not same(vars(module), attributes):
                 for name in vars(module).keys() - EVERY_MODULES - attributes.keys():
                     del vars(module)[name]
                 vars(module).update({n: v for n, v in attributes.items() if n not in EVERY_MODULES})
+        self.remembered.put_back(self.contents)
         for (prefix, layer), before in zip(self.layers, self.before, strict=True):
             now, passing = layer._buffers, layer._non_persistent_buffers_set
             if same(now, before):
@@ -140,18 +146,49 @@ class Still:
             now.clear()
             now.update(before)
             changed += [(_joined(prefix, leaf), True) for leaf in assigned if leaf not in passing]
-        if changed and kind is None and self.who is not None:
-            name, persistent = min(changed)
-            raise SplitError(f"{self.who}: {frozen_changed(name) if persistent else passing_changed(name)}")
-        if self.draws and kind is None and position() != self.place:
+        if kind is not None:
+            return
+        who = self.who or "The model"
+        if made:
             raise MethodError(
-                f"{self.who}: the model or its loss drew random numbers from random or numpy.random, which the run's "
+                f"{who}: forward made {made[0]!r}, which has parameters: they would be neither trained nor sent. Make "
+                f"it in __init__, for instance by running the model once on an example before it is given to fedkeep."
+            )
+        if changed and self.who is not None:
+            name, persistent = min(changed)
+            raise SplitError(f"{who}: {frozen_changed(name) if persistent else passing_changed(name)}")
+        moved = [n for n, now in self.remembered.positions().items() if now != self.positions[n]]
+        if moved:
+            raise MethodError(
+                f"{who}: forward drew random numbers from {moved[0]!r}, a generator of the module's own, which goes on "
+                f"to the next client. Draw from torch's own in training, e.g. torch.rand(()); the seed governs it."
+            )
+        if self.draws and position() != self.place:
+            raise MethodError(
+                f"{who}: the model or its loss drew random numbers from random or numpy.random, which the run's "
                 f"seed does not govern. Draw from torch alone, e.g. torch.rand(())."
             )
 
+    def _unmade(self) -> list[str]:
+        """Take away layers and parameters that were made meanwhile; return the names of those with parameters."""
+        found = []
+        for (prefix, module), (layers, parameters) in zip(self.modules, self.made, strict=True):
+            if module._parameters.keys() != parameters:
+                new = module._parameters.keys() - parameters
+                found += [_joined(prefix, leaf) for leaf in new]
+                for leaf in new:
+                    del module._parameters[leaf]
+            if not same(module._modules, layers):
+                new_layers = ((n, v) for n, v in module._modules.items() if v and v is not layers.get(n))
+                found += [_joined(prefix, n) for n, v in new_layers if any(True for _ in v.parameters())]
+                module._modules.clear()
+                module._modules.update(layers)
+        return found
+
     def _written(self) -> list[tuple[str, bool]]:
-        """Return the buffers that were written in place, and whether they are persistent."""
-        return [
+        """Return the tensors that were written in place, and whether they are persistent buffers."""
+        plain, now = self.remembered.tensors, _versions(self.remembered.tensors)
+        return [(n, False) for n, one, other in zip(plain, now, self.plain, strict=True) if one != other] + [
             (_joined(prefix, leaf), leaf not in layer._non_persistent_buffers_set)
             for (prefix, layer), before, versions in zip(self.layers, self.before, self.versions, strict=True)
             if (now := _versions(before)) != versions
@@ -171,11 +208,11 @@ def frozen_changed(name: str) -> str:
 
 
 def passing_changed(name: str) -> str:
-    """Say that training wrote into a buffer that is not persistent, and what to do."""
+    """Say that training wrote into a tensor that is no persistent buffer, and what to do."""
     return (
-        f"training wrote into {name!r}, a buffer that is not persistent: that would go on to the next client. Register "
-        f"it with persistent=True and name it in an attribute updated_buffers of its module; or assign another tensor, "
-        f"if it is a cache: each client starts with the first one."
+        f"training wrote into {name!r}, which is no persistent buffer: it would go on to the next client. Make it one "
+        f"by register_buffer, and name it in an attribute updated_buffers of its module; or assign another tensor, if "
+        f"it is a cache: each client starts with the first one."
     )
 
 

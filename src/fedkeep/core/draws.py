@@ -1,11 +1,17 @@
-"""Whether somebody draws random numbers from Python's or NumPy's global generator, which no seed of a run governs."""
+"""Whether somebody draws random numbers: from Python's or NumPy's global generator, which no seed governs; or any."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
+
+from fedkeep.core.errors import MethodError
+
+T = TypeVar("T")
 
 
 def position() -> tuple[object, ...]:
@@ -13,3 +19,25 @@ def position() -> tuple[object, ...]:
     there: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     _, own, left = random.getstate()
     return int(there[2]), int(there[3]), own[-1], own[0], left
+
+
+def without_draws(what: str, hook: Callable[[], T], device: str) -> T:
+    """Return what a hook gives that runs on a device.
+
+    Raises:
+        MethodError: it drew random numbers, so that its result would depend on the order of clients.
+    """
+    cuda = device.startswith("cuda")
+
+    def states() -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
+
+    before, place = states(), position()
+    found = hook()
+    if position() != place or not all(map(torch.equal, before, states())):
+        raise MethodError(
+            f"The {what} drew random numbers, so its result would depend on the order of clients. A model may draw in "
+            f"training alone, e.g. functional.dropout(x, p, self.training); a hook draws from a generator of its own, "
+            f"seeded by what it is given."
+        )
+    return found

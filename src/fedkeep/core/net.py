@@ -15,6 +15,7 @@ from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_attr
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.padding import PaddingStays
 from fedkeep.core.params import Batch, Params, clone, is_state
+from fedkeep.core.remembered import Remembered
 
 
 def tensors_of(module: nn.Module) -> Params:
@@ -53,6 +54,9 @@ class Takes:
     Args:
         who: the function's name in messages.
         function: what is called with columns.
+
+    Raises:
+        MethodError: it takes arguments by position alone.
     """
 
     def __init__(self, who: str, function: Callable[..., Any]) -> None:
@@ -61,6 +65,15 @@ class Takes:
         self.who, self.names = who, [p.name for p in parameters if p.kind in kinds]
         self.needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        placed = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            *(() if self.all else (inspect.Parameter.VAR_POSITIONAL,)),
+        )
+        if nameless := [p for p in parameters if p.kind in placed]:
+            raise MethodError(
+                f"{who} takes {str(nameless[0])!r} by position alone, but columns are given by name. "
+                f"Name each argument as its column, e.g. forward(self, x), without '/' and '*'."
+            )
 
     def of(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return those of the columns.
@@ -102,6 +115,7 @@ class Net:
             the module names in an attribute ``lookup``, and in a simulation those that a trace finds.
         aliases: where tied parameters stand besides, by their first name.
         written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
+        rehearsed: whether ``written`` has the parameters that the module's own ``forward`` constrains, too.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -113,7 +127,7 @@ class Net:
         self.aliases = aliases(module)
         self._first = {other: name for name, others in self.aliases.items() for other in others}
         self._modules, self._layers = with_attributes(module), with_buffers(module)
-        self._watched = False
+        self._remembered, self._watched, self.rehearsed = Remembered(self._modules), False, False
         self._buffers = buffers_of(self._layers)
         self.written = written(module, self._layers, self._first)
         self._bound: Mapping[str, Tensor] | None = None
@@ -224,7 +238,7 @@ class Net:
         So is drawing from ``random`` or ``numpy.random``, which is looked for where somebody trains the first time.
         """
         draws, self._watched = who is not None and not self._watched, self._watched or who is not None
-        return Still(self._modules, self._layers, who, draws)
+        return Still(self._modules, self._layers, self._remembered, who, draws)
 
     def settle(self) -> None:
         """Copy what ``forward`` has assigned to buffers, held or of another dict, into these."""
@@ -263,10 +277,9 @@ def _assigned(place: Place) -> str:
 
 
 def logits_of(output: Any) -> Any:
-    """Return what of a model's output is judged: a tuple's first, a ``ModelOutput``'s ``logits``, else all of it."""
-    if isinstance(output, tuple) and output:
-        return output[0]
-    return getattr(output, "logits", output)
+    """Return what of a model's output is judged: its field ``logits``, else a tuple's first, else all of it."""
+    found = getattr(output, "logits", output)
+    return output[0] if found is output and isinstance(output, tuple) and output else found
 
 
 class Bound:

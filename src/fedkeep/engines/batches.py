@@ -15,6 +15,7 @@ from fedkeep.core.params import Batch
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.data import Ragged
 from fedkeep.data.columns import Column
+from fedkeep.engines.judgement import tasks_in
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, allowed
 from fedkeep.methods import Phase
 
@@ -156,13 +157,20 @@ def batch_bytes(columns: Mapping[str, Column], rows: np.ndarray) -> int:
 def load_batch(
     data: Examples, rows: np.ndarray, device: str, kind: torch.dtype, tables: Sequence[LocalTable] = ()
 ) -> Batch:
-    """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions."""
+    """Return the examples' columns on the device; floats take the model's type, ids of local tables their positions.
+
+    What tasks name as labels is no model's input: it has 32 bits at least, as a label rounded to fewer is another one.
+    """
     batch = data.batch(rows)
     for column, table in {t.column: t for t in tables}.items():
         batch[column] = table.local(batch[column])
     if device != "cpu":
         batch = {name: value.to(device) for name, value in batch.items()}
-    return {n: v.to(kind) if v.is_floating_point() and v.dtype != kind else v for n, v in batch.items()}
+    kinds = dict.fromkeys(batch, kind)
+    if kind.itemsize < 4:
+        kinds |= {task.label: torch.float32 for task in tasks_in(data.meta)}
+    cast = [n for n, v in batch.items() if v.is_floating_point() and v.dtype != kinds[n]]
+    return {**batch, **{n: batch[n].to(kinds[n]) for n in cast}}
 
 
 def float_type(params: Mapping[str, Tensor]) -> torch.dtype:

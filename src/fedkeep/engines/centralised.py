@@ -131,7 +131,7 @@ class WithClient:
 
     def __init__(self, data: FederatedData, clients: list[int]) -> None:
         self._data = data
-        self.columns = data.columns
+        self.columns, self.meta = data.columns, data.meta
         self._clients = np.asarray(clients, np.int64)
         self._sorted = np.argsort(self._clients, kind="stable")
 

@@ -10,19 +10,20 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import position
+from fedkeep.core.draws import without_draws
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, to, under
 from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.local import LocalResult
+from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.single import local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
 from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start
@@ -30,7 +31,6 @@ from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload
 from fedkeep.split.halves import Frozen
 
-T = TypeVar("T")
 HOOK_BATCH = 512
 """Examples that a hook sees at once."""
 
@@ -68,10 +68,12 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     """  # fmt: skip
     method = job.method
     params = method.split.merge({n: v for n, v in sent.items() if not is_state(n)}, kept)
+    rows = train_rows(job.data, client)
+    rehearse(job.net, params, job.data, rows, job.device)
     if method.client.start is None:
         return params
     draws = Stream(job.seed, job.data.ids[client], round)
-    rows = allowed(job.data, train_rows(job.data, client), "opted_in")
+    rows = allowed(job.data, rows, "opted_in")
     params = to(params, job.device)
     module = {n: v for n, v in params.items() if not is_state(n)}
     hook, calls = method.client.start, itertools.count()
@@ -84,7 +86,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         outputs=partial(outputs, job, params, rows),
     )  # fmt: skip
     with job.net.still():
-        started = without_draws(f"start of {method.name!r}", lambda: hook(given))
+        started = without_draws(f"start of {method.name!r}", lambda: hook(given), job.device)
     changed = {**started.params, **prefixed(CLIENT, started.state)}
     check_hook(f"start of {method.name!r}", params, changed)
     return {**params, **{n: v.detach() for n, v in changed.items()}}
@@ -184,7 +186,7 @@ def finished(
         rows={t.parameter: t.rows for t in local.tables},
     )  # fmt: skip
     with job.net.still():
-        done = without_draws(who, lambda: hook(given))
+        done = without_draws(who, lambda: hook(given), job.device)
     state = {n: v for n, v in started.items() if is_state(n)}
     check_hook(f"{who}, state", state, prefixed(CLIENT, done.state))
     check_hook(f"{who}, params", method.split.federated(local.trained), done.params)
@@ -196,23 +198,6 @@ def finished(
             f"What {who} sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
         )
     return done
-
-
-def without_draws(what: str, hook: Callable[[], T]) -> T:
-    """Return what a hook gives.
-
-    Raises:
-        MethodError: it drew random numbers, so that its result would depend on the order of clients.
-    """
-    before = torch.get_rng_state(), position()
-    found = hook()
-    after = torch.get_rng_state(), position()
-    if before[1] != after[1] or not torch.equal(before[0], after[0]):
-        raise MethodError(
-            f"The {what} drew random numbers, so its result would depend on the order of clients. Draw from a "
-            f"generator of your own, seeded by what it is given."
-        )
-    return found
 
 
 def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

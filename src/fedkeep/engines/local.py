@@ -21,12 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import without_draws
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
+from fedkeep.engines.dropout import InOrder
 from fedkeep.engines.failures import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
 from fedkeep.engines.opt_out import READS_HIDDEN, tainted, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper
@@ -178,7 +180,7 @@ class Lanes(ABC):
         """Run all phases; buffers of the module that training does not update are as before (else SplitError)."""
         self.net.train()
         every, done = range(len(self.client.phases)), 0
-        with self.net.still(self.draws[0]):
+        with self.net.still(self.draws[0]), InOrder():
             for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
                 self.seed(numbers[0])
                 self.through[:] = [False] * len(self.through)
@@ -283,7 +285,9 @@ class Pass(ABC):
                     f"{draws}: a phase is to stop early by the validation loss, but there is no example in the split "
                     f"'valid'. Hold some out (data.split), or set early_stopping=None."
                 )
-        return [Stopper(rule, partial(self.validation_loss, k), lanes.lane(k)) for k in range(len(counts))]
+        losses = (partial(self.validation_loss, k) for k in range(len(counts)))
+        each = [partial(without_draws, "validation loss", loss, lanes.device) for loss in losses]
+        return [Stopper(rule, loss, lanes.lane(k)) for k, loss in enumerate(each)]
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from fedkeep.core.params import Params, nonfinite
 from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered, steps_per_pass, usable
 from fedkeep.engines.local import Lanes, LocalResult, Pass, Step, Watch, slopes
+from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.tables.lazy import LazyRows, lazy_tables
 from fedkeep.engines.tables.local_rows import Examples, Owned, local_tables, narrow, narrow_alike
 from fedkeep.methods import Client, Phase
@@ -87,6 +88,7 @@ class Lane(Lanes):
     def hold(self, params: Params, received: Params, states: Sequence[OptimizerState] | None) -> None:
         """Take the values to train from: copies of them, tables cut to local rows."""
         rows, valid, client = self.rows[0], self.valid[0], self.client
+        rehearse(self.net, params, self.data, rows, self.device)
         cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
         mine = narrow(params, cut)
         self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
@@ -142,7 +144,7 @@ class LanePass(Pass):
     def __init__(self, lane: Lane, number: int) -> None:
         super().__init__(lane, number)
         self.state = lane.states[number]
-        self.total: Tensor | float = 0.0
+        self.total = torch.zeros((), dtype=torch.float32)  # losses of fewer bits are summed in these
         self.planned = self.repeats * planned_batches(lane, self.phase) if lane.falls else 0
         tables = lazy_tables(self.phase, lane.tables[0]) if lane.lazy and not self.hides else []
         self.lazy: LazyRows | None = None

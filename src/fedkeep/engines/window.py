@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import without_draws
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed
 from fedkeep.data.columns import offsets_of
@@ -29,6 +30,7 @@ from fedkeep.engines.centralised import WithClient
 from fedkeep.engines.client import outputs
 from fedkeep.engines.failures import MODEL_ERRORS, model_error
 from fedkeep.engines.judgement import Model
+from fedkeep.engines.rehearsal import rehearse
 from fedkeep.methods import Sent
 from fedkeep.methods.base import Predict, Recall, Recalls, forward
 
@@ -99,6 +101,7 @@ class Nets:
         wanted = frozenset(names)
         if wanted not in self.pooled:
             self.pooled[wanted] = PooledNet(self.net.module, wanted)
+            self.pooled[wanted].written = self.net.written
         return self.pooled[wanted]
 
 
@@ -132,19 +135,25 @@ class Window:
         """Return, for each way, what ``use`` makes of the outputs of one piece after the other.
 
         Raises:
-            MethodError: a model does not fit the examples; says whose.
+            MethodError: a model does not fit the examples, and says whose; or it draws random numbers.
         """
+        job = self.job
+        rehearse(job.net, {**self.sent[0], **job.store.default.initial}, self._view, self.rows, job.device)
+        with job.net.still():
+            what = f"judging of {self.split!r} examples"
+            return without_draws(what, lambda: self._predicted(ways, use), job.device)
+
+    def _predicted(self, ways: Sequence[Way], use: Use[T]) -> list[list[T]]:
         found: list[list[T]] = [[] for _ in ways]
         values = [self._own(way) for way in ways]
         pools = [self._pools(own) and not _recalls(way) for own, way in zip(values, ways, strict=True)]
-        with self.job.net.still():
-            for apart in (False, True):
-                chosen = [k for k, pooled in enumerate(pools) if pooled is not apart]
-                for piece in (self._apart() if apart else self._pooled()) if chosen else ():
-                    batch = self._load(piece)
-                    for k in chosen:  # a model may change what it is given
-                        mine = batch if k == chosen[-1] else clone(batch)
-                        found[k] += self._used(ways[k], values[k], piece, mine, use)
+        for apart in (False, True):
+            chosen = [k for k, pooled in enumerate(pools) if pooled is not apart]
+            for piece in (self._apart() if apart else self._pooled()) if chosen else ():
+                batch = self._load(piece)
+                for k in chosen:  # a model may change what it is given
+                    mine = batch if k == chosen[-1] else clone(batch)
+                    found[k] += self._used(ways[k], values[k], piece, mine, use)
         return found
 
     def _own(self, way: Way) -> Params:

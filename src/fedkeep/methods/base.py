@@ -121,7 +121,8 @@ class Method:
     def made_for(self, model: nn.Module, accelerate: bool = False) -> nn.Module:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.
 
-        Embeddings with sparse gradients are trained with dense ones, which gives the same.
+        Embeddings with sparse gradients are trained with dense ones, which gives the same. Parameters and buffers are
+        contiguous in it.
 
         Args:
             model: the model; it is not changed.
@@ -138,6 +139,8 @@ class Method:
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 layer.sparse = False
         self.check(module)
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.detach().contiguous()  # files know no other order
         still, later = self.split.halves(module).frozen_names, self.adapt.split or Split()
         for name, parameter in module.named_parameters():
             if name in still and not later.is_private(name):

@@ -68,10 +68,16 @@ class Mixture:
         return others
 
     def __call__(self, server: Global, client: str) -> Sent:
-        """Send a client its mixture; buffers as the module has them."""
-        shares = self.shares(server, server.clients.index(client))
-        models = under(MODELS, server.state)
-        mixed = {n: torch.tensordot(shares, v.double(), 1).to(v) for n, v in models.items()}
+        """Send a client its mixture, w_i + Σ_j ξ_ij (w_j − w_i); buffers as the module has them.
+
+        So a parameter that is the same in all models is sent to the bit, and nothing pulls at it: Adam and Adagrad
+        would make large steps of a pull by a rounding error.
+        """
+        place, mixed = server.clients.index(client), Params()
+        shares = self.shares(server, place)
+        for name, value in under(MODELS, server.state).items():
+            wide = value.double()
+            mixed[name] = (wide[place] + torch.tensordot(shares, wide - wide[place], 1)).to(value)
         return Sent(params={**server.params, **mixed})
 
 

@@ -225,7 +225,7 @@ class SquaredError(Term):
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         out = output_of(net(params, batch), self.task)
-        label = label_of(batch, self.label).to(out.dtype)
+        label = label_of(batch, self.label).to(torch.promote_types(out.dtype, torch.float32))
         check_regression(out, label)
         keep = None if self.task is None else ~torch.isnan(label)
         return example_mean(

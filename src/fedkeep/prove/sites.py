@@ -41,8 +41,10 @@ SITES: dict[tuple[str, str], Site] = {
     ("fedkeep.core.params", "nonfinite"): Site("whether training broke down", "status"),
     ("fedkeep.kernels.values", "is_finite"): Site("whether training broke down", "status"),
     (f"{_ENGINES}.client", "_nonfinite"): Site("whether a hook broke down", "status"),
-    (f"{_ENGINES}.client", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
+    ("fedkeep.core.draws", "without_draws"): Site("whether a hook drew random numbers, which is an error"),
     (f"{_ENGINES}.client", "nowhere_else"): Site("which tensors share memory; no value is read"),
+    (f"{_ENGINES}.rehearsal", "_place"): Site("where tensors are; no value is read"),
+    (f"{_ENGINES}.rehearsal", "_written"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.single", "local_run"): Site("chance goes on afterwards where it was"),
     (f"{_ENGINES}.opt_out", "veiled"): Site(
         "whether a hidden buffer has moved; it is shown as NaN where it has"

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from fedkeep import FederatedData, Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.engines.tables.lookups import looked_up
+from fedkeep.methods import EarlyStopping
 from fedkeep.methods.terms import cross_entropy, l2_penalty
-from fedkeep.privacy import QuantileClip
+from fedkeep.privacy import GaussianNoise, QuantileClip
 from tests.engines.reference import close, cohorts, federated
 from tests.tiny import parts, same_bits
 
@@ -250,11 +251,65 @@ def test_a_table_whose_rows_are_not_independent_stays_whole_with_a_warning(model
     assert f"use {len(set(np.asarray(DATA.columns['item'])[:9]))} of its rows" in str(said[0].message)
 
 
+class Otherwise(Ratings):
+    """A model that reads all items in some mini-batches."""
+
+    def __init__(self, when: Callable[[Any, Tensor], bool]) -> None:
+        super().__init__()
+        self.when = when
+
+    def forward(self, item: Tensor, tags: Tensor) -> Tensor:
+        out = super().forward(item, tags)
+        return out + self.item.weight.mean() if self.when(self, item) else out
+
+
+@pytest.mark.parametrize(
+    ("when", "early", "why"),
+    [
+        (lambda _, item: len(item) == 1, None, "for 1 example in training mode the rows in use alone give another output"),
+        (lambda _, item: len(item) > 8, None, "for 9 examples in training mode the rows in use alone give another output"),
+        (lambda m, _: not m.training, EarlyStopping(), "in evaluation mode the rows in use alone give another output"),
+    ],
+)  # fmt: skip
+def test_what_one_mini_batch_does_not_show_is_found_by_numbers(when: Any, early: Any, why: str) -> None:
+    method = methods.local(local=Phase(early_stopping=early))
+    with pytest.warns(
+        UserWarning, match=f"The table '(item|bias).weight' is trained and sent whole, .*{why}"
+    ):
+        assert looked_up(method, Net(Otherwise(when)), DATA) == {"tag.weight": "tags"}
+
+
+@pytest.mark.parametrize("ask", [lambda t: t.shape[0], len, lambda t: t.size(0), lambda t: t.numel()])
+def test_a_model_that_counts_the_rows_has_them_all(ask: Any) -> None:
+    with pytest.warns(UserWarning, match="the model uses it in (shape|__len__|size|numel), too"):
+        assert found(Changed(lambda m, i, t, out: out / ask(m.item.weight))) == {"tag.weight": "tags"}
+    assert found(Changed(lambda m, i, t, out: out / m.item.weight.size(1))) == FOUND  # all are as wide
+
+
 def test_weight_decay_keeps_tables_whole_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="weight decay moves every row in each step") as said:
         done = run(Ratings(), sgd(0.5, weight_decay=0.1))
     assert len(said) == 3
     assert set(uploaded(done)) == {8 * sum(v.numel() for v in done.server.values())}
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_bounds_hold_for_rows_that_nobody_uses(optimizer: Any) -> None:
+    with pytest.warns(UserWarning, match="'tag.weight' .* the optimiser's bounds hold for every row") as said:
+        done = run(Ratings(), optimizer(0.01, bounds={"tag*": (-0.5, 0.25)}))
+    assert len(said) == 1
+    assert done.server["tag.weight"].unique()[[0, -1]].tolist() == [-0.5, 0.25]
+    most = sum(v.numel() for v in done.server.values()) - (DIM + 3) * (ITEMS - 30)
+    assert all(8 * ITEMS * DIM < sent < 8 * most for sent in uploaded(done))  # the other tables are cut
+
+
+def test_each_table_of_a_column_is_sent_whole() -> None:
+    model = Ratings()
+    model.bias = nn.Embedding(ITEMS + 50, 3).double()
+    method = methods.fedavg(local=Phase(optimizer=sgd(0.2), batch_size=2)).on_client(tables="whole")
+    noisy = method.but(upload=(GaussianNoise(0.1),))
+    done = simulate(model, noisy, DATA, rounds=1, cohort=3, evaluate_every=0)
+    assert (done.server["bias.weight"] != model.bias.weight).any(1).all()
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int16", "int32"])

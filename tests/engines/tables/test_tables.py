@@ -153,7 +153,8 @@ def test_a_step_sees_the_rows_of_its_batch_alone() -> None:
             return super().forward(text, text_length)
 
     simulate(Spy(), method(), DATA, rounds=1, cohort=5, evaluate_every=0)
-    assert max(seen) < 20
+    rehearsed = 2
+    assert max(seen[rehearsed:]) < 20
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

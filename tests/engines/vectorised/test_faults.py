@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fedkeep import Phase, methods, sgd
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.engines import Sequential, Vectorised
+from fedkeep.engines.base import Job
 from fedkeep.engines.batches import Stream, batches, steps_per_pass
+from fedkeep.engines.vectorised.probe import runs_together
 from fedkeep.methods.terms import squared_error
 from tests.engines.test_round import BROKEN, Fragile
 from tests.engines.vectorised.cohorts import close, cohort, furl
-from tests.tiny import Noisy, Rounds, Scalar, classes, job, pairs
+from tests.tiny import Logits, Noisy, Rounds, Scalar, classes, job, pairs
 
 
 def test_who_breaks_down_is_named_and_nobody_else_is_harmed() -> None:
@@ -47,10 +52,34 @@ def test_clients_whose_model_fails_are_named() -> None:
     with pytest.raises(MethodError) as error:
         cohort(work, Vectorised())
     assert str(error.value) == (
-        "Clients 'user-0', round 3: the model failed on a batch of 1 example: Expected more than 1 value per channel "
+        "Client 'user-0', round 3: the model failed on a batch of 1 example: Expected more than 1 value per channel "
         "when training, got input size torch.Size([1, 3]). Check its forward and the data's columns; batch normalisation "
-        "needs more than one example: merge_single = True lets a last one join the mini-batch before it. engine='sequential' says which client it is."
+        "needs more than one example: merge_single = True lets a last one join the mini-batch before it."
     )
+
+
+def test_each_client_is_named_once() -> None:
+    """Trying whether losses can be computed side by side takes the same client twice."""
+
+    class Pairs(Logits):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) < 2:
+                raise ValueError("no pair")
+            return super().forward(x)
+
+    def said(examples: int, call: Callable[[Job], object]) -> str:
+        method = methods.fedavg(local=Phase(batch_size=4))
+        with pytest.raises(MethodError) as error:
+            call(job(Pairs(), method, classes(counts=(examples,) * 5)))
+        return str(error.value)
+
+    cause, way_out = "the model failed on a batch of 1 example: no pair", "says which client it is."
+    tried = said(1, runs_together)
+    assert tried.startswith(f"Client 'user-0', round 0: {cause}")
+    assert way_out not in tried
+    trained = said(5, lambda work: cohort(work, Vectorised()))
+    assert trained.startswith(f"Clients 'user-0', 'user-1', 'user-2' and 2 more, round 3: {cause}")
+    assert trained.endswith(way_out)
 
 
 def test_a_last_example_joins_the_mini_batch_before_it() -> None:

@@ -8,20 +8,19 @@ momentum and proximal term equal to the bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from fedkeep.core.optim import Optimizer, OptimizerState
 from fedkeep.core.params import Batch, Params
-from fedkeep.engines.tables.local_rows import LocalTable
+from fedkeep.engines.tables.local_rows import LocalTable, bounded
 from fedkeep.engines.tables.momentum import MovingRows
 from fedkeep.methods import Phase
 
 
 def lazy_tables(phase: Phase, tables: Sequence[LocalTable]) -> list[LocalTable]:
-    """Return the tables that a phase can train row by row: SGD, no weight decay, terms that read outputs alone.
+    """Return the tables that a phase can train row by row: SGD, no weight decay or bounds, losses of outputs alone.
 
     And proximal terms, unless the gradient's norm is bounded: rows that no example looks up are part of it then.
     """
@@ -29,8 +28,7 @@ def lazy_tables(phase: Phase, tables: Sequence[LocalTable]) -> list[LocalTable]:
     exact = optimizer.kind == "sgd" and not optimizer.weight_decay and loss.reads_parameters is False
     if not exact or loss.pull is None or (loss.pull and phase.clip_norm is not None):
         return []
-    bounded = any(fnmatchcase(t.parameter, pattern) for t in tables for pattern, _ in optimizer.bounds)
-    return [] if bounded else list(tables)
+    return [] if any(bounded([phase], t.parameter) for t in tables) else list(tables)
 
 
 class LazyRows:

@@ -2,16 +2,17 @@
 
 Source: KTEPS, §4.2, Remark 3. Exactly equal to training the whole table: a row that no example looks up has gradient
 zero throughout, and SGD (with or without momentum) and Adam leave such a row where it is as long as there is no
-weight decay and no term that reads the parameters themselves. Where that doesn't hold, the whole table is trained,
-unless the method says that tables are local by definition.
+weight decay, no bound on the table's values and no term that reads the parameters themselves. Where that doesn't hold,
+the whole table is trained, unless the method says that tables are local by definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class Examples(Protocol):
     """Rows of examples: a data set, or a view of one."""
 
     columns: dict[str, Column]
+    meta: dict[str, Any]
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Return the rows' columns as tensors."""
@@ -109,6 +111,7 @@ def local_tables(
         ids, names = data.columns.get(column), [n for n, c in lookup.items() if c == column]
         private = net.private if isinstance(net, PooledNet) else frozenset()
         cut = all(n in params and n not in private and len(params[n]) >= SMALL for n in names)
+        cut = cut and (mode == "local" or not any(bounded(phases, n) for n in names))
         if ids is None or not holds_ids(ids) or not cut:
             continue  # ids are renumbered for all of a column's tables, or for none
         size = min(len(params[n]) for n in names)
@@ -116,10 +119,15 @@ def local_tables(
         for name in names:
             check_in_table(values, column, name, len(params[name]))
         leaving = values if read is opted_in else ids_of(ids, opted_in)
-        every = torch.arange(size)
-        found = (every, every) if mode == "whole" else _used(values, leaving, size)
-        tables += [LocalTable(name, column, *found) for name in names]
+        used = _used(values, leaving, size)
+        every = {n: (torch.arange(len(params[n])),) * 2 for n in names if mode == "whole"}
+        tables += [LocalTable(name, column, *every.get(name, used)) for name in names]
     return tables + own
+
+
+def bounded(phases: Sequence[Phase], table: str) -> bool:
+    """Tell whether an optimiser keeps a table's values within bounds: it brings every row into them."""
+    return any(fnmatchcase(table, pattern) for phase in phases for pattern, _ in phase.optimizer.bounds)
 
 
 def clients_tables(net: Net, params: Mapping[str, Tensor]) -> list[LocalTable]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from torch import nn
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net
-from fedkeep.core.params import clone, is_state
+from fedkeep.core.params import Params, clone, is_state
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_global, first_kept, train_rows
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.tables import local_rows
-from fedkeep.engines.tables.local_rows import allowed, holds_ids, ids_of
+from fedkeep.engines.tables.differing import differing
+from fedkeep.engines.tables.local_rows import allowed, bounded, holds_ids, ids_of
 from fedkeep.engines.tables.trace import Found, traced
 from fedkeep.methods import Method
 from fedkeep.methods.client import nothing
@@ -37,13 +38,23 @@ def looked_up(method: Method, net: Net, data: FederatedData, device: str = "cpu"
     found = _found(method, net, data, device, rows, declared)
     tables = {**found.columns(), **declared}
     whole = {n: why for n in tables if (why := _dependent(net, n) or _used(found, n))}
-    decay = any(phase.optimizer.weight_decay for phase in method.client.phases)
-    said = {**dict.fromkeys(tables if decay else (), "weight decay moves every row in each step"), **whole}
+    cut = _renumbered(tables, whole.keys() | (found.otherwise.keys() - declared.keys()))
+    tried = {n: c for n, c in cut.items() if n not in declared}
+    differ = _differing(method, net, data, device, rows, tried) if tried else {}
+    phases = method.client.phases
+    decay = any(phase.optimizer.weight_decay for phase in phases)
+    said = {n: "the optimiser's bounds hold for every row" for n in tables if bounded(phases, n)}
+    said |= dict.fromkeys(tables if decay else (), "weight decay moves every row in each step")
+    said |= {**whole, **differ}
     for name, why in said.items() if method.client.tables == "exact" else ():
         _warn(name, why, data, tables[name], rows)
-    out = whole.keys() | (found.otherwise.keys() - declared.keys())
-    renumbered = set(tables.values()) - {tables.get(n, n) for n in out}
-    return {n: c for n, c in tables.items() if c in renumbered}
+    return _renumbered(cut, differ.keys())
+
+
+def _renumbered(tables: Mapping[str, str], out: Collection[str]) -> dict[str, str]:
+    """Return the tables of those columns that may be renumbered: none that stays whole, or whose table does."""
+    columns = set(tables.values()) - {tables.get(n, n) for n in out}
+    return {n: c for n, c in tables.items() if c in columns}
 
 
 def _dependent(net: Net, name: str) -> str:
@@ -79,8 +90,7 @@ def _found(
     ]
     if hooks or server.state is not no_state or not tables or not columns or not len(rows):
         return Found()
-    received = first_global(method, net, data, device).params
-    start = {**received, **{n: v.to(device) for n, v in first_kept(method, net).items() if not is_state(n)}}
+    received, start = _values(method, net, data, device)
     batch = load_batch(data, rows[:EXAMPLES], device, float_type(start))
     losses = [phase.loss for phase in client.phases]
     try:
@@ -88,6 +98,27 @@ def _found(
     except (FedkeepError, RuntimeError, ValueError, IndexError, TypeError):
         return Found()  # the model does not fit the data: training says so, and for which client
     return Found() if found.numbers else found
+
+
+def _differing(
+    method: Method, net: Net, data: FederatedData, device: str, rows: np.ndarray, tables: Mapping[str, str]
+) -> dict[str, str]:
+    """Return found tables that may not be cut after all, each with the reason, by single examples and many."""
+    phases, (_, start) = method.client.phases, _values(method, net, data, device)
+    full, stops = max(phase.batch_size for phase in phases), any(phase.early_stopping for phase in phases)
+    modes = (False, True) if stops else (True,)  # what is validated is cut, too
+    found = dict[str, str]()
+    for size in {1, min(full, len(rows), local_rows.SMALL)}:
+        batch = load_batch(data, rows[:size], device, float_type(start))
+        found |= differing(Net(net.module), tables, start, batch, device, modes)
+    return found
+
+
+def _values(method: Method, net: Net, data: FederatedData, device: str) -> tuple[Params, Params]:
+    """Return what a client is sent first, and all that it has then."""
+    received = first_global(method, net, data, device).params
+    kept = {n: v.to(device) for n, v in first_kept(method, net).items() if not is_state(n)}
+    return received, {**received, **kept}
 
 
 def _embeddings(net: Net) -> list[str]:

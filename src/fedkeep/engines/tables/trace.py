@@ -22,6 +22,8 @@ from fedkeep.core.params import Batch, Params
 
 LOOKS = {"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "ndimension"}
 """What tells nothing of values."""
+ROWS = {"shape", "size", "numel", "__len__", "nbytes"}
+"""Of these what tells how many rows a table has: fewer where it is cut."""
 VIEWS = {
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "__getitem__", "select", "narrow", "transpose", "permute",
     "contiguous", "expand", "expand_as", "unbind", "split", "chunk", "clone", "detach", "long", "int", "to",
@@ -84,6 +86,8 @@ class Watching(TorchFunctionMode):
         out = func(*args, **given)
         self._held.append(out)
         if name in LOOKS:
+            if self.inside and (look := _look(func, name, args)) in ROWS:
+                self.found.otherwise |= dict.fromkeys(self._among(args[:1], self._tables), look)
             return out
         if func in (F.embedding, F.embedding_bag):
             self._looked_up(func, args, given)
@@ -93,7 +97,7 @@ class Watching(TorchFunctionMode):
         if columns and not self._harmless(name, args, given):
             self.found.otherwise |= dict.fromkeys(columns, name)
         elif columns and name in VIEWS:
-            self._columns |= {_place(v): columns[0] for v in _tensors(out)}
+            self._columns |= {_place(v): columns[0] for v in tensors_in(out)}
         if self.inside:
             self.found.otherwise |= dict.fromkeys(tables, name)
         return out
@@ -127,7 +131,7 @@ class Watching(TorchFunctionMode):
         return first and not others and (name in VIEWS or (name in PADDING and with_zero))
 
     def _among(self, values: Any, known: Mapping[int, str]) -> list[str]:
-        return [known[place] for v in _tensors(values) if (place := _place(v)) in known]
+        return [known[place] for v in tensors_in(values) if (place := _place(v)) in known]
 
 
 class Watched(Net):
@@ -169,12 +173,20 @@ def traced(
     return watching.found
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in what a function is given or gives."""
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, Mapping):
         values = list(values.values())
-    return [t for v in values for t in _tensors(v)] if isinstance(values, tuple | list) else []
+    return [t for v in values for t in tensors_in(v)] if isinstance(values, tuple | list) else []
+
+
+def _look(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> str:
+    """Return what is asked of a tensor: an attribute's name for ``__get__``, nothing for the size of a row's axis."""
+    if name == "__get__":
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
+    return "" if name == "size" and args[1:] in ((1,), (-1,)) else name
 
 
 def _place(value: Tensor) -> int:

@@ -77,15 +77,18 @@ class Stacked(Lanes):
         first, method = self.starts[0], self.job.method
         names = [n for n in first if n in self.trainable]
         self.changing = {n for p in self.client.phases for n in p.trained_names(self.split, names)}
-        self.changing |= {n for n in first if n not in self.trainable and not is_state(n)}  # buffers
+        plain = self.trainable - self.net.written.keys()
+        self.changing |= {
+            n for n in first if n not in plain and not is_state(n)
+        }  # the model writes into them
         tables = {t.parameter: [own[k] for own in self.tables] for k, t in enumerate(self.tables[0])}
         apart = method.server.send is not None
         own = {n for n in first if apart or first[n] is not self.sent[0].get(n)}
         self.params, self.stacked = self._side_by_side(self.starts, tables, copy=self.changing, own=own)
-        # A term may run the model at what was received, which moves buffers.
-        buffers = {n for n in self.sent[0] if n not in self.trainable and not is_state(n)}
+        # A term may run the model at what was received, which writes into all but plain parameters.
+        moved = {n for n in self.sent[0] if n not in plain and not is_state(n)}
         sent = set(self.sent[0]) if apart else set()
-        self.received, self.cut = self._side_by_side(self.sent, tables, copy=buffers, own=sent)
+        self.received, self.cut = self._side_by_side(self.sent, tables, copy=moved, own=sent)
 
     def _side_by_side(
         self, each: Sequence[Params], tables: Mapping[str, list[LocalTable]], copy: set[str], own: set[str]
@@ -175,12 +178,13 @@ class StackedPass(Pass):
         self.buffers = [n for n in moved if self.seen[n] is params[n]]
         self.state = OptimizerState()
         self.updates = {n: np.zeros(len(clients.clients), np.int64) for n in self.names}
-        self.total = torch.zeros(len(clients.clients), dtype=float_type(params), device=clients.device)
+        self.total = torch.zeros(len(clients.clients), dtype=torch.float32, device=clients.device)
 
     def gradients(self, step: Step) -> Params:
         """Return the gradients of the clients who step, (clients, *shape)."""
         self.pick = self.lanes.pick(step.lanes)
         self.values, losses, grads = self.computed(step, self.pick, step.batch())
+        self.total = self.total.to(torch.promote_types(self.total.dtype, losses.dtype))
         self.total[self.pick] += losses
         return grads
 
@@ -227,11 +231,12 @@ class StackedPass(Pass):
             return torch.func.vmap(loss, (*axes, 0, 0))(params, clients.received | cut, batch, numbers)
 
     def _failed(self, step: Step, batch: Batch, error: Exception) -> MethodError:
-        names = [self.lanes.draws[k].client for k in step.lanes[:3]]
-        more = f" and {len(step.lanes) - 3} more" if len(step.lanes) > 3 else ""
-        who = f"Clients {', '.join(map(repr, names))}{more}, round {self.lanes.round}"
+        names = list(dict.fromkeys(self.lanes.draws[k].client for k in step.lanes))  # one may be tried twice
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        several = len(names) > 1
+        who = f"Client{'s' * several} {', '.join(map(repr, names[:3]))}{more}, round {self.lanes.round}"
         examples = next(iter(batch.values())).shape[1]
-        return model_error(who, examples, error, " engine='sequential' says which client it is.")
+        return model_error(who, examples, error, " engine='sequential' says which client it is." * several)
 
     @torch.no_grad()
     def clip(self, grads: Params, bound: float) -> Params:

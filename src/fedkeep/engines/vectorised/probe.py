@@ -9,18 +9,19 @@ no fault.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedkeep.core.buffers import EVERY_MODULES, is_batched
+from fedkeep.core.buffers import is_batched
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params, nbytes
+from fedkeep.core.remembered import attributes
 from fedkeep.data import Ragged
 from fedkeep.engines.base import Job, train_rows
 from fedkeep.engines.batches import batches
@@ -91,11 +92,11 @@ class Kept:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.before = {(m, n): v for m, n, v in _attributes(module)}
-        self.taken = [n for (m, n), v in self.before.items() if isinstance(v, Tensor) and is_batched(v)]
-        for (m, n), value in self.before.items():
-            if isinstance(value, Tensor) and is_batched(value):
-                vars(m)[n] = object()
+        self.before = {each.name: each.value for each in attributes(module.named_modules())}
+        several = [each for each in attributes(module.named_modules()) if _is_several(each.value)]
+        self.taken = [each.name for each in several]
+        for each in several:
+            each.owner[each.key] = object()
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise for a pass that failed; for what was taken away, if anything was."""
@@ -105,23 +106,22 @@ class Kept:
 
     def check(self) -> None:
         """Raise where the next pass has left something else, e.g. a counter: clients may have taken fewer steps."""
-        for m, n, value in _attributes(self.module):
-            old = self.before.get((m, n))
+        for _, _, name, value in attributes(self.module.named_modules()):
+            old = self.before.get(name)
             if isinstance(value, Tensor):
                 if is_batched(value) or (isinstance(old, Tensor) and torch.equal(old, value)):
                     continue
             elif not isinstance(value, int | float | str) or value == old:
                 continue
-            self._raise(n)
+            self._raise(name)
 
     def _raise(self, name: str) -> NoReturn:
         reason = f"forward keeps {name!r} from one mini-batch to the next"
         raise MethodError(reason) from RuntimeError(reason)
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    for m in module.modules():
-        yield from ((m, n, v) for n, v in vars(m).items() if n not in EVERY_MODULES)
+def _is_several(value: object) -> bool:
+    return isinstance(value, Tensor) and is_batched(value)
 
 
 def chosen(job: Job, clients: np.ndarray, texts: Collection[Ragged]) -> list[int]:
