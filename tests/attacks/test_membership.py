@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkeep.attacks import lira, membership, tpr_at
+from fedkeep.attacks import guessed_tpr, lira, membership, tpr_at
 
 EXAMPLES, FEATURES, MODELS = 200, 1000, 12
 
@@ -48,6 +48,14 @@ def test_tpr_by_hand() -> None:
     assert tpr_at(score, np.repeat([0.0, 1.0], [200, 4])) == 0.5
     assert np.isnan(tpr_at(score, np.ones(204)))
     assert np.isnan(tpr_at(score, np.zeros(204)))
+
+
+def test_guessing_finds_more_than_one_percent_where_others_are_few() -> None:
+    assert guessed_tpr(np.array([10])) == 1 / 11
+    assert guessed_tpr(np.array([99, 100])) == pytest.approx((1 / 100 + 2 / 101) / 2)
+    draw = np.random.default_rng(0)
+    found = [tpr_at(draw.normal(size=40), np.repeat([1.0, 0.0], 20)) for _ in range(2000)]
+    assert np.mean(found) == pytest.approx(guessed_tpr(np.array([20])), abs=0.005)
 
 
 def test_lira_by_hand() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.measure import RESULTS
-from benchmarks.worth_coverage import SCENES, Harm, covered, differences, drawn, missed, named, outside
+from benchmarks.worth_coverage import RARE, SCENES, Harm, covered, differences, drawn, missed, named, outside
 from tests.documents import ROOT
 
 
@@ -32,6 +32,13 @@ def test_intervals_cover_and_say_nothing_where_there_is_nothing() -> None:
     found = covered(SCENES["none"], 20, 3, 200, np.random.default_rng(1))
     assert found["like_these_covered"] > 0.9
     assert found["like_these_helps"] < 0.07
+
+
+def test_of_rare_differences_only_intervals_that_are_known_count() -> None:
+    found = covered(RARE, 5, 1, 300, np.random.default_rng(3))
+    assert 0 < found["like_these_known"] < 1
+    assert found["like_these_width"] > 0
+    assert found["like_these_covered"] > 0.8
 
 
 def test_the_harmed_are_named() -> None:

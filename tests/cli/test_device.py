@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_folder import file_of
-from fedkeep.remote.device_store import Wanted
+from fedkeep.remote.device_store import MissingError, Wanted
 from tests.cli.conftest import Command
 from tests.remote.device_states import RUN, after, made, opened, train_rounds, values
 
@@ -44,14 +44,14 @@ class TestStatus:
         assert ["Run abc123 of ann"] in shown
         assert ["Run other of ann, begun from what run abc123 left"] in shown
         for client in "abc":  # versions 1 and 2 are accepted, 3 is staged; 16 bytes each
-            assert [client, "version 2, round 2", "round 3", "3", "48 B"] in shown
+            assert [client, "version 2, round 2", "round 3", "3", "48 B", "0"] in shown
         size = file_of(states, RUN).stat().st_size
-        said = f"Each version holds user, client/count. The file takes {size / 1000:.1f} kB of the disk."
-        assert said in result.stdout
+        assert "Each version holds user, client/count. Of each of these examples a hash" in result.stdout
+        assert f"The file takes {size / 1000:.1f} kB of the disk." in result.stdout
 
     def test_of_one_client_and_run(self, fedkeep: Command, states: Path) -> None:
         result = fedkeep("device", "status", "states", "--client", "b", "--run", RUN)
-        assert [row[0] for row in lines(result.stdout) if len(row) == 5] == ["Client", "b"]
+        assert [row[0] for row in lines(result.stdout) if len(row) == 6] == ["Client", "b"]
 
     def test_by_the_devices_configuration(self, fedkeep: Command, states: Path) -> None:
         Path("node.toml").write_text('[data]\nreader = "toy"\n[device]\nowner = "ann"\nfolder = "states"\n')
@@ -159,6 +159,34 @@ class TestForget:
         said = "Error: Forgetting is for good: say --yes where nobody can be asked."
         assert refused("device", "forget", "states") == said
         assert file_of(states, RUN).exists()
+
+    def test_hashes_of_examples_are_shown_and_forgotten_without_any_round(
+        self, fedkeep: Command, states: Path
+    ) -> None:
+        store = opened(states, accept=by_share)
+        store.file.put_parts({"never drawn": {b"8 bytes.": 0, b"8 others": 2}})
+        store.close()
+        shown = lines(fedkeep("device", "status", "states", "--client", "never drawn").stdout)
+        assert ["never drawn", "none", "none", "0", "0 B", "2"] in shown
+        result = fedkeep("device", "forget", "states", "--client", "never drawn", "--yes")
+        assert result.exit_code == 0, result.output
+        assert b"8 bytes." not in file_of(states, RUN).read_bytes()
+        assert fedkeep("device", "status", "states", "--client", "never drawn").exit_code == 2
+
+    def test_who_began_with_another_runs_states_is_forgotten_and_does_not_begin_anew(
+        self, fedkeep: Command, states: Path
+    ) -> None:
+        made(states, run="third", began_from=RUN, began=["anna with a long id", "bo"])
+        result = fedkeep("device", "forget", "states", "--client", "anna with a long id", "--yes")
+        assert "Run third: a hash of each id stays, so that none of them begins anew" in result.stdout
+        assert "Nothing else of clients anna with a long id is left" in result.stdout
+        assert b"anna" not in file_of(states, "third").read_bytes()
+        store = opened(states, run="third")
+        assert store.file.clients() == {"bo"}
+        for client in ("anna with a long id", "bo"):
+            with pytest.raises(MissingError):
+                store.begin(client)
+        store.close()
 
     def test_what_is_not_there(self, refused: Callable[..., str], states: Path) -> None:
         said = "Error: states keeps nothing of client 'd'."

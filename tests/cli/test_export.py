@@ -22,6 +22,7 @@ from fedkeep.core.files import state_name
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import Run
+from fedkeep.experiments.serving import PersonalModel
 from tests.cli.conftest import Command
 
 TEXT = """
@@ -102,6 +103,21 @@ def test_methods_that_predict_in_their_own_way(
         assert torch.equal(library.load_model("m", name)(**columns), wanted)
 
 
+def scaled(_: Any, values: Any, columns: Any) -> Any:
+    """Predict by a weight of the model and a scale beside it."""
+    return values["weight"] * values["server/my.scale"] * columns["x"]
+
+
+def test_what_is_beside_a_model_moves_with_it() -> None:
+    method = replace(library.methods.fedavg(), predict=scaled)
+    model = PersonalModel(nn.Linear(1, 1), method, {"server/my.scale": torch.full((1,), 2.0)})
+    x, names = torch.tensor([1.0, 3.0]), model.state_dict().keys()
+    found = model(x=x)
+    torch.testing.assert_close(model.double()(x=x.double()), found.double())
+    assert model.to("meta")(x=x.double().to("meta")).is_meta
+    assert model.state_dict().keys() == names == {"module.weight", "module.bias"}
+
+
 def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: Callable[..., str]) -> None:
     run = trained("run.hold_out=0.4")
     name = run.held_out[0]
@@ -171,6 +187,36 @@ def test_onnx_gives_the_same_numbers(text: bool, trained: Callable[..., Run], fe
     )
 
 
+def worded(*texts: str) -> Run:
+    """Train on a client's texts."""
+    Path("t.csv").write_text(
+        "\n".join(["user,text,label", *(f"a,{text},{n % 2}" for n, text in enumerate(texts))])
+    )
+    data = library.data.read_table("t.csv", tokens="word").split_per_user()
+    model = library.models.BagOfWords(len(data.meta["vocabulary"]["symbols"]) + 2, 2)
+    return library.simulate(model, library.methods.fedrep("*bias"), data, rounds=1, cohort=1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fedkeep")
+def test_a_client_with_short_texts_has_an_onnx_file_for_texts_of_any_length() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    for folder, run in (("one", worded(*"yznyznyzny")), ("none", worded("", "", *"yznyznyz"))):
+        library.export_models(run, folder, ["a"], onnx=True)
+        session = onnxruntime.InferenceSession(
+            (Path(folder) / "clients" / state_name("a")).with_suffix(".onnx")
+        )
+        model = library.load_model(folder, "a", model=run.net.module)
+        for shape in ((1, 1), (3, 4), (7, 2)):
+            columns = {
+                "text": torch.ones(shape, dtype=torch.int64),
+                "text_length": torch.full(shape[:1], shape[1]),
+            }
+            (found,) = session.run(None, {i.name: columns[i.name].numpy() for i in session.get_inputs()})
+            torch.testing.assert_close(torch.from_numpy(found), model(**columns), rtol=0, atol=1e-5)
+
+
 class Says(nn.Linear):
     """A linear layer whose scores come as ``form`` says."""
 
@@ -215,7 +261,7 @@ def test_onnx_gives_what_is_judged(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("logits", "Says cannot be written as ONNX: no such type. Leave out --onnx."),
+        ("logits", "Says cannot be written as ONNX: no such type: x. Leave out --onnx."),
         (
             "scores",
             "Says cannot be written as ONNX: The model returns outputs for ['b', 'hidden', 'scores']; 'logits'",
@@ -226,7 +272,7 @@ def test_onnx_that_nothing_computes_is_refused(
     form: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(*_: object, **__: object) -> None:
-        raise RuntimeError("no such type.\nMore of it.")
+        raise RuntimeError("no such type:\n  x.")
 
     run = saying("logits")
     run.net.module.form = form

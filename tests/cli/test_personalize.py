@@ -159,6 +159,17 @@ def test_an_id_with_path_characters_names_no_other_place(fedkeep: Command, csv: 
     assert {p for p in Path.cwd().rglob("*") if "mine" not in p.parts} == before
 
 
+def test_a_users_file_is_the_same_however_the_id_is_written(
+    fedkeep: Command, csv: Callable[..., Path]
+) -> None:
+    csv(*(f"e\u0301,{i},1,{i % 2}" for i in range(10)))
+    assert fedkeep("run", "table.toml", "--data", "data", "--out", "r").exit_code == 0
+    named = ("--client", "e\u0301", "--client", "\u00e9")
+    result = fedkeep("personalize", "r", "--data", "data", *named, "--k", "1", "--out", "mine")
+    assert result.exit_code == 0, result.output
+    assert [p.name for p in Path("mine").iterdir()] == [state_name("\u00e9")]
+
+
 def test_names_of_states_are_hashes() -> None:
     names = [state_name(c) for c in ("../eve", "a/b", "A", "a", "CON", "", "\u00e4")]
     assert len({name.lower() for name in names}) == len(names)

@@ -79,6 +79,10 @@ def test_what_is_refused(fedkeep: Command, refused: Callable[..., str]) -> None:
     assert refused("prepare", "here.toml", *data, "--out", "here.json") == (
         "Error: here.json is there already. Name another file, or remove it."
     )
+    assert refused("prepare", "here.toml", *data, "--out", "a.json", "--summary", "./a.json") == (
+        "Error: --out and --summary both name a.json. Give the encoding and the summary a file each."
+    )
+    assert not Path("a.json").exists()
     assert refused("prepare", "here.toml", "there.toml") == (
         "Error: Wanted one configuration; got 2. To add summaries up, say --merge."
     )

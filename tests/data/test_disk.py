@@ -80,6 +80,18 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
     assert len(FederatedData.load(tmp_path / "data")) == 2
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_the_folder_that_the_program_runs_in_is_not_replaced(
+    here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        DataError, match="is the folder that the program runs in, and would be replaced as a whole"
+    ):
+        sample().save("." if here else tmp_path)
+    assert list(Path.cwd().iterdir()) == []
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -244,6 +244,17 @@ def test_several_tasks_have_metrics_of_their_own() -> None:
     }
 
 
+def test_several_tasks_have_a_kind_and_labels_each() -> None:
+    data = classes(counts=(5,), test=3)
+    for task, message in (
+        ({"label": "label"}, r"meta\['tasks'\]\['a'\]\['task'\] must be 'multiclass', .* got None\."),
+        ({"task": "binary"}, r"meta\['tasks'\]\['a'\] must name its column of labels as 'label'"),
+    ):
+        data.meta["tasks"] = {"a": task}
+        with pytest.raises(DataError, match=message):
+            tasks_of(data)
+
+
 def test_records_name_clients_and_counts() -> None:
     data = classes(counts=(5, 9), test=3, ids=("Zoë", "b/../c"))
     run = simulate(Logits(), methods.furl("user"), data, rounds=1, evaluate_every=0)

@@ -58,7 +58,7 @@ def unmoved(model: nn.Module, data: FederatedData) -> Run:
 def test_a_user_is_known_by_the_label_it_uses_most() -> None:
     data = labelled({"a": [0, 1, 1], "b": [2, 2, 0], "c": []}, task="multiclass", classes=3)
     trait = user_trait(data)
-    assert (trait.name, trait.kind, trait.values) == ("most-used label", "categorical", ["1", "2", "-1"])
+    assert (trait.name, trait.kind, trait.values) == ("most-used label", "categorical", ["1", "2", None])
     named = labelled({"a": [0, 1, 1]}, task="multiclass", classes=2, label_names=["tea", "pots"])
     assert user_trait(named).values == ["pots"]
 
@@ -113,6 +113,14 @@ def test_a_map_shows_the_users_of_the_five_most_frequent_labels() -> None:
     chance = found["panels"][0]["numbers"]["chance_agreement"]
     # Of the 12 others, those of the same label: (n − 1) / 12, over labels of n users each.
     assert chance == pytest.approx(float((shares * (np.bincount(most[:-1]) - 1) / 12).sum()))
+
+
+def test_a_map_leaves_out_users_without_a_training_label() -> None:
+    """They were one more label, "-1", and counted in the numbers."""
+    rows: dict[str, list[int]] = {f"u{k}": [k % 2] * 2 for k in range(6)}
+    data = labelled({**rows, "v0": [], "v1": [], "v2": []}, task="multiclass", classes=2)
+    found = embedding_map({"a": unmoved(Logits(labels=2).double(), data)}, perplexity=2.0)
+    assert {p["client"] for p in found["panels"][0]["points"]} == set(rows)
 
 
 def test_user_vectors_are_the_private_user_or_all_that_is_private() -> None:

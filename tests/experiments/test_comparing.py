@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, NonFiniteError, RoundError, RunError
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import sealed_bytes
+from fedkeep.data import FederatedData
 from fedkeep.experiments.build import build_data, run_config
 from fedkeep.experiments.comparing import Plan, found, plan, run
 from fedkeep.experiments.config import Config, parse_config
@@ -47,6 +49,18 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.head(self.body(x).tanh())
+        return found
+
+
+class Tags(nn.Module):
+    """A label for every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(8, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(self.table(ids))
         return found
 
 
@@ -192,6 +206,32 @@ def test_without_references_only_what_was_named_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "c" / "tables" / "gains.csv").exists()
 
 
+def test_labels_of_tokens_are_compared_without_counting(tmp_path: Path) -> None:
+    """All was run, and the comparison then ended with an error and no page."""
+    ids = np.random.default_rng(0).integers(0, 8, (96, 5))
+    owner, split = (
+        np.repeat([f"u{k}" for k in range(12)], 8),
+        (["train"] * 4 + ["valid", "valid", "test", "test"]) * 12,
+    )
+    meta = {"task": "tokens", "classes": 3}
+    FederatedData.from_columns(owner, {"ids": ids, "label": ids % 3}, split, meta).save(tmp_path / "kept")
+    text = TOY.replace('reader = "toy"\nusers = 12\nexamples = 20', 'reader = "saved"\nfolder = "kept"')
+    mine = parse_config(
+        text,
+        overrides={
+            "model": f'{{ kind = "{__name__}:Tags" }}',
+            "method": "{ kind = 'fedper', private = 'out.*' }",
+        },
+    )
+    made, page = run(
+        planned(tmp_path / "c", ("fedper", "fedavg"), (0,), mine, folder=tmp_path), progress=False
+    )
+    assert made.notes == ("Counting is left out: it counts a user's labels, and each token has one here.",)
+    assert made.compared[0].labels == ("fedper", "fedavg", "local", "fine_tuned")
+    assert {c.ours for c in made.gains if c.reference == "local"} == {"fedper", "fedavg", "fine_tuned"}
+    assert page.exists()
+
+
 def test_counting_is_a_reference_of_the_method_whose_examples_it_counts(tmp_path: Path) -> None:
     mine = toy(model=f'{{ kind = "{__name__}:Layers" }}', method="{ kind = 'fedrep', batch_size = 8 }")
     made, _ = run(planned(tmp_path / "c", ("fedrep", "fedavg"), (0,), mine), progress=False)
@@ -200,6 +240,11 @@ def test_counting_is_a_reference_of_the_method_whose_examples_it_counts(tmp_path
     tuned = "FedAvg with fine-tuning"  # is a method and a reference, but none of its own
     assert [theirs for ours, theirs in gains if ours == "fedrep"] == [*others[:2], tuned, others[2]]
     assert [theirs for ours, theirs in gains if ours == "fine_tuned"] == ["the shared part alone", *others]
+    assert [theirs for ours, theirs in gains if ours == "fedavg"] == others[1:]  # what needs no federation
+    text = (tmp_path / "c" / "report.md").read_text(encoding="utf-8")
+    assert (
+        text.count("Before they adapt, unlike in the comparison: fine\\_tuned.") == 3
+    )  # curves, users, runs
 
 
 def test_what_a_run_would_refuse_is_named_before_anything_runs(

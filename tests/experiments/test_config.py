@@ -139,6 +139,13 @@ def test_parse_overrides() -> None:
             parse_overrides([wrong])
 
 
+def test_a_mark_of_the_byte_order_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """As editors on Windows write it."""
+    (tmp_path / "c.toml").write_text(MINIMAL, encoding="utf-8-sig")
+    config, text = read_config(tmp_path / "c.toml")
+    assert (config.run.rounds, text) == (3, MINIMAL)
+
+
 def test_read_config(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("# mine\n" + MINIMAL, encoding="utf-8")

@@ -16,6 +16,7 @@ from fedkeep import Phase, Run, adam, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, clone
+from fedkeep.data import FederatedData
 from fedkeep.engines import Stream
 from fedkeep.engines.batches import batches
 from fedkeep.experiments.build import run_config
@@ -190,6 +191,33 @@ def test_opted_out_examples_are_trained_on_too() -> None:
     assert len(personalization_curve(run, STEEP).accuracy["own"]) == 2
 
 
+def test_clients_without_a_labelled_test_example_are_left_out_and_labels_are_counted() -> None:
+    """They have test examples, whose tokens all are without a label: the whole run ended in a stack trace."""
+
+    class Tags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.table(ids)
+            return found
+
+    ids = np.arange(24).reshape(8, 3) % 4
+    label = ids % 2
+    label[3], label[6:] = [1, -100, -100], -100
+    owner, split = np.repeat(["a", "b"], 4), ["train", "train", "test", "test"] * 2
+    data = FederatedData.from_columns(
+        owner, {"ids": ids, "label": label}, split, {"task": "tokens", "classes": 2}
+    )
+    run = simulate(Tags(), methods.fedavg(local=Phase(optimizer=sgd(0.1))), data, rounds=1, cohort=2)
+    found = personalization_curve(run, STEEP, progress=False)
+    assert found.examples == {"a": 4}
+    assert list(found.accuracy["own"]) == ["a"]
+    with pytest.raises(ConfigError, match="No client has test examples with a label"):
+        personalization_curve(run, STEEP, clients=["b"], progress=False)
+
+
 def test_what_is_refused() -> None:
     for wrong, got in (
         ({"ratio": -1.0}, "ratio -1.0, steps 200 and every 20"),
@@ -206,7 +234,9 @@ def test_what_is_refused() -> None:
     untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
     with pytest.raises(ConfigError) as error:
         personalization_curve(untested)
-    assert str(error.value) == "No client has test examples, so there is no personalisation curve."
+    assert str(error.value) == (
+        "No client has test examples with a label of the first task, so there is no personalisation curve."
+    )
     numbers = pairs({"a": [(1, 1), (2, 2)]}, test=1)
     squared = methods.fedavg(local=Phase(loss=methods.terms.squared_error()))
     with pytest.raises(ConfigError) as error:

@@ -209,3 +209,26 @@ def test_a_device_that_draws_none_to_opt_out_fits_one_that_does(tmp_path: Path) 
     assert "opted_in" not in encoding.columns
     assert some.encoded(encoding).columns["opted_in"].sum() == 8  # type: ignore[union-attr]
     assert "opted_in" not in all_in.encoded(encoding).columns
+
+
+def test_where_a_table_divides_anew_the_texts_that_then_train_alone_count(tmp_path: Path) -> None:
+    rows = [
+        f"u{u},only{u}x{k},{k % 2},{'test' if k < 2 else 'train'},{k}" for u in range(4) for k in range(10)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["user,text,label,split,time", *rows]))
+    table = {"reader": "table", "path": "t.csv", "tokens": "word"}
+    for more, train in (
+        ({}, range(2, 10)),
+        ({"split": {"order": "chronological", "fractions": [0.6, 0.2, 0.2]}}, range(6)),
+        ({"split": {"order": "random"}, "opt_out": {"fraction": 0.3, "by": "example"}}, None),
+    ):
+        source = build_source(DataConfig.model_validate({**table, **more}), 0, tmp_path)
+        data = source.prepared()
+        rows_ = data.split_rows("train")
+        if train is None:
+            rows_ = rows_[np.asarray(data.columns["opted_in"])[rows_]]
+        else:
+            assert sorted(set(np.asarray(data.columns["time"])[rows_].tolist())) == list(train)
+        known = [row for row in range(data.examples) if data.columns["text"][row][0] > 1]
+        assert known == sorted(rows_.tolist())
+        assert source.encoded(Encoding.of(source.summary())).fingerprint() == data.fingerprint()

@@ -122,9 +122,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.up(x).unflatten(1, (3, 1, 2, 4)).unbind(1)  # (B, 1, 2, 4) each
-        found: Tensor = self.head(
-            nn.functional.scaled_dot_product_attention(q, k, v, **self.how).mean((1, 2))
-        )
+        how = self.how if self.training else {n: h for n, h in self.how.items() if n != "dropout_p"}
+        found: Tensor = self.head(nn.functional.scaled_dot_product_attention(q, k, v, **how).mean((1, 2)))
         return found
 
 

@@ -84,7 +84,7 @@ def test_a_run_goes_on_under_another_fedkeep_and_in_other_words(
 
 
 def test_a_device_behind_a_guard_trains_what_was_signed_and_nothing_else(tmp_path: Path) -> None:
-    rules = {"clients_a_word": 3}
+    rules = {"clients_a_word_here": 3}
     hand = Hand(Logits, PLAIN, DATA, changes={"experiment": "signed", "summarise": rules})
     node = hand.node(tmp_path, [0])
     node.signed = {"signed": rules, "signed too": {}}

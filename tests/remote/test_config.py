@@ -12,7 +12,7 @@ from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.remote.config import build_node, experiment, read_node_config, states_folder
 from fedkeep.remote.fingerprint import code, parts
 from fedkeep.remote.headers import PROTOCOL, Hello, Here, header_of, told
-from fedkeep.remote.node import Terms
+from fedkeep.remote.node import RefusalError, Terms
 
 TABLE = """user,text,label,split
 ann,good tea,pos,train
@@ -111,6 +111,40 @@ def test_clients_that_take_no_part_are_not_summed_up(tmp_path: Path) -> None:
     assert "secret" not in told
     assert "film" not in told
     assert "secret" in build_node(written(tmp_path)).source.summary(Rules()).to_json()
+
+
+def test_opted_out_examples_of_chosen_clients_stay_out(tmp_path: Path) -> None:
+    path = written(tmp_path, NODE + "clients = ['bob']\n")
+    head, *rows = TABLE.splitlines()
+    table = [f"{head},opted_in", *(f"{row},{'secret' not in row}" for row in rows)]
+    (tmp_path / "notes.csv").write_text("\n".join(table) + "\n")
+    source = build_node(path).source
+    told = source.summary(Rules(label_names=("neg", "pos")))
+    assert told.columns["text"].counts == {"good": 1, "film": 1}  # type: ignore[attr-defined]
+    assert source.encoded(Encoding.of(told)).columns["opted_in"].tolist() == [True, False]  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"line 5 \(opted out, so .* label 'neg' is not one of"):
+        source.encoded(Encoding.of(source.summary()))
+
+
+def test_labels_of_dropped_reviews_are_told_by_their_own_client_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    for name, train in (("ann", "a 1,p\na 2,q\n"), ("bob", "same,SECRET\nb 1,p\n")):
+        (folder / f"{name}.train.csv").write_text(f"text,label\n{train}")
+        (folder / f"{name}.test.csv").write_text("text,label\nsame,p\n")
+    reviews = '[data]\nreader = "reviews"\nfolder = "reviews"\ndrop_duplicates = true\n'
+    path = tmp_path / "node.toml"
+    for clients, words in (("ann", ("p", "q")), ("bob", ("SECRET", "p"))):
+        path.write_text(f"{reviews}[device]\nowner = 'o'\nfolder = 'states'\nclients = ['{clients}']\n")
+        assert build_node(path).source.summary().columns["label"].words == words  # type: ignore[attr-defined]
+
+
+def test_a_rule_that_its_data_have_no_column_for_is_refused_with_its_reason(tmp_path: Path) -> None:
+    hello = Hello(
+        protocol=PROTOCOL, run="r", code=code(), experiment="", seed=0, summarise={"standardise": True}
+    )
+    with pytest.raises(RefusalError, match="cannot be used: preparation.standardise: wanted a column"):
+        build_node(written(tmp_path))._hello(hello)
 
 
 @pytest.mark.parametrize(("more", "words"), [("", 6), ("clients_a_word = 2\n", 1)])

@@ -15,6 +15,7 @@ from fedkeep.metrics.worth.best import Standing, standings
 from fedkeep.report.pairing import COUNTING
 from fedkeep.report.standings import (
     Compared,
+    beating,
     compared,
     gains_table,
     not_beating,
@@ -49,10 +50,11 @@ def made(*right: list[int], seeds: int = 1, unit: str = "points") -> Compared:
     )  # fmt: skip
 
 
-def against(c: Comparison, ours: str, theirs: str) -> Comparison:
+def against(c: Comparison, ours: str, theirs: str, reference: str = "") -> Comparison:
     return Comparison(
-        ours=ours, theirs=theirs, task=None, metric="accuracy", unit="points", found=c.found, pooled=()
-    )
+        ours=ours, theirs=theirs, task=None, metric="accuracy", unit="points", found=c.found, pooled=(),
+        reference="counting" if theirs == COUNTING else reference,
+    )  # fmt: skip
 
 
 def test_the_best_and_what_cannot_be_told_from_it() -> None:
@@ -119,11 +121,44 @@ def test_a_method_that_does_not_beat_what_needs_no_federation_is_named() -> None
         f"95 % interval lies below 0: bad {spans[0]}. Not better for certain, as the 95 % interval holds 0: idle {spans[1]}."
     )
     assert list(not_beating([against(better, "good", COUNTING)])) == []
+    assert beating(found) == ""
     shown = gains_table(found)
     assert [row[0] for row in shown.rows] == ["good", "idle", "bad"]
     assert shown.bold == {(0, 1)}
     assert shown.rows[0] == ("good", "20.0 (8.7 to 31.3)", "–")
     assert [row["helps"] for row in plain_gains(found)] == ["yes", "no", "no", "no"]
+
+
+def test_only_what_was_tested_is_said_to_be_beaten_by_name() -> None:
+    """A second configuration of local training has a name of its own, and is to be beaten too."""
+    better = comparison([10] * 9 + [0], [0] * 9 + [10], same=30, seeds=3)
+    same, alone = comparison([3] * 7 + [0] * 5, [0] * 7 + [3] * 5), "local training alone (alone)"
+    found = [
+        against(better, "a", COUNTING),
+        against(better, "b", COUNTING),
+        against(better, "a", alone, "local"),
+    ]
+    assert beating(found[:1]) == "a beats counting each user's labels: all 95 % intervals lie above 0."
+    assert beating(found) == (
+        "a and b beat counting each user's labels and local training alone (alone): all 95 % intervals lie above 0."
+    )
+    found.append(against(same, "b", alone, "local"))
+    assert beating(found) == ""
+    assert [line.partition(",")[0] for line in not_beating(found)] == [
+        f"1 of 2 methods does not beat {alone}"
+    ]
+    assert beating([against(better, "a", "FedAvg", "fedavg")]) == ""
+
+
+def test_without_an_interval_a_method_is_named_as_not_tested() -> None:
+    unknown = against(comparison([2] * 3, [0] * 3, same=0), "a", COUNTING)
+    (line,) = not_beating([unknown])
+    assert line.startswith(
+        "1 of 1 method does not beat counting each user's labels, which needs no federation."
+    )
+    assert line.endswith(" Not tested, as no interval is known: a 100.0 (–).")
+    assert gains_table([unknown]).rows == (("a", "100.0 (–)"),)
+    assert plain_gains([unknown])[0]["gain"] == 1.0
 
 
 def test_chances_are_written_with_two_digits() -> None:
@@ -147,6 +182,15 @@ def test_without_an_interval_nothing_is_told_apart() -> None:
     c = Compared(
         task="topic", metric="accuracy", unit="points", labels=("a", "b"), standings=(unknown, best), users=2, seeds=(0,)
     )  # fmt: skip
-    assert table(c).rows[0] == ("a", "50.0 %", "–", "–")
+    assert table(c).rows[0] == ("a", "50.0 %", "−50.0 (–)", "–")
+    assert table(c).bold == {(1, 1)}
+    why = "Not tested against the best, as some users have one test example, or all examples of a user differ alike: a."
+    assert said(c) == f"Best: b, 100.0 % (accuracy, mean over users, topic). {why}"
+    assert table(c).note.endswith(why)
+    assert [row["bold"] for row in plain_rows(c)] == ["", "yes"]
+    assert [row["p_holm"] for row in plain_rows(c)] == [None, None]
+    assert [row["gain_to_best"] for row in plain_rows(c)] == [-0.5, 0.0]
+    assert [one["told_apart"] for one in ranks_figure(c).data] == [False, None]
+    assert [one["gain"] for one in ranks_figure(c).data] == [0.0, -0.5]  # it was drawn at 0
     assert c.name == "Accuracy, mean over users, topic"
     assert ranks_figure(c).drawings

@@ -99,9 +99,21 @@ def test_losses_are_written_with_their_own_sign() -> None:
     theirs = -np.array([[2.0, 4.0, 6.0, 8.0]])
     p = Paired(clients=("a", "b"), seeds=(0,), client=np.array([0, 0, 1, 1]), ours=theirs + 1, theirs=theirs)
     c = Comparison(ours="A", theirs="B", task=None, metric="loss", unit="nats", found=worth(p), pooled=())
-    assert sentences(c)[0].startswith("Gain 1 nats (1 to 1).")
-    (row,) = fairness_table([c]).rows
+    assert sentences(c)[0].startswith("Gain 1 nats, without an interval.")  # each example gains as much
+    assert list(limits(c.found))[-2].startswith("No user's gain varies over test examples")
+    shown = fairness_table([c])
+    assert shown.columns[4] == "worst tenth begins at, reference"
+    assert "has a lower accuracy than where it begins, or a higher loss." in shown.note
+    (row,) = shown.rows
     assert row[2:6] == ("2", "2", "6.6", "5.6")  # means 3 and 7; the tenth that is worst lies above 6.6
+
+
+@pytest.mark.parametrize("unit", ["points", "nats"])
+def test_a_named_user_whose_examples_all_differ_alike_has_no_interval(unit: str) -> None:
+    c = replace(comparison([10, 10, 3], [0, 0, 3], same=0), unit=unit)
+    assert [row[3] for row in told_table([c]).rows] == [
+        "100.0 points (–)" if unit == "points" else "1 nats (–)"
+    ] * 2
 
 
 def test_a_pooled_gain_that_hangs_on_one_user_is_shown_without_an_interval() -> None:

@@ -34,13 +34,22 @@ def tpr_at(score: Floats, member: Floats, fpr: float = FPR) -> float:
     return float((score[member == 1] > others[len(others) - 1 - allowed]).mean())
 
 
+def guessed_tpr(others: np.ndarray[Any, Any], fpr: float = FPR) -> float:
+    """Return the mean of ``tpr_at`` for scores that say nothing of members: (⌊fpr n⌋ + 1) / (n + 1).
+
+    Args:
+        others: (models,) how many examples did not train each, n.
+    """
+    return float(((np.floor(fpr * others) + 1) / (others + 1)).mean())
+
+
 def lira(scores: Floats, inside: np.ndarray[Any, np.dtype[np.bool_]], target: int) -> Floats:
     """Return the online likelihood ratio of every example, that it trained a model (LiRA).
 
     The attacker has the model, the examples in question, and data like the clients' from which it trains models of its
     own, some with the example and some without. Λ = log N(φ; μ_in, σ_in²) − log N(φ; μ_out, σ_out²), with means by
     example and, as models are few, variances over all examples (Carlini et al., Membership Inference Attacks From First
-    Principles, 2022, algorithm 1 and §VI-C). Guessing gives an AUC of ½, and as many right alarms as false ones.
+    Principles, 2022, algorithm 1 and §VI-C). Guessing gives an AUC of ½.
 
     Args:
         scores: (models, examples) confidence φ of each model.
@@ -70,7 +79,7 @@ def membership(
 
     The threshold attack (Yeom et al., 2018) sees the model and the examples alone: a low loss is taken as a member.
     LiRA's attacker has data like the clients' besides, and trains models of its own, some with an example and some
-    without. Guessing gives an AUC of ½, and as many right alarms as false ones, 1 %.
+    without. Guessing gives an AUC of ½, and of the TPR what ``guessed_tpr`` says.
     Every model is attacked in turn; numbers are means over these. Intervals are of clients, left out one at a time, and
     of models.
 

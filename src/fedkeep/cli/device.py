@@ -69,14 +69,14 @@ def status(
 
 
 def _show(file: DeviceFile, client: str | None) -> bool:
-    by_client: dict[str, list[Version]] = {}
-    for version in file.versions():
-        if client in (None, version.client):
-            by_client.setdefault(version.client, []).append(version)
+    by_client: dict[str, list[Version]] = {
+        name: file.versions(name) for name in sorted(file.clients()) if client in (None, name)
+    }
     if client is not None and not by_client:
         return False
+    parts = file.parts()
     rows = []
-    for name, versions in sorted(by_client.items()):
+    for name, versions in by_client.items():
         last = max((v for v in versions if v.accepted), key=lambda v: v.number, default=None)
         staged = [v for v in versions if not v.accepted]
         for version in versions:
@@ -88,6 +88,7 @@ def _show(file: DeviceFile, client: str | None) -> bool:
                 ", ".join(f"round {v.round + 1}" for v in staged) or "none",
                 f"{len(versions)}",
                 size(len(versions) * file.format.bytes),
+                f"{len(parts.get(name, ()))}",
             ]
         )
     about = file.about
@@ -96,10 +97,11 @@ def _show(file: DeviceFile, client: str | None) -> bool:
     on_disk = sum(path.stat().st_size for path in file.path.parent.glob(f"{file.path.name}*"))
     show_table(
         f"Run {file.run} of {about.owner}{began}",
-        ["Client", "Accepted", "Awaits the server's word", "Versions", "Bytes"],
+        ["Client", "Accepted", "Awaits the server's word", "Versions", "Bytes", "Examples"],
         rows,
         3,
-        f"Each version holds {values}. The file takes {size(on_disk)} of the disk.",
+        f"Each version holds {values}. Of each of these examples a hash and its part are kept. The file takes "
+        f"{size(on_disk)} of the disk.",
     )
     return True
 
@@ -174,6 +176,7 @@ def forget(
         _check_known(folder, runs, clients)
     what = f"clients {', '.join(sorted(clients))}" if clients else "all clients"
     _ask(f"Forget what {folder} keeps of {what} in {len(runs)} run{'s' * (len(runs) != 1)} for good?", yes)
+    rest = ""
     for name in runs:
         if not clients:
             for path in remove(file_of(folder, name), PATIENCE):
@@ -188,7 +191,10 @@ def forget(
             say(
                 f"Run {name}: {gone} version{'s' * (gone != 1)} of {what} removed, {len(file.versions())} left."
             )
-    say(f"Nothing of {what} is left in {folder}{' of ' + run if run else ''}. {BEYOND}")
+            if any(map(file.about.has_begun, clients)):
+                rest = " else"
+                say(f"Run {name}: a hash of each id stays, so that none of them begins anew by itself.")
+    say(f"Nothing{rest} of {what} is left in {folder}{' of ' + run if run else ''}. {BEYOND}")
 
 
 def _folder(place: Path) -> Path:
@@ -241,7 +247,7 @@ def _clients(folder: Path, runs: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for name in _whole(folder, runs):
         with _opened(folder, name) as file:
-            found |= {version.client for version in file.versions()}
+            found |= file.clients()
     return found
 
 

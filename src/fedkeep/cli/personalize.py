@@ -14,6 +14,7 @@ from fedkeep.cli.settings import DataOption, DeviceOption, RunArgument
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import state_name, write_tensors
 from fedkeep.core.params import Params
+from fedkeep.data.ids import as_id
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import adapted_form, cold_start_form, falls_in_words, write_analyses
@@ -72,7 +73,7 @@ def personalize(
     if everyone:
         _everyone(loaded, run, workers)
     elif client:
-        _named(loaded, list(dict.fromkeys(client)), ks, out)
+        _named(loaded, list(dict.fromkeys(map(as_id, client))), ks, out)
     else:
         _held_out(loaded, run, ks)
 

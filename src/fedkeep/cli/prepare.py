@@ -46,6 +46,10 @@ def prepare(
     for path in (out, summary):
         if path is not None and path.exists():
             raise ConfigError(f"{path} is there already. Name another file, or remove it.")
+    if out is not None and summary is not None and out.resolve() == summary.resolve():
+        raise ConfigError(
+            f"--out and --summary both name {out}. Give the encoding and the summary a file each."
+        )
     found = _merged(named) if merge else _of_config(named, data, overrides)
     encoding = Encoding.of(found)
     say(found.describe())

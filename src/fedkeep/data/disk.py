@@ -66,9 +66,13 @@ def save(
             f"Cannot save the data: {error}. Keep numbers, text, lists and dicts in meta."
         ) from error
     # A name that nobody can foresee, in the same folder: mkdir refuses what is there already.
-    staged = folder.with_name(f"{folder.name[:40]}.{secrets.token_hex(8)}.partial")
+    staged = folder.parent / f"{folder.name[:40]}.{secrets.token_hex(8)}.partial"
     made = False
     try:
+        if folder.resolve() == Path.cwd():
+            raise DataError(
+                f"{folder} is the folder that the program runs in, and would be replaced as a whole. Name another."
+            )
         folder.parent.mkdir(parents=True, exist_ok=True)
         staged.mkdir()
         made = True

@@ -99,7 +99,7 @@ def raw_reviews(
         )
     if isinstance(vocabulary, int) and vocabulary < 1:
         raise DataError(f"A vocabulary needs at least 1 word; got {vocabulary}.")
-    labels = set(reviews.label)
+    labels = set(zip(reviews.client, reviews.label, strict=True))
     if drop_duplicates:
         reviews, meta = _without_duplicates(reviews, meta)
     if limit is not None:
@@ -108,7 +108,9 @@ def raw_reviews(
         reviews = _with_valid(reviews, valid, seed)
     given = None if isinstance(vocabulary, int) else vocabulary
     size = vocabulary + SPECIAL if isinstance(vocabulary, int) else len(vocabulary)
-    left_out = labels - set(reviews.label)
+    left_out = dict[str, set[str]]()
+    for client, label in labels - set(zip(reviews.client, reviews.label, strict=True)):
+        left_out.setdefault(client, set()).add(label)
     names, row = None if label_names is None else tuple(map(str, label_names)), reviews.row
     lengths = [len(TokenVocabulary.words(text)) for text in reviews.text]
     return Raw(

@@ -77,7 +77,10 @@ def curve(job: Job, client: int, sent: Sent, tuning: Tuning) -> dict[str, tuple[
 
 
 def accuracy(job: Job, client: int, sent: Sent, params: Params, predict: Predict, split: str) -> float:
-    """Return a client's accuracy on the first task with a model of its own, given by its whole parameters."""
+    """Return a client's accuracy on the first task with a model of its own, given by its whole parameters.
+
+    The client has an example with a label of that task.
+    """
     personal = job.method.split.personal(params)
     own = {name: value.unsqueeze(0) for name, value in personal.items()}
     store = MemoryStore(Default(personal), job.data.ids)  # of nothing but these values' names and types

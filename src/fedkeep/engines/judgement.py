@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.core.errors import DataError, check_choice
 from fedkeep.core.examples import MODELS, Model
 from fedkeep.core.ranking import discounted, hits
+from fedkeep.data.checks import TASKS
 from fedkeep.metrics import auc
 
 __all__ = ["MODELS", "Judgement", "Model", "Task", "tasks_in"]
@@ -44,11 +46,21 @@ def perplexity(loss: float) -> float:
 
 
 def tasks_in(meta: Mapping[str, Any]) -> list[Task]:
-    """Return the tasks that a data set's description names."""
+    """Return the tasks that a data set's description names.
+
+    Raises:
+        DataError: one of several has no kind or no column of labels.
+    """
     several = meta.get("tasks")
-    if several:
-        return [Task(t["task"], t["label"], name) for name, t in several.items()]
-    return [Task(meta.get("task", "multiclass"))]
+    if not several:
+        return [Task(meta.get("task", "multiclass"))]
+    for name, task in several.items():
+        check_choice(f"meta['tasks'][{name!r}]['task'] must be", task.get("task"), TASKS, DataError)
+        if "label" not in task:
+            raise DataError(
+                f"meta['tasks'][{name!r}] must name its column of labels as 'label'; got {task!r}."
+            )
+    return [Task(task["task"], task["label"], name) for name, task in several.items()]
 
 
 @dataclass(frozen=True)

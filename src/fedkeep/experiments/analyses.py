@@ -43,7 +43,7 @@ class Trait:
     Attributes:
         name: for captions.
         kind: ``categorical`` or ``continuous``.
-        values: one for each client, taken from training examples.
+        values: one for each client, taken from training examples; None (NaN where continuous) for one without any.
     """
 
     name: str
@@ -65,8 +65,8 @@ def user_trait(data: FederatedData) -> Trait:
         if binary or task.kind == "regression":
             values.append(float(own.mean()) if len(own) else float("nan"))
         else:
-            most = int(np.bincount(own).argmax()) if len(own) else -1
-            values.append(names[most] if names and most >= 0 else str(most))
+            most = int(np.bincount(own).argmax()) if len(own) else None
+            values.append(None if most is None else names[most] if names else str(most))
     if not binary and task.kind != "regression":
         return Trait("most-used label", "categorical", values)
     return Trait("share of positive labels" if binary else "mean label", "continuous", values)
@@ -91,7 +91,8 @@ def embedding_map(runs: Mapping[str, Run], *, perplexity: float = 30.0, seed: in
     """Return maps of the runs' user vectors side by side, with numbers that say what an eye would.
 
     Categorical traits: as in FURL's Figure 5, the map shows users whose most-used label is one of the five most
-    frequent such labels; the numbers are taken over these users too. Continuous traits (Figure 4): all users.
+    frequent such labels; the numbers are taken over these users too. Continuous traits (Figure 4): all users. Users
+    without a training label are left out.
 
     Args:
         runs: by name, e.g. ``{"Personalized Server": ..., "Personalized FL": ...}``, over the same data.
@@ -143,7 +144,7 @@ def _shown(trait: Trait, clients: SomeIds) -> SomeIds:
     if trait.kind == "continuous":
         shown = np.isfinite(np.array(values, float))
     else:
-        frequent = sorted(set(values), key=lambda v: (-values.count(v), v))[:LABELS_SHOWN]
+        frequent = sorted(set(values) - {None}, key=lambda v: (-values.count(v), v))[:LABELS_SHOWN]
         shown = np.array([value in frequent for value in values], bool)
     return SomeIds(clients.ids, clients.positions[shown])
 

@@ -222,8 +222,9 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
         if np.isnan(scores[model]).any():
             raise ConfigError(f"Membership: {who} gives an attacked example no loss that is a number.")
         own = used[model]
+        others = (~inside[:, own]).sum(1)
         left_out = f", of {own.sum():,} examples that opted in" if own.sum() < len(own) else ""
         for measure, number in a.membership(scores[model][:, own], inside[:, own], client[own]).items():
-            guess = 0.5 if measure.endswith("AUC") else a.FPR
-            note = f"{asked.shadows} models, each attacked in turn{left_out}"
+            guess = 0.5 if measure.endswith("AUC") else a.guessed_tpr(others)
+            note = f"{asked.shadows} models, each attacked in turn{left_out}; {round(others.mean()):,} outside each"
             yield f"{measure}, {who}", within(number), guess, note

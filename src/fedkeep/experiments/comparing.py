@@ -21,6 +21,7 @@ from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
+from fedkeep.data.checks import TOKENS
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config, run_config
 from fedkeep.experiments.config import Config
@@ -238,7 +239,11 @@ def found(plan: Plan) -> Found:
     groups = sorted(configurations(runs), key=lambda g: left.index(g.runs[0].name))
     if not groups:
         raise RunError(f"No method is left to compare. {' '.join(notes)}")
-    counting = counting_side(own_side(groups[0]), plan.folder) if plan.references else None
+    counting = None
+    if plan.references and any(task.kind in TOKENS for task in tasks_of(plan.data)):
+        notes.append("Counting is left out: it counts a user's labels, and each token has one here.")
+    elif plan.references:
+        counting = counting_side(own_side(groups[0]), plan.folder)
     how = [UNTUNED, *(v.note for v in plan.variants if v.note)]
     title = f"{plan.title}: {wording.count(len(groups), 'method')} compared"
     return find(

@@ -254,7 +254,7 @@ def read_text(path: Path) -> str:
             raise ConfigError(
                 f"The configuration {path} is longer than {LONGEST_FILE >> 20} MiB. Is it the right file?"
             )
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(

@@ -56,7 +56,7 @@ def counting_side(side: Side, folder: Path | None = None) -> Side:
                 f"Name the same with --data DIR."
             )
         runs.append(replace(run, examples=counted(data, kept(run))))
-    return Side(COUNTING, tuple(runs), "own")
+    return Side(COUNTING, tuple(runs), "own", "counting")
 
 
 def counted(data: FederatedData, examples: Examples) -> Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fedkeep.core.errors import ConfigError, MethodError, first_line
+from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Takes, every_tensor, logits_of
 from fedkeep.core.params import Params
 from fedkeep.data import FederatedData, Ragged
@@ -85,17 +87,21 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
                     gap = (torch.from_numpy(one) - wanted).abs().max() / wanted.abs().max().clamp_min(1)
                     off.append(float(gap))
     except Exception as error:
-        raise MethodError(
-            f"{who} cannot be written as ONNX: {first_line(error).rstrip('.')}. Leave out --onnx."
-        ) from error
+        why = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" …").rstrip(".")
+        raise MethodError(f"{who} cannot be written as ONNX: {why}. Leave out --onnx.") from error
     for by in off:
         if not by <= TOLERANCE:
             raise MethodError(f"{who} as ONNX gives other numbers than torch, by {by:.1e}. Leave out --onnx.")
 
 
 def _examples(model: nn.Module, data: FederatedData, client: int, count: int) -> Params:
-    """Return so many of a client's examples, from the first again where it has fewer, without their labels."""
+    """Return so many of a client's examples, from the first again where it has fewer, without their labels.
+
+    Texts are padded to two symbols at least: torch would take a length of 1 for the only one there is.
+    """
     rows, labels = data.rows(client), {task.label for task in tasks_of(data)}
     repeated = np.resize(np.arange(rows.start, rows.stop), count)
     batch = load_batch(data, repeated, "cpu", float_type(every_tensor(model)))
-    return {name: value for name, value in batch.items() if name not in labels}
+    found = {name: value for name, value in batch.items() if name not in labels}
+    texts = {n: v for n, v in found.items() if isinstance(data.columns.get(n), Ragged)}
+    return found | {n: F.pad(v, (0, max(0, 2 - v.shape[1]))) for n, v in texts.items()}

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.files import write_whole
 from fedkeep.core.optim import Optimizer
@@ -19,6 +21,7 @@ from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import tasks_of
 from fedkeep.engines.curve import Tuning
+from fedkeep.experiments.personalize import labels_of
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Method, Phase
@@ -61,7 +64,7 @@ class Curves:
         protocol: how.
         steps: mini-batches before each test: 0, every, 2·every, …
         accuracy: by prediction, then by client, one value for each of ``steps``.
-        examples: test examples by client.
+        examples: test examples with a label of the first task, by client; of tokens their number.
         round, epoch: of the run when it was fine-tuned.
     """
 
@@ -107,22 +110,28 @@ def personalization_curve(
         run: a finished run; it is not changed.
         protocol: how.
         predicts: further ways to predict that are tested at the same steps, by name.
-        clients: their ids; by default of all in federation. Those without such examples are left out.
+        clients: their ids; by default of all in federation. Those without examples that have a label of the first task
+            are left out.
         split: the examples that clients are tested on; ``"valid"`` to choose among methods.
         progress: as for ``simulate``.
 
     Raises:
-        ConfigError: no client has examples to test on, or the task is regression.
+        ConfigError: no client has labelled examples to test on, or the task is regression.
         NonFiniteError: fine-tuning broke down to NaN; names the client.
     """
-    named = run.members(clients).positions
-    chosen = SomeIds(run.data.ids, named[run.data.counts(split)[named] > 0])
-    if not len(chosen):
-        raise ConfigError(f"No client has {split} examples, so there is no personalisation curve.")
     check_task(run.data)
+    task, named = tasks_of(run.data)[0], run.members(clients).positions
+    labels = [
+        len(labels_of(run.data, task, np.asarray(run.data.rows(int(c), split), np.int64))) for c in named
+    ]
+    examples = {str(run.data.ids[c]): n for c, n in zip(named, labels, strict=True) if n}
+    chosen = SomeIds(run.data.ids, named[np.array(labels, np.int64) > 0])
+    if not len(chosen):
+        raise ConfigError(
+            f"No client has {split} examples with a label of the first task, so there is no personalisation curve."
+        )
     ways = {OWN: run.method.predict, **(predicts or {})}
     found: dict[str, dict[str, tuple[float, ...]]] = {way: {} for way in ways}
-    examples: dict[str, int] = {}
     phases = tuning_phases(run.method, sorted(run.net.trainable()), protocol) if protocol.ratio else ()
     tuning = Tuning(
         phases=phases, tests=protocol.steps // protocol.every, every=protocol.every, round=run.round, predicts=ways,
@@ -131,7 +140,6 @@ def personalization_curve(
     curves = run.local_device().curves(run.orders(chosen), tuning)
     with make_progress(progress, "personalisation", len(chosen)) as bar:
         for number, (name, curve) in enumerate(zip(chosen, curves, strict=True), 1):
-            examples[name] = run.data.count(run.data.index(name), split)
             for way, accuracies in curve.items():
                 found[way][name] = accuracies
             bar.update(number, {})

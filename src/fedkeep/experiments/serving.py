@@ -54,11 +54,15 @@ class PersonalModel(nn.Module):
 
     def __init__(self, module: nn.Module, method: Method, state: Params) -> None:
         super().__init__()
-        self.module, self._net, self._predict, self._state = module, Net(module), method.predict, state
+        self.module, self._net, self._predict, self._names = module, Net(module), method.predict, list(state)
+        # as buffers, whose names have no dot, they move with the module
+        for place, value in enumerate(state.values()):
+            self.register_buffer(f"_state_{place}", value, persistent=False)
 
     def forward(self, **columns: Tensor) -> Any:
         """Return what the method predicts for examples."""
-        return self._predict(self._net, {**tensors_of(self.module), **self._state}, columns)
+        state = {name: self.get_buffer(f"_state_{place}") for place, name in enumerate(self._names)}
+        return self._predict(self._net, {**tensors_of(self.module), **state}, columns)
 
 
 def export_models(

@@ -51,8 +51,14 @@ class ConfiguredSource:
         return self.read.ids
 
     def summary(self, rules: Rules = Rules()) -> Summary:
-        """Return what may leave the device."""
-        return self._opted.summary(rules)
+        """Return what may leave the device; where the table divides examples anew, rows that then train shape it."""
+        read = self._opted
+        if isinstance(read, Raw) and read.split is not None and isinstance(self.settings.split, dict):
+            rows = self._rows(read)
+            split = np.full(len(read), "test", object)
+            split[np.asarray(rows.columns["row"])[rows.split_rows("train")]] = "train"
+            read = replace(read, split=split.tolist())
+        return read.summary(rules)
 
     def encoded(self, encoding: Encoding) -> FederatedData:
         """Return the data in numbers, divided into train, valid and test."""
@@ -60,7 +66,7 @@ class ConfiguredSource:
 
     def prepared(self, rules: Rules = Rules()) -> FederatedData:
         """Return the data in the encoding that follows from these clients alone."""
-        return self._divided(prepared(self._opted, rules))
+        return self._divided(prepared(self._opted, rules, self.summary(rules)))
 
     @cached_property
     def _opted(self) -> Source:
@@ -68,14 +74,18 @@ class ConfiguredSource:
         read = self.read
         if self.settings.opt_out is None or not isinstance(read, Raw):
             return read
+        drawn = self._rows(read).columns
+        inside = np.zeros(len(read), bool)
+        inside[np.asarray(drawn["row"])] = np.asarray(drawn["opted_in"])
+        return replace(read, opted_in=inside if read.opted_in is None else inside & read.opted_in)
+
+    def _rows(self, read: Raw) -> FederatedData:
+        """Return the numbers of a source's rows, as the column ``row``, divided as its examples will be."""
         columns: dict[str, Any] = {"row": np.arange(len(read))}
         time = read.columns.get("time")
         if isinstance(time, Plain | Times):
             columns["time"] = time.values
-        drawn = self._divided(FederatedData.from_columns(read.client, columns, read.split)).columns
-        inside = np.zeros(len(read), bool)
-        inside[np.asarray(drawn["row"])] = np.asarray(drawn["opted_in"])
-        return replace(read, opted_in=inside if read.opted_in is None else inside & read.opted_in)
+        return self._divided(FederatedData.from_columns(read.client, columns, read.split))
 
     def _divided(self, made: FederatedData) -> FederatedData:
         """Return data divided into train, valid and test, with those examples marked that opt out."""

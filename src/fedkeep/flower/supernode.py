@@ -71,7 +71,7 @@ class SuperNode:
             ConfigError: there is none, or its table ``[link]`` is missing or wrong; names the first fault.
         """
         try:
-            table = from_toml(path.read_text(encoding="utf-8")).get("link")
+            table = from_toml(path.read_text(encoding="utf-8-sig")).get("link")
         except OSError as error:
             raise ConfigError(f"There is no node configuration {path}: {error.strerror}.") from error
         except ValueError as error:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from fedkeep.core.params import Params, difference_of_names
 from fedkeep.remote.device_folder import (
     PATIENCE,
     check_no_log,
+    hashed,
     locked,
     sum_of,
     wipe_rest,
@@ -57,6 +59,7 @@ CREATE TABLE examples (client TEXT PRIMARY KEY NOT NULL, crc INTEGER NOT NULL, p
 """
 EXAMPLE = HASH + 1
 """Bytes of an example: its hash, and its part."""
+_HASH = re.compile(r"[0-9a-f]{32}")
 _DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
@@ -70,7 +73,8 @@ class About:
         columns: name, dtype and shape of each private value.
         agreed: what server and device agreed on, which a process that starts later goes on with.
         began_from: the id of the run whose last states this one began with, or empty.
-        began: the clients that began so: their version 0 is a row of the file, and no default.
+        began: the clients that began so: their version 0 is a row of the file, and no default. One that was forgotten
+            since stands there as the hash of its id, so that it does not begin anew by itself.
     """
 
     owner: str
@@ -79,6 +83,10 @@ class About:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     began_from: str = ""
     began: Sequence[str] = ()
+
+    def has_begun(self, client: str) -> bool:
+        """Return whether a client began so, also one that was forgotten since."""
+        return client in self.began or hashed(client) in self.began
 
 
 class Version(NamedTuple):
@@ -262,6 +270,15 @@ class DeviceFile:
             raise self.damaged(error) from error
         return found
 
+    def clients(self) -> set[str]:
+        """Return of whom anything is kept: values, examples, or that they began with another run's states.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        began = {client for client in self.about.began if not _HASH.fullmatch(client)}
+        return {version.client for version in self.versions()} | self.parts().keys() | began
+
     def put_parts(self, parts: Mapping[str, Mapping[bytes, int]]) -> None:
         """Write in which part each example of some clients is.
 
@@ -286,6 +303,9 @@ class DeviceFile:
         with self.writing():
             self.drop(gone)
             self._file.for_each("DELETE FROM examples WHERE client = ?", ((client,) for client in clients))
+        if some := [client for client in self.about.began if client in clients]:
+            began = [hashed(client) if client in some else client for client in self.about.began]
+            self.write_about(replace(self.about, began=began))
         try:
             (busy, *_) = self._file.query("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:

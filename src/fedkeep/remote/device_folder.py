@@ -43,7 +43,12 @@ def file_of(folder: Path, run: str) -> Path:
 
 def sum_of(path: Path, client: str) -> Path:
     """Return where a client's secrets of secure sums lie, beside the states of a run."""
-    return path.with_name(f"{path.stem}.{hashlib.sha256(client.encode()).hexdigest()[:32]}{SUM}")
+    return path.with_name(f"{path.stem}.{hashed(client)}{SUM}")
+
+
+def hashed(client: str) -> str:
+    """Return the hash that stands for a client where its id is not to be read: 32 hexadecimal digits."""
+    return hashlib.sha256(client.encode()).hexdigest()[:32]
 
 
 def runs_in(folder: Path) -> list[str]:

@@ -111,7 +111,7 @@ class DeviceStore:
         """
         self._accepted.pop(client, None)
         rows = self.file.versions(client)
-        if wanted.version == 0 and client not in self.file.about.began:
+        if wanted.version == 0 and not self.file.about.has_begun(client):
             return self.default(client)
         row = _named(rows, wanted.version, wanted.attempt)
         if row is None:

@@ -192,11 +192,11 @@ class Node:
         if hello.summarise is not None:
             try:
                 rules = Rules(**hello.summarise)
+                here = max(rules.clients_a_word_here, self.terms.clients_a_word)
+                told = self.source.summary(replace(rules, clients_a_word_here=here))
             except (TypeError, ConfigError) as error:
                 raise RefusalError(f"The rules of the summary cannot be used: {error}") from error
-            here = max(rules.clients_a_word_here, self.terms.clients_a_word)
-            rules = replace(rules, clients_a_word_here=here)
-            summary = json.loads(self.source.summary(rules).to_json())
+            summary = json.loads(told.to_json())
         return Here(run=hello.run, clients=list(self.clients), summary=summary)
 
     def _check(self, hello: Hello) -> None:

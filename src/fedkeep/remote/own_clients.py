@@ -1,4 +1,7 @@
-"""Some of a source's clients: the others' examples shape no summary, and are not encoded."""
+"""Some of a source's clients: the others' examples are not encoded, and shape no summary.
+
+Data that are encoded already keep their number of classes, see ``FederatedData.meta``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, did_you_mean
 from fedkeep.data import Ragged
 from fedkeep.data.ids import as_id, group_rows
-from fedkeep.data.preparation import Raw, Ready, Source
+from fedkeep.data.preparation import Labels, Raw, Ready, Source
 from fedkeep.data.preparation.columns import Where
 from fedkeep.experiments.sources import ConfiguredSource
 
@@ -63,9 +66,14 @@ def _of(source: Source, ids: Sequence[str]) -> Source:
             name: replace(column, values=_taken(column.values, chosen))  # type: ignore[attr-defined, type-var]
             for name, column in source.columns.items()
         }
+        for name, column in columns.items():
+            if isinstance(column, Labels):
+                own = {client: labels for client, labels in column.elsewhere.items() if as_id(client) in ids}
+                columns[name] = replace(column, elsewhere=own)
+        inside = None if source.opted_in is None else source.opted_in[chosen]
         owner = [names[c] for c in client[chosen]]
         where = _Where(source.where, chosen.tolist())
-        return replace(source, client=owner, split=split, columns=columns, where=where)
+        return replace(source, client=owner, split=split, columns=columns, where=where, opted_in=inside)
     raise ConfigError(f"device.clients: {type(source).__name__} cannot be cut to some clients. Leave it out.")
 
 

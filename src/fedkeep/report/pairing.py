@@ -29,6 +29,8 @@ REFERENCES = {
 """Methods whose runs serve as references where none is named, and how they are called."""
 SHARED = "the shared part alone"
 COUNTING = "counting each user's labels"
+MUST_BEAT = ("counting", "local")
+"""References that need no federation, as ``Side.reference`` names them."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,14 @@ class Side:
         label: for people.
         runs: one for each seed.
         model: which of the models that the runs keep results of.
+        reference: its method, or ``counting``, where it serves as a reference; empty: it is a model in question, or its
+            shared part.
     """
 
     label: str
     runs: tuple[RunFiles, ...]
     model: Model
+    reference: str = ""
 
     def by_seed(self) -> dict[int | None, RunFiles]:
         """Return the runs by seed.
@@ -94,7 +99,7 @@ def reference_side(group: Configuration) -> Side:
     method = group.runs[0].method
     name = REFERENCES.get(method, group.label)
     called = "" if group.label.lower() in (name.lower(), method) else f" ({group.label})"
-    return Side(name + called, side.runs, side.model)
+    return Side(name + called, side.runs, side.model, method)
 
 
 def _models(run: RunFiles) -> tuple[Model, ...]:

@@ -15,12 +15,9 @@ from fedkeep.report import pairing, wording
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts.gains import LOOKS
 from fedkeep.report.charts.ranks import Rank, ranks_chart
-from fedkeep.report.pairing import COUNTING, REFERENCES, Side
+from fedkeep.report.pairing import MUST_BEAT, Side
 from fedkeep.report.tables import Table, mean_std
-from fedkeep.report.worth import Comparison, comparisons, unit_of, write_gain
-
-MUST_BEAT = (COUNTING, REFERENCES["local"])
-"""What needs no federation: a method that does not beat it says so in words."""
+from fedkeep.report.worth import NO_SUBJECT, Comparison, compare, comparisons, unit_of, write_gain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +63,27 @@ class Compared:
         """Write a difference without its unit."""
         return write_gain(self.unit, value)
 
+    def distance(self, s: Standing) -> float:
+        """Return a method's mean less the best one's."""
+        return s.mean - self.standings[self.best].mean
+
+    @property
+    def untested(self) -> str:
+        """Say which methods were not tested against the best, and why; empty where all were."""
+        names = [
+            n for n, s in zip(self.labels, self.standings, strict=True) if not s.close and not s.told_apart
+        ]
+        why = "all users differ alike"
+        if self.users < FEW:
+            why = "some users have one test example, or all examples of a user differ alike"
+        return f" Not tested against the best, as {why}: {', '.join(names)}." if names else ""
+
     def behind(self, s: Standing) -> str:
         """Write how far a method is behind the best, with its interval."""
         if s.is_best:
             return "best"
         if s.behind is None:
-            return wording.MISSING
+            return f"{self.gap(self.distance(s))} ({wording.MISSING})"
         return f"{self.gap(s.behind.mean)} ({self.gap(s.behind.low)} to {self.gap(s.behind.high)})"
 
 
@@ -105,12 +117,18 @@ def against_references(
 ) -> list[Comparison]:
     """Return each method against the shared part alone, where its runs keep that, and against every other reference.
 
+    FedAvg, a reference itself, is compared with those that need no federation.
+
     Raises:
         ConfigError: one can't be compared; says why.
     """
     found: list[Comparison] = []
     for side in sides:
-        more, faults = comparisons(side, [r for r in references if r.runs != side.runs], metric)
+        others = [r for r in references if r.runs != side.runs]
+        if side.runs[0].method in NO_SUBJECT:
+            found += [c for r in others if r.reference in MUST_BEAT for c in compare(side, r, metric)]
+            continue
+        more, faults = comparisons(side, others, metric)
         if references and faults:
             raise ConfigError(faults[0])
         found += more
@@ -120,30 +138,32 @@ def against_references(
 def said(c: Compared) -> str:
     """Return in words which method is the best, and which do not differ significantly from it."""
     best = c.standings[c.best]
-    close = [n for n, s in zip(c.labels, c.standings, strict=True) if not s.is_best and not s.told_apart]
-    apart = len(c.labels) - 1 - len(close)
+    close = [n for n, s in zip(c.labels, c.standings, strict=True) if s.close and not s.is_best]
+    apart = sum(s.told_apart for s in c.standings)
     whom = "users like these" if c.users >= FEW else "these users"
     words = f"Best: {c.labels[c.best]}, {c.value(best)} ({c.name[:1].lower()}{c.name[1:]})."
     if close:
         words += f" Not distinguishable from it: {', '.join(close)}."
     if apart:
         words += f" {wording.count(apart, 'method')} {'is' if apart == 1 else 'are'} worse than the best for {whom}."
-    return words
+    return words + c.untested
 
 
 def not_beating(found: Sequence[Comparison]) -> Iterator[str]:
     """Yield for each reference that needs no federation, counting and local training, which methods don't beat it."""
-    for theirs, task in dict.fromkeys((c.theirs, c.task) for c in found if c.theirs in MUST_BEAT):
+    for theirs, task in dict.fromkeys((c.theirs, c.task) for c in found if c.reference in MUST_BEAT):
         own = [c for c in found if (c.theirs, c.task) == (theirs, task) and not c.found.helps]
         worse = [c for c in own if c.found.headline is not None and c.found.headline.high < 0]
-        unsure = [c for c in own if c not in worse]
+        unknown = [c for c in own if c.found.headline is None]
+        unsure = [c for c in own if c not in worse and c not in unknown]
         where = f", {wording.printable(task)}" if task else ""
         parts = (
             (worse, "Worse than it, as the whole 95 % interval lies below 0"),
             (unsure, "Not better for certain, as the 95 % interval holds 0"),
+            (unknown, "Not tested, as no interval is known"),
         )
         words = [
-            f"{why}: {', '.join(f'{c.ours} {c.interval(c.found.headline, unit=False)}' for c in some)}."
+            f"{why}: {', '.join(f'{c.ours} {c.interval(c.headline, unit=False)}' for c in some)}."
             for some, why in parts
             if some
         ]
@@ -151,6 +171,22 @@ def not_beating(found: Sequence[Comparison]) -> Iterator[str]:
             all_of = sum((c.theirs, c.task) == (theirs, task) for c in found)
             which = f"{len(own)} of {wording.count(all_of, 'method')} {'does' if len(own) == 1 else 'do'}"
             yield f"{which} not beat {theirs}{where}, which needs no federation. {' '.join(words)}"
+
+
+def beating(found: Sequence[Comparison]) -> str:
+    """Say which methods beat all that needs no federation, by name; empty where one does not, or none was compared."""
+    tested = [c for c in found if c.reference in MUST_BEAT]
+    if not tested or not all(c.found.helps for c in tested):
+        return ""
+    ours, theirs = (
+        list(dict.fromkeys(names)) for names in zip(*((c.ours, c.theirs) for c in tested), strict=True)
+    )
+    verb = "beats" if len(ours) == 1 else "beat"
+    return f"{_listed(ours)} {verb} {_listed(theirs)}: all 95 % intervals lie above 0."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str] = ()) -> Table:
@@ -165,12 +201,12 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     for i, (label, s) in enumerate(zip(c.labels, c.standings, strict=True)):
         more = facts[i] if facts else ()
         rows.append((label, c.value(s), c.behind(s), "" if s.is_best else p_text(s.p), *more))
-    bold = frozenset((i, 1) for i, s in enumerate(c.standings) if not s.told_apart)
+    bold = frozenset((i, 1) for i, s in enumerate(c.standings) if s.close)
     whom = "users like these" if c.users >= FEW else "these users"
     note = (
         "Bold: not distinguishable from the best at 5 %, by paired tests over users and seeds, with Holm's correction "
         "over all pairs of methods. "
-        f"Intervals are 95 %, for {whom}; each user counts once."
+        f"Intervals are 95 %, for {whom}; each user counts once.{c.untested}"
     )
     if len(c.seeds) > 1:
         note += f" ± is the sample standard deviation over {len(c.seeds)} seeds."
@@ -191,13 +227,13 @@ def plain_rows(c: Compared) -> list[dict[str, Any]]:
     rows = []
     for label, s in zip(c.labels, c.standings, strict=True):
         mean, std = mean_std(sign * v for v in s.by_seed)
-        gap = s.behind
+        gap, tested = s.behind, s.close or s.told_apart
         rows.append({
             "method": label, "task": c.task, "metric": c.metric if c.unit != "in squared error" else "squared_error",
             "mean": mean, "std": std, "users": c.users, "seeds": len(c.seeds),
-            "gain_to_best": None if gap is None else gap.mean, "low": None if gap is None else gap.low,
-            "high": None if gap is None else gap.high, "p_holm": None if s.is_best else s.p,
-            "bold": "no" if s.told_apart else "yes",
+            "gain_to_best": c.distance(s), "low": None if gap is None else gap.low,
+            "high": None if gap is None else gap.high, "p_holm": s.p if tested and not s.is_best else None,
+            "bold": "yes" if s.close else "no" if tested else "",
         } | {f"seed_{seed}": sign * v for seed, v in zip(c.seeds, s.by_seed, strict=True)})  # fmt: skip
     return rows
 
@@ -206,12 +242,19 @@ def ranks_figure(c: Compared) -> Figure:
     """Return methods from best to worst, by their distance to the best."""
     ranks, data = [], []
     for label, s in sorted(zip(c.labels, c.standings, strict=True), key=lambda one: -one[1].mean):
-        gap, near = s.behind, not s.told_apart
+        gap, near, mean = s.behind, s.close, c.distance(s)
         low, high = (None, None) if gap is None else (gap.low, gap.high)
-        mean = 0.0 if gap is None else gap.mean
         tip = "\n".join([label, c.value(s), c.behind(s), *([] if s.is_best else [f"p {p_text(s.p)} (Holm)"])])
         ranks.append(Rank(label, c.value(s), mean, low, high, "circle", near, "0" if near else "x", tip))
-        data.append({"method": label, "gain": mean, "low": low, "high": high, "told_apart": s.told_apart})
+        data.append(
+            {
+                "method": label,
+                "gain": mean,
+                "low": low,
+                "high": high,
+                "told_apart": None if math.isnan(s.p) else s.told_apart,
+            }
+        )
     drawings = ranks_chart(
         "Distance to the best method",
         ranks,
@@ -222,7 +265,7 @@ def ranks_figure(c: Compared) -> Figure:
     caption = (
         "Filled marks and bold names: not distinguishable from the best. Intervals are paired: both methods see the "
         "same examples and seeds. They are of single comparisons, while bold goes by Holm's correction; "
-        "a method whose results vary more may be bold with a smaller mean."
+        f"a method whose results vary more may be bold with a smaller mean.{c.untested}"
     )
     title = f"{c.name}: distance to the best"
     return Figure(title, tuple(drawings), caption, table=table(c), data=data)
@@ -263,7 +306,7 @@ def gains_table(found: Sequence[Comparison]) -> Table:
     for i, (ours, task) in enumerate(dict.fromkeys((c.ours, c.task) for c in found)):
         by = {c.theirs: c for c in found if (c.ours, c.task) == (ours, task)}
         cells = [
-            by[t].interval(by[t].found.headline, unit=len(units) > 1) if t in by else wording.MISSING
+            by[t].interval(by[t].headline, unit=len(units) > 1) if t in by else wording.MISSING
             for t in theirs
         ]
         bold |= {(i, j) for j, t in enumerate(theirs, 1) if t in by and by[t].found.helps}
@@ -281,7 +324,7 @@ def plain_gains(found: Sequence[Comparison]) -> list[dict[str, Any]]:
         i, w = c.found.headline, c.found
         rows.append({
             "method": c.ours, "against": c.theirs, "task": c.task, "metric": c.metric, "unit": c.unit,
-            "gain": None if i is None else i.mean, "low": None if i is None else i.low,
+            "gain": c.headline.mean, "low": None if i is None else i.low,
             "high": None if i is None else i.high, "helps": "yes" if w.helps else "no", "users": len(w.clients),
             "seeds": len(w.seeds), "at_least_better": w.at_least_better, "at_least_worse": w.at_least_worse,
             "better": w.count("better"), "worse": w.count("worse"),

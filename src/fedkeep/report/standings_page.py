@@ -16,7 +16,7 @@ from fedkeep.report.page import write_content
 from fedkeep.report.pairing import Side, own_side, reference_side
 from fedkeep.report.standings import Compared
 from fedkeep.report.tables import Table, to_csv, to_latex, to_markdown
-from fedkeep.report.worth import Comparison, few, limits, subjects
+from fedkeep.report.worth import Comparison, few, limits
 
 FACTS = (1, 2, 3, 7)  # of the table of traffic: down, up, private, time
 REFERENCE = ("local", "fine_tuned", "fedavg")
@@ -30,7 +30,7 @@ class Found:
         title: the page's heading.
         groups: methods, each with all its seeds.
         compared: of each task how they stand; references that learn nothing are in it too.
-        gains: each personalised method against its references; empty where these are not wanted.
+        gains: each federated method against its references; empty where these are not wanted.
         notes: what a reader must know, e.g. of methods that diverged.
         how: how methods came to their settings.
     """
@@ -60,15 +60,12 @@ def find(
         ConfigError: data, seeds or test examples differ, or the metric has no value for a single example.
     """
     own = [own_side(g) for g in groups]
+    counted = [counting] if counting else []
     known = [reference_side(g) for g in groups if g.runs[0].method in REFERENCE and not g.pooled]
+    federated = [own_side(g) for g in groups if g.runs[0].method != "local" and not g.pooled]
     return Found(
-        title=title, groups=tuple(groups),
-        compared=tuple(standings.compared([*own, *([counting] if counting else [])], metric)),
-        gains=tuple(
-            standings.against_references(
-                [own_side(g) for g in subjects(groups)], [*known, *([counting] if counting else [])], metric
-            )
-        ) if references else (),
+        title=title, groups=tuple(groups), compared=tuple(standings.compared([*own, *counted], metric)),
+        gains=tuple(standings.against_references(federated, [*known, *counted], metric)) if references else (),
         notes=tuple(notes), how=how,
     )  # fmt: skip
 
@@ -76,16 +73,17 @@ def find(
 def content(found: Found) -> Content:
     """Return the page's content."""
     groups, metrics = found.groups, main_metrics([run for g in found.groups for run in g.runs])
+    every = measured.runs_table([Scene("", groups, tuple(metrics))])
     sections = [
         Section("comparison", "Comparison", tuple(_comparison(found))),
         Section("references", "Against the references", tuple(_references(found))),
         Section("curves", "Learning curves", (*measured.curves(groups, metrics), *_adapting(groups))),
         Section("worth", "Who gains, who loses", tuple(_worth(found.gains)), folded=True),
-        Section("users", "Spread over users", tuple(measured.users(groups, metrics)), folded=True),
-        Section("traffic", "Traffic and time", tuple(facts.traffic(groups))),
         Section(
-            "runs", "Every run", (measured.runs_table([Scene("", groups, tuple(metrics))]),), folded=True
+            "users", "Spread over users", (*measured.users(groups, metrics), *_adapting(groups)), folded=True
         ),
+        Section("traffic", "Traffic and time", tuple(facts.traffic(groups))),
+        Section("runs", "Every run", (every, *_adapting(groups)), folded=True),
         Section("split", "What is federated, what is private", tuple(facts.split(groups)), folded=True),
         Section("data", "Data", (*partitions(groups), *facts.table_of(groups, "data"))),
         Section("configuration", "Configuration", tuple(facts.configuration(groups)), folded=True),
@@ -139,7 +137,7 @@ def _table(found: Found, c: Compared) -> Table:
 
 def _adapting(groups: Sequence[Configuration]) -> list[Block]:
     later = [g.label for g in groups if own_side(g).model == "adapted"]
-    return [Text(f"Before they adapt, so below the table's numbers: {', '.join(later)}.")] if later else []
+    return [Text(f"Before they adapt, unlike in the comparison: {', '.join(later)}.")] if later else []
 
 
 def _comparison(found: Found) -> list[Block]:
@@ -154,12 +152,9 @@ def _comparison(found: Found) -> list[Block]:
 def _references(found: Found) -> list[Block]:
     if not found.gains:
         return []
-    failing = list(standings.not_beating(found.gains))
-    out: list[Block] = [Text(line, warning=True) for line in failing]
-    if not failing:
-        out.append(
-            Text("Every method beats counting and local training alone: all 95 % intervals lie above 0.")
-        )
+    out: list[Block] = [Text(line, warning=True) for line in standings.not_beating(found.gains)]
+    if said := standings.beating(found.gains):
+        out.append(Text(said))
     return [*out, standings.gains_table(found.gains), *standings.gains_figures(found.gains)]
 
 

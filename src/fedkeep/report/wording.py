@@ -85,7 +85,7 @@ def plain(value: float) -> str:
     """Write any finite number with about three significant digits, and integers in full."""
     if value == int(value) and abs(value) < 1e15:
         return _sign(f"{int(value):,}")
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:  # three digits of it are 1e+03
         return _sign(f"{value:,.0f}")
     if abs(value) < 1e-3:
         return _sign(f"{value:.2g}")

@@ -31,6 +31,7 @@ class Comparison:
         found: what it was worth.
         pooled: gains in numbers that pool all clients' examples, by metric.
         aucs: (2, K) each client's AUC, ours and theirs, NaN where it says too little; None unless the task is binary.
+        reference: what ``theirs`` is, see ``Side``.
     """
 
     ours: str
@@ -41,6 +42,7 @@ class Comparison:
     found: Worth
     pooled: tuple[tuple[str, Interval], ...]
     aucs: np.ndarray[Any, Any] | None = None
+    reference: str = ""
 
     @property
     def title(self) -> str:
@@ -49,15 +51,22 @@ class Comparison:
             f", {wording.printable(self.task)}" if self.task else ""
         )
 
+    @property
+    def headline(self) -> Interval:
+        """The gain to name first, and its interval; its ends are NaN where none is known."""
+        return self.found.headline or Interval(float(self.found.gain.mean()), math.nan, math.nan)
+
     def write(self, value: float) -> str:
         """Write a gain without its unit: points with one decimal, other numbers with three digits."""
         return write_gain(self.unit, value)
 
     def interval(self, interval: Interval | None, unit: bool = True) -> str:
-        """Write ``3.1 points (1.9 to 4.3)``, or without the unit; a dash where there is none."""
+        """Write ``3.1 points (1.9 to 4.3)``, or without the unit; a dash where there is none, or its ends are NaN."""
         if interval is None:
             return wording.MISSING
-        ends = f"{self.write(interval.low)} to {self.write(interval.high)}"
+        ends = wording.MISSING
+        if not math.isnan(interval.low):
+            ends = f"{self.write(interval.low)} to {self.write(interval.high)}"
         return f"{self.write(interval.mean)} {f'{self.unit} ' if unit else ''}({ends})"
 
 
@@ -93,7 +102,7 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
         yield Comparison(
             ours=ours.label, theirs=theirs.label, task=task, metric=by, unit=unit, found=worth(paired),
             pooled=tuple(pairing.pooled_gains(ours, theirs, task, paired.client)),
-            aucs=pairing.client_aucs(ours, theirs, task, paired.client),
+            aucs=pairing.client_aucs(ours, theirs, task, paired.client), reference=theirs.reference,
         )  # fmt: skip
 
 
@@ -205,8 +214,12 @@ def _losers(w: Worth) -> str:
 def limits(w: Worth) -> Iterator[str]:
     """Yield which claims can't be made, and why."""
     yield from few(len(w.clients), len(w.seeds))
-    if w.these is None:
+    if (w.examples < 2).any():
         yield "Some users have one test example only, so nothing is claimed about these users alone."
+    elif w.these is None:
+        yield "No user's gain varies over test examples, so nothing is claimed about these users alone."
+    if w.like_these is None and len(w.clients) >= FEW:
+        yield "All users gain as much, so how much of it is chance can't be told: there is no interval."
     if w.worst is None:
         yield "The runs keep no results on validation, so the tenth of users who gain least can't be chosen fairly."
 

@@ -117,12 +117,13 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
         off = c.found.worst_off
         rows.append((c.ours, c.theirs, *cells, c.interval(off.gain if off else None)))
     columns = (
-        "model", "against", "deviation between users, reference", "model's", "worst tenth is below, reference",
+        "model", "against", "deviation between users, reference", "model's", "worst tenth begins at, reference",
         "model's", "gain of the tenth worst off on validation",
     )  # fmt: skip
     note = (
-        "Deviations and tenths are of users' results on test; with few test examples much of them is chance. The last "
-        "column chooses users on validation, by the reference's result."
+        "Deviations and tenths are of users' results on test; with few test examples much of them is chance. A "
+        "tenth of users has a lower accuracy than where it begins, or a higher loss. The last column chooses users on "
+        "validation, by the reference's result."
     )
     return Table(columns, tuple(rows), "", note, left=2)
 

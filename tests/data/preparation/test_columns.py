@@ -12,8 +12,20 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.data import CharVocabulary, HashedWords, Ragged, TokenVocabulary
-from fedkeep.data.preparation import Features, Keys, Labels, Plain, Raw, RawColumn, Rules, Texts, Times
+from fedkeep.data import CharVocabulary, FederatedData, HashedWords, Ragged, TokenVocabulary
+from fedkeep.data.preparation import (
+    Encoding,
+    Features,
+    Keys,
+    Labels,
+    Plain,
+    Raw,
+    RawColumn,
+    Ready,
+    Rules,
+    Texts,
+    Times,
+)
 from fedkeep.data.preparation.columns import Code, ColumnSummary
 from fedkeep.data.preparation.labels import LabelError
 from fedkeep.data.preparation.numbers import exact_sums
@@ -22,9 +34,12 @@ TEXTS = ["a b a", "b", "c a", "a z"]
 CLIENTS = ["x", "x", "y", "z"]
 
 
-def summary(column: RawColumn, rules: Rules = Rules(), split: list[str] | None = None) -> Any:
+def summary(
+    column: RawColumn, rules: Rules = Rules(), split: list[str] | None = None, inside: Any = None
+) -> Any:
     """Return what leaves of a column of four rows of three clients."""
-    return Raw(client=CLIENTS, split=split, columns={"c": column}).summary(rules).columns["c"]
+    raw = Raw(client=CLIENTS, split=split, columns={"c": column}, opted_in=inside)
+    return raw.summary(rules).columns["c"]
 
 
 def code(column: RawColumn, rules: Rules = Rules()) -> Any:
@@ -99,6 +114,19 @@ def test_the_server_may_say_what_texts_are_cut_into() -> None:
         Rules(clients_a_word=0)
 
 
+@pytest.mark.parametrize(
+    ("own", "asked", "size"),
+    [
+        ("char", "word", 20_000), ("char", "token", 20_000), ("word", "char", 256), ("word", "hashed_words", 16_384),
+        ("word", "word", 10), ("char", None, 10),
+    ],
+)  # fmt: skip
+def test_other_tokens_than_the_readers_have_their_own_usual_number(
+    own: str, asked: str | None, size: int
+) -> None:
+    assert summary(texts(tokens=own), Rules(tokens=asked)).size == size
+
+
 def test_half_a_pair_of_surrogates_is_unknown() -> None:
     raw = Texts(values=["\ud800x", "x", "x", "x"], tokens="char", size=9, max_length=5)
     made = code(raw)
@@ -126,12 +154,80 @@ def test_labels_are_numbered_in_order_and_whole_numbers_stay(
 
 
 def test_labels_that_are_known_beforehand_do_not_leave() -> None:
-    raw = Labels(values=["b", "a", "b", "b"], names=("b", "a"), elsewhere=["c"])
+    raw = Labels(values=["b", "a", "b", "b"], names=("b", "a"), elsewhere={"x": ["c"]})
     assert (summary(raw).words, code(raw).names) == ((), ("b", "a"))
     named = Rules(label_names=("a", "b"))
     assert summary(Labels(values=raw.values), named).words == ()
     assert code(Labels(values=raw.values), named).encoded(raw, where).tolist() == [1, 0, 1, 1]
-    assert code(Labels(values=["b"] * 4, elsewhere=["c", "a"])).names == ("a", "b", "c")
+    assert code(Labels(values=["b"] * 4, elsewhere={"x": ["c", "a"]})).names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("task", [None, "multiclass"])
+def test_one_number_in_two_spellings_is_no_two_classes(task: str | None) -> None:
+    here, there = (summary(Labels(values=words * 2, task=task)) for words in (["0", "1"], ["0.0", "1.0"]))
+    assert there.code(1).names == ("0.0", "1.0")
+    with pytest.raises(LabelError, match="got '0' and '0.0', which are equal"):
+        here.merged([there]).code(1)
+    named = Labels(values=["1", "1.0", "yes", "1"])
+    assert code(named).names == ("1", "1.0", "yes")  # not all are numbers
+
+
+INSIDE = np.array([True, False, True, True])
+
+
+def test_what_examples_hold_that_opted_out_is_in_no_summary() -> None:
+    words = Labels(values=["a", "SECRET", "b", "a"], elsewhere={"x": ["dropped"]})
+    keys, times = Keys(values=np.array([5, 99, 6, 5])), Times(values=np.array([1.0, 2.5, 3.0, 4.0]))
+    for split in (None, ["train", "test", "test", "valid"]):
+        assert summary(words, split=split, inside=INSIDE).words == ("a", "b")
+        assert summary(keys, split=split, inside=INSIDE).keys == (5, 6)
+        assert summary(times, split=split, inside=INSIDE).whole
+    for column, said in (
+        (words, "label 'SECRET' is not one of label_names, ['a', 'b']."),
+        (keys, "99 is not one of the 2 items that are known."),
+        (times, "wanted a whole number as time; got 2.5."),
+    ):
+        raw = Raw(client=CLIENTS, split=None, columns={"c": column}, opted_in=INSIDE, where=where)
+        with pytest.raises(DataError) as error:
+            raw.encoded(Encoding.of(raw.summary()))
+        place = (
+            "t.csv, line 3 (opted out, so nobody was told what it holds; name all labels in label_names, or "
+        )
+        assert str(error.value) == f"{place}drop it): {said}"
+    named = Rules(label_names=("a", "b", "SECRET"))
+    raw = Raw(client=CLIENTS, split=None, columns={"c": words}, opted_in=INSIDE)
+    assert raw.encoded(Encoding.of(raw.summary(named))).columns["c"].tolist() == [0, 2, 1, 0]  # type: ignore[union-attr]
+
+
+def test_a_device_of_which_all_opted_out_tells_no_label_and_takes_part() -> None:
+    none = summary(Labels(values=["a", "b", "a", "b"]), inside=np.zeros(4, bool))
+    assert (none.words, none.reveals()) == ((), "labels: nothing; every example opted out")
+    assert none.merged([summary(Labels(values=["a", "b", "c", "c"]))]).code(1).names == ("a", "b", "c")
+    with pytest.raises(
+        DataError, match="of an example that opted in; got none. Name all labels in label_names"
+    ):
+        none.code(1)
+
+
+def test_a_rule_that_no_column_follows_is_refused() -> None:
+    features = Features(names=("f",), values=np.ones((4, 1), np.float32))
+    for column, rules, said in (
+        (texts(), Rules(standardise=True), "preparation.standardise: wanted a column of the kind 'features'"),
+        (features, Rules(tokens="word"), "preparation.tokens: wanted a column of the kind 'text'"),
+        (features, Rules(vocabulary=9), "preparation.vocabulary: "),
+        (features, Rules(max_length=7), "preparation.max_length: "),
+        (features, Rules(clients_a_word=2), "preparation.clients_a_word: "),
+        (features, Rules(label_names=("a",)), "preparation.label_names: wanted a column of the kind 'label'"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            summary(column, rules)
+        assert str(error.value).startswith(said)
+        assert f"got c ({column.kind}). Leave it out." in str(error.value)
+    assert summary(features, Rules(clients_a_word_here=3)) == summary(features)
+    data = FederatedData.from_columns([1, 2], {"x": np.zeros((2, 3)), "label": [0, 1]})
+    for rules in (Rules(standardise=True), Rules(tokens="word"), Rules(label_names=("b", "a"))):
+        with pytest.raises(ConfigError, match=r"got x \(plain\), label \(plain\)"):
+            Ready(data=data).summary(rules)
 
 
 def test_whole_numbers_that_are_no_classes() -> None:

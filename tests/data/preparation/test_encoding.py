@@ -111,7 +111,6 @@ TEXT = ("columns", "text")
         (changed("clients_a_word", to=1), "how many of 3 clients have it, or more than that"),
         (changed("columns", "x", "sums", to=[]), "Wanted 1 sums of features"),
         (changed("columns", "x", "squares", to=[-1]), "Wanted 1 sums of features"),
-        (changed("columns", "label", "words", to=[]), "Wanted at least one label"),
         (changed("about", "vocabulary", to={"size": "9"}), "Wanted a vocabulary that tells its size"),
     ],
 )  # fmt: skip

@@ -131,12 +131,15 @@ def test_two_nodes_with_other_labels_and_words_equal_the_pooled_run(tmp_path: Pa
         {"features": ["f"], "label": "g", "task": "regression"},
     ],
 )
-@pytest.mark.parametrize("rules", [Rules(), Rules(clients_a_word=2, standardise=True)])
+@pytest.mark.parametrize("ruled", [False, True])
 @hypothesis.given(node_of=st.tuples(*[st.integers(0, 2)] * 3))
 @hypothesis.settings(max_examples=8)
 def test_however_clients_are_divided_over_nodes(
-    settings: dict[str, Any], rules: Rules, node_of: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
+    settings: dict[str, Any], ruled: bool, node_of: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    rules = (
+        (Rules(standardise=True) if "features" in settings else Rules(clients_a_word=2)) if ruled else Rules()
+    )
     place = tmp_path_factory.mktemp("nodes")
     node = dict(zip(("al", "bo", "cy"), node_of, strict=True))
     rows = [[r for r in ROWS if node[r[0]] == n] for n in sorted(set(node_of))]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedkeep.core.errors import DataError
@@ -11,18 +13,32 @@ from fedkeep.data import huggingface
 
 
 class Rows:
-    """What the reader uses of a ``datasets.Dataset``: names, columns, a length and a fingerprint."""
+    """What the reader uses of a ``datasets.Dataset``: names, columns, a length, classes and a fingerprint.
 
-    def __init__(self, columns: dict[str, list[Any]]) -> None:
-        self.columns = columns
+    Args:
+        classes: names of labels, as a ``ClassLabel`` has them.
+        form: turns a column into what a format of the library gives.
+    """
+
+    def __init__(
+        self,
+        columns: dict[str, list[Any]],
+        classes: list[str] | None = None,
+        form: Callable[[list[Any]], Any] = list,
+    ) -> None:
+        self.columns, self.form, self.classes = columns, form, classes
+        self.features = {"label": None if classes is None else SimpleNamespace(names=classes)}
         self.column_names = list(columns)
         self._fingerprint = "f" + str(len(columns))
 
     def __len__(self) -> int:
         return len(self.columns[self.column_names[0]])
 
-    def __getitem__(self, name: str) -> list[Any]:
-        return self.columns[name]
+    def __getitem__(self, name: str) -> Any:
+        return self.form(self.columns[name])
+
+    def with_format(self, form: None) -> Rows:
+        return Rows(self.columns, self.classes)
 
 
 TRAIN = Rows({"who": ["a", "b"], "text": ["ab", "b"], "label": ["x", "y"]})
@@ -31,10 +47,12 @@ TEST = Rows({"who": ["a"], "text": ["c"], "label": ["y"]})
 
 @pytest.fixture(autouse=True)
 def _library(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(
-        load_dataset=lambda name: {"train": TRAIN, "validation": TEST} if name == "some/set" else None
-    )
-    monkeypatch.setitem(sys.modules, "datasets", library)
+    def load(name: str) -> dict[str, Rows]:
+        if name != "some/set":
+            raise ConnectionError(f"Couldn't reach {name!r}.")
+        return {"train": TRAIN, "validation": TEST}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
 
 
 def refused(source: Any, **settings: Any) -> str:
@@ -71,7 +89,7 @@ def test_a_column_that_somebody_names_must_be_there() -> None:
             f"huggingface has no column {wrong!r}; it has ['agreed', 'label', 'text', 'when', 'who']. "
             f"Did you mean {right!r}?"
         )
-    data = huggingface(rows, user="who", time="when", opted_in="agreed")
+    data = huggingface(rows, user="who", time="when", opted_in="agreed", label_names=["x", "y"])
     assert data.columns["time"].tolist() == [2, 1]  # type: ignore[union-attr]
     assert data.columns["opted_in"].tolist() == [True, False]  # type: ignore[union-attr]
 
@@ -82,7 +100,32 @@ def test_features() -> None:
     assert data.batch([0])["x"].tolist() == [[0.5]]
 
 
+def test_names_of_classes_are_kept_with_their_numbers() -> None:
+    columns = {"who": ["a", "b"], "text": ["ab", "b"], "label": [2, 1]}
+    rows = Rows(columns, ["sad", "glad", "calm"])
+    for names in (None, ["sad", "glad", "calm"]):
+        data = huggingface({"train": rows, "test": rows}, user="who", label_names=names)
+        assert data.meta["label_names"] == ["sad", "glad", "calm"]
+        assert data.batch(range(4))["label"].tolist() == [2, 2, 1, 1]
+    numbers = huggingface(rows, user="who", task="regression")
+    assert numbers.batch([0, 1])["label"].tolist() == [2, 1]
+    assert "label '-1' is not one of label_names" in refused(Rows(columns | {"label": [0, -1]}, ["x", "y"]))
+
+
+def test_a_format_does_not_matter() -> None:
+    columns = {"who": [1, 2], "text": ["ab", "b"], "label": [0, 1]}
+    data = huggingface(Rows(columns, form=np.array), user="who")
+    assert list(data.ids) == ["1", "2"]
+    assert data.batch([0, 1])["label"].tolist() == [0, 1]
+
+
 def test_what_is_refused() -> None:
+    assert refused("no/set") == (
+        "Cannot load the Hugging Face data set 'no/set': Couldn't reach 'no/set'. Check its name and the network."
+    )
+    assert refused({"train": iter(())}) == (
+        "huggingface: wanted a Dataset or a DatasetDict; got tuple_iterator. Load it without streaming."
+    )
     assert refused("some/set", user="whom") == (
         "some/set has no column 'whom'; it has ['label', 'text', 'who']. Did you mean 'who'?"
     )

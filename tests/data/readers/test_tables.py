@@ -162,7 +162,7 @@ def test_a_text_that_is_longer_than_a_cell_of_csv_may_be(tmp_path: Path) -> None
 def test_rows_that_opted_out_shape_no_vocabulary(tmp_path: Path, name: str) -> None:
     truth = (True, False) if name.endswith(("jsonl", "parquet")) else ("True", "0")
     rows = [
-        {"user": user, "text": text, "label": n % 2, "opted_in": truth[n % 2]}
+        {"user": user, "text": text, "label": n // 2, "opted_in": truth[n % 2]}
         for n, (user, text) in enumerate([("a", "open"), ("a", "secret"), ("b", "open"), ("b", "mine")])
     ]
     data = read(tmp_path, rows, name, tokens="word")

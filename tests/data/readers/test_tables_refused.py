@@ -110,7 +110,10 @@ def test_a_column_that_somebody_names_must_be_there(tmp_path: Path, name: str, a
             "wanted a number in column 'time'; got '2025-11-22'. Write dates as numbers: date.toordinal(), or seconds.",
         ),
         (ROWS[0] | {"time": "soon"}, "wanted a number in column 'time'; got 'soon'."),
-        (ROWS[0] | {"time": True}, "wanted a number in column 'time'; got True."),
+        (
+            ROWS[0] | {"time": True},
+            "wanted a number in column 'time'; got True. Write truth values as 1 and 0, in pandas by .astype(int).",
+        ),
         (ROWS[0] | {"time": float("nan")}, "column 'time' holds nan. Drop such rows or fill in a number."),
         (
             ROWS[0] | {"label": 0.5},
@@ -258,6 +261,39 @@ def test_a_label_of_five_thousand_digits(tmp_path: Path) -> None:
     )
     assert refused(tmp_path, [*rows[:1], {"user": "a", "text": "x", "label": "7" * 19}], "t.csv") == (
         f"{tmp_path / 't.csv'}, line 3: wanted a label of 0 or more, of at most 18 digits; got '{'7' * 19}'."
+    )
+
+
+def test_truth_values_among_features(tmp_path: Path) -> None:
+    """As ``pandas.get_dummies`` gives them without a type."""
+    rows = [{"user": "a", "red": True, "label": 1}]
+    assert refused(tmp_path, rows, "t.csv", features=["red"]) == (
+        f"{tmp_path / 't.csv'}, line 2: wanted a number in column 'red'; got 'True'. Write truth values as 1 and 0, in "
+        f"pandas by .astype(int)."
+    )
+
+
+def test_quotes_that_join_two_rows(tmp_path: Path) -> None:
+    """A table written without quoting: a row's text began with a quote, another row's ended with one."""
+    joined = b'user\ttext\tlabel\nann\t"so it begins\tpos\nbo\tand ends"\tneg\n'
+    assert refused(tmp_path, joined, "t.tsv") == (
+        f"{tmp_path / 't.tsv'}, line 3: a cell in quotes holds a tab and a line end. If the quotes are part of texts, "
+        f"double them in quoted cells; else save the table as .csv or .jsonl."
+    )
+    quoted = b'user\ttext\tlabel\nann\t"one\ntwo"\tpos\nbo\t"one\ttwo"\tneg\n'
+    assert len(read(tmp_path, quoted, "t.tsv").columns["label"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["timestamp[ns]", "duration[us]", "date32[day]"])
+def test_a_time_of_parquet_is_told_from_damage(kind: str, tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    time = pyarrow.array([1], pyarrow.type_for_alias(kind))
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"user": ["a"], "text": ["x"], "label": [0], "time": time}), path)
+    with pytest.raises(DataError) as error:
+        read_table(path)
+    assert str(error.value) == (
+        f"{path}: the column 'time' holds dates or times, {kind}. Write dates as numbers: date.toordinal(), or seconds."
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedkeep.metrics.worth import Paired
+from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.best import Standing, best_of, holm, standings
 from fedkeep.metrics.worth.intervals import chance_of_examples, chance_of_users, these_users, users_like_these
 
@@ -62,9 +62,29 @@ def test_an_interval_leaves_0_out_where_the_chance_is_below_5_percent(seeds: int
         assert (outside == (p <= 0.05)).all()
 
 
-def test_differences_without_any_spread() -> None:
+def test_differences_without_any_spread_are_not_tested() -> None:
+    """0.1 has no exact binary form: what rounding leaves is no variance."""
     assert chance_of_users(np.zeros((1, 12))) == 1.0
-    assert chance_of_users(np.full((1, 12), 0.25)) == 0.0
+    assert np.isnan(chance_of_users(np.full((1, 12), 0.25)))
+    assert np.isnan(chance_of_users(np.full((1, 12), 0.1)))
+    assert np.isnan(chance_of_examples(np.full((1, 2), 0.5), np.zeros(2), np.full(2, 2)))
+
+
+@pytest.mark.parametrize(("clients", "examples"), [(1, 2), (12, 10)])
+def test_results_that_all_differ_alike_tell_no_models_apart(clients: int, examples: int) -> None:
+    """Of two equally good models this was said in one of eight cases of one client with two examples."""
+    found = ranked([[[[1] * examples] * clients], [[[0] * examples] * clients]])
+    assert found[1].behind is None
+    assert not found[1].told_apart
+    assert not found[1].close
+    assert found[0].close
+    assert found[0].behind == Interval(0.0, 0.0, 0.0)
+
+
+def test_no_distance_goes_beyond_all_answers() -> None:
+    found = ranked([[[[1, 1, 1, 1], [1, 0, 1, 1]]], [[[0, 0, 0, 1], [0, 0, 0, 0]]]])
+    assert found[1].behind is not None
+    assert found[1].behind.low == -1.0
 
 
 def test_bold_is_what_cannot_be_told_from_the_best_not_the_largest_digit() -> None:

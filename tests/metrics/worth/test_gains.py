@@ -54,6 +54,21 @@ def test_no_interval_of_right_answers_goes_beyond_all_of_them() -> None:
     assert free.spans[0][1] > 5
 
 
+@pytest.mark.parametrize("better", [0, 1])
+def test_without_differences_that_vary_no_interval_is_known(better: int) -> None:
+    """It was of no width, as if nothing could be by chance."""
+    for clients, examples in ((3, 2), (12, 10)):
+        found = worth(
+            paired([better * examples] * clients, [0] * clients, [(1 - better) * examples] * clients)
+        )
+        assert found.like_these is found.these is None
+        assert not found.helps
+        assert np.isnan(found.spans).all()
+    some = worth(paired([2, 1], [0, 0], [0, 1]))  # the first client's examples differ alike, all the same
+    assert np.isnan(some.spans).all(1).tolist() == [True, False]
+    assert some.these is not None
+
+
 def test_users_are_named_by_false_discoveries_among_those_with_seven_differences() -> None:
     # p of better: 2^-20, (1 + 7) / 2^7 = 0.0625, 2^-6 (six differences), and for the third client 1
     found = worth(paired([20, 6, 6, 0], [0, 1, 0, 20], [5, 5, 5, 5]))
@@ -124,11 +139,12 @@ def test_a_tenth_is_rounded_down_and_is_one_client_at_least(clients: int, tenth:
 
 def test_quarters_by_training_examples_keep_equals_together() -> None:
     trained = np.array([5] * 20 + [8] * 10 + [9] * 10)
-    found = worth(paired([1] * 20 + [2] * 20, [0] * 40, [8] * 40, trained=trained)).by_examples
+    better = [0, 2] * 10 + [1, 3] * 10
+    found = worth(paired(better, [0] * 40, [10 - b for b in better], trained=trained)).by_examples
     assert [(g.clients, g.least, g.most, g.alike) for g in found] == [
         (20, 5, 5, True), (10, 8, 8, True), (10, 9, 9, True)
     ]  # fmt: skip
-    assert [round(g.gain.mean, 3) for g in found if g.gain] == [round(1 / 9, 3), 0.2, 0.2]
+    assert [round(g.gain.mean, 3) for g in found if g.gain] == [0.1, 0.2, 0.2]
 
 
 def test_fairness_is_the_spread_over_clients() -> None:

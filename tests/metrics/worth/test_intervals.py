@@ -23,6 +23,14 @@ def test_t_is_scipys(degrees: float) -> None:
     assert t_inside(1.5, degrees) == pytest.approx(1 - 2 * stats.t.sf(1.5, degrees), rel=1e-12)
 
 
+@pytest.mark.parametrize("degrees", [50.0, 144.0, 1e4, 3e4, 1e5, 1e6])
+def test_very_many_degrees_leave_nothing_in_the_tails(degrees: float) -> None:
+    """Beyond t = 9 and so many degrees the tails are below 1e-11: of 1e6 degrees and t = 1000 it was 0.017."""
+    t = np.array([0.5, 2.0, 5.0, 9.0, 50.0, 1000.0, 1e8])
+    assert t_inside(t, np.full(7, degrees)) == pytest.approx(1 - 2 * stats.t.sf(t, degrees), abs=1e-8)
+    assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-7)
+
+
 def test_one_seed_is_the_t_interval_over_clients() -> None:
     found = users_like_these(np.array([[0.1, 0.2, 0.3, 0.4]]))
     # mean 0.25, variance 1/60, A = 1/240, t with 3 degrees 3.182446
@@ -82,8 +90,10 @@ def test_many_federations_at_once_are_one_after_the_other() -> None:
     assert these_users(y, variance, n) == pytest.approx(each)
 
 
-def test_equal_gains_leave_no_doubt() -> None:
-    assert users_like_these(np.full((1, 4), 0.5)).tolist() == [0.5, 0.5, 0.5]
+@pytest.mark.parametrize("gain", [0.5, 0.1])
+def test_the_ends_of_equal_gains_are_the_mean(gain: float) -> None:
+    mean, low, high = users_like_these(np.full((1, 13), gain))
+    assert low == mean == high
 
 
 def test_the_jackknife_of_a_mean_is_its_t_interval() -> None:

@@ -60,3 +60,14 @@ def test_a_gain_is_the_mean_over_seeds() -> None:
 def test_one_client_is_too_few() -> None:
     with pytest.raises(DataError, match="it wants two clients at least"):
         pooled_gain(mean_pooled, np.zeros(3, int), [(np.ones(3),)], [(np.zeros(3),)])
+
+
+def test_no_gain_goes_beyond_all_examples_and_equal_ones_have_no_interval() -> None:
+    client, right = np.array([0, 0, 1]), np.array([1.0, 1.0, 0.0])
+    found = pooled_gain(mean_pooled, client, [(right,)], [(0 * right,)])
+    assert (found.mean, found.low, found.high) == (pytest.approx(2 / 3), -1.0, 1.0)
+    errors = pooled_gain(rmse_pooled, client, [(right,)], [(10 * right,)], lower_is_better=True)
+    assert errors.low < -1
+    same = pooled_gain(mean_pooled, client, [(right,)], [(right,)])
+    assert same.mean == 0
+    assert np.isnan([same.low, same.high]).all()

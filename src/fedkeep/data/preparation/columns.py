@@ -33,10 +33,16 @@ class Counted:
     Attributes:
         rows: int64 (rows,).
         client: the number of each row's client, int64 (rows,).
+        inside: False for each row of the column that opted out, bool (all rows,); None: none can.
     """
 
     rows: Rows
     client: NDArray[np.int64]
+    inside: NDArray[np.bool_] | None = None
+
+    def told(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return what a column holds in rows that opted in, in any split."""
+        return values if self.inside is None else values[self.inside]
 
 
 class RawColumn(Protocol):

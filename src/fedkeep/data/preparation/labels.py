@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -38,23 +39,27 @@ class Labels:
         values: the labels.
         names: the labels in the order of their numbers, where they are known beforehand.
         task: "multiclass" or "binary"; None: by the number of classes.
-        elsewhere: labels that get a number too, though they may stand in rows alone that were left out.
+        elsewhere: by client, labels of rows that were left out; they get a number too where no example can opt out.
     """
 
     kind: ClassVar[str] = "label"
     values: Sequence[str]
     names: tuple[str, ...] | None = None
     task: str | None = None
-    elsewhere: Collection[str] = ()
+    elsewhere: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> LabelSummary:
-        """Tell which labels there are, in any split, where nobody knows them beforehand."""
+        """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""
         names = self.names if rules.label_names is None else rules.label_names
-        words = () if names is not None else tuple(sorted({*self.values, *self.elsewhere}))
-        return LabelSummary(task=self.task, names=names, words=words)
+        if names is not None:
+            return LabelSummary(task=self.task, names=names)
+        inside = counted.inside
+        words = set(self.values if inside is None else compress(self.values, inside))
+        more = self.elsewhere.values() if inside is None else ()
+        return LabelSummary(task=self.task, words=tuple(sorted(words.union(*more))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ class LabelSummary(ColumnSummary):
 
     Attributes:
         task, names: as for `Labels`.
-        words: the different labels, sorted; empty where ``names`` are known.
+        words: the different labels, sorted; empty where ``names`` are known, or every example opted out.
     """
 
     pooled: ClassVar[frozenset[str]] = frozenset({"words"})
@@ -72,10 +77,6 @@ class LabelSummary(ColumnSummary):
     task: str | None = None
     names: tuple[str, ...] | None = None
     words: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.words and not self.names:
-            raise DataError("Wanted at least one label; got none. Sum the device's data up again.")
 
     def merged(self, others: Sequence[Self]) -> Self:
         """Return the labels of all."""
@@ -87,12 +88,18 @@ class LabelSummary(ColumnSummary):
         Whole numbers stay as they are; other labels are numbered in sorted order.
 
         Raises:
-            LabelError: whole numbers that are no numbers of classes, or numbers with decimals.
+            LabelError: whole numbers that are no numbers of classes, numbers with decimals, or one number in two
+                spellings.
+            DataError: no device tells a label.
         """
         if self.names is not None:
             return LabelCode(task=self.task, names=self.names, integers=False)
+        if not self.words:
+            raise DataError(
+                "Wanted at least one label of an example that opted in; got none. Name all labels in label_names."
+            )
         if not all(word.isascii() and word.removeprefix("-").isdigit() for word in self.words):
-            self._check_no_amounts()
+            self._check_numbers()
             return LabelCode(task=self.task, names=tuple(sorted(set(self.words))), integers=False)
         for word in self.words:
             if len(word) > 18 or word.startswith("-"):
@@ -108,12 +115,20 @@ class LabelSummary(ColumnSummary):
         names = tuple(map(str, range(int(numbers.max()) + 1)))
         return LabelCode(task=self.task, names=names, integers=True)
 
-    def _check_no_amounts(self) -> None:
-        """Raise LabelError where all labels are numbers, some with decimals, and no task says that they are classes."""
+    def _check_numbers(self) -> None:
+        """Raise LabelError where all labels are numbers and two are equal, or some have decimals without a task."""
         try:
             numbers = np.asarray([float(word) for word in self.words])
         except ValueError:
             return
+        first = dict[float, str]()
+        for word, number in zip(self.words, numbers.tolist(), strict=True):
+            if (other := first.setdefault(number, word)) != word:
+                raise LabelError(
+                    word,
+                    f"wanted each number as label written in one way; got {shown(other)} and {shown(word)}, which are "
+                    f"equal. Write one of them everywhere, or name every class in label_names.",
+                )
         if self.task is None and np.isfinite(numbers).all() and (numbers % 1).any():
             word = self.words[int((numbers % 1 > 0).argmax())]
             raise LabelError(
@@ -126,6 +141,8 @@ class LabelSummary(ColumnSummary):
         """Return in plain words what the server learns from it."""
         if self.names is not None:
             return f"labels: nothing; the {len(self.names):,} classes are known beforehand"
+        if not self.words:
+            return "labels: nothing; every example opted out"
         few = ", ".join(map(repr, self.words[:8])) + (", …" if len(self.words) > 8 else "")
         return f"which labels there are, not how many of each: {few}"
 

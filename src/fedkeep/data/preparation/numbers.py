@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, shown
-from fedkeep.data.columns import Column, Ragged, Rows
+from fedkeep.data.columns import Column, Ragged
 from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where, difference
 from fedkeep.data.preparation.rules import Rules
 
@@ -179,15 +179,16 @@ class Times:
         return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> TimeSummary:
-        """Tell whether all times are whole numbers."""
-        return TimeSummary(whole=not len(self.fractions))
+        """Tell whether all times of examples that opted in are whole numbers."""
+        return TimeSummary(whole=not counted.told(self.fractions).any())
 
     @property
-    def fractions(self) -> Rows:
-        """The rows whose time is no whole number below 2^63."""
+    def fractions(self) -> NDArray[np.bool_]:
+        """True for each row whose time is no whole number below 2^63."""
         if self.values.dtype.kind == "i":
-            return np.zeros(0, np.int64)
-        return np.flatnonzero((self.values != np.floor(self.values)) | (np.abs(self.values) >= 2**63))
+            return np.zeros(len(self), bool)
+        found: NDArray[np.bool_] = (self.values != np.floor(self.values)) | (np.abs(self.values) >= 2**63)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +222,8 @@ class TimeCode(Code):
 
     def encoded(self, raw: Times, where: Where) -> Column:
         """Return the times, int64 or float64 (rows,)."""
-        if self.whole and len(raw.fractions):
-            row = int(raw.fractions[0])
+        if self.whole and raw.fractions.any():
+            row = int(raw.fractions.argmax())
             raise DataError(f"{where(row)}: wanted a whole number as time; got {raw.values[row]}.")
         return raw.values.astype(self.dtype)
 
@@ -248,8 +249,8 @@ class Keys:
         return len(self.values)
 
     def summary(self, rules: Rules, counted: Counted) -> KeySummary:
-        """Tell which there are, in any split."""
-        return KeySummary(keys=tuple(np.unique(self.values).tolist()))
+        """Tell which examples that opted in have, in any split."""
+        return KeySummary(keys=tuple(np.unique(counted.told(self.values)).tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedkeep.core.errors import ConfigError, check_choice
 
 TOKENS = ("char", "word", "token", "hashed_words")
+
+KINDS = {
+    "standardise": "features", "tokens": "text", "vocabulary": "text", "max_length": "text", "clients_a_word": "text",
+    "label_names": "label",
+}  # fmt: skip
+"""The kind of column that each rule is for; ``clients_a_word_here`` is a device's own, whatever its data."""
 
 LEAST = {"clients_a_word": 1, "clients_a_word_here": 1, "vocabulary": 2, "max_length": 1}
 
@@ -22,7 +29,8 @@ class Rules:
         standardise: subtract from each numeric feature its mean, and divide by its standard deviation.
         tokens: what texts are cut into: "char", "word" (between white space), "token" (between spaces), or
             "hashed_words", for which no word has to be counted.
-        vocabulary: the most ids that a vocabulary may have, padding and unknown included.
+        vocabulary: the most ids that a vocabulary may have, padding and unknown included. None: the reader's number, or
+            where ``tokens`` are others than the reader's, 256 characters, 20,000 words or 16,384 hashed ones.
         max_length: characters or words of a text to keep.
         label_names: the labels in the order of their numbers; then no client has to tell its labels.
 
@@ -45,3 +53,13 @@ class Rules:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"preparation.{name}: wanted at least {least}; got {value}.")
+
+    def check_used(self, kinds: Mapping[str, str]) -> None:
+        """Raise ConfigError where a rule is given and none of the columns, by name with their kinds, follows it."""
+        for name, kind in KINDS.items():
+            if getattr(self, name) != getattr(Rules, name) and kind not in kinds.values():
+                there = ", ".join(f"{column} ({its})" for column, its in kinds.items())
+                raise ConfigError(
+                    f"preparation.{name}: wanted a column of the kind {kind!r}, which it is for; got {there}. Leave it "
+                    f"out. Columns that a reader encoded already are plain, and no rule changes them."
+                )

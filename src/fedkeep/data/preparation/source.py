@@ -18,7 +18,7 @@ from fedkeep.data.ids import group_rows
 from fedkeep.data.preparation.columns import Counted, RawColumn, Where
 from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.labels import LabelError, Labels
-from fedkeep.data.preparation.numbers import plain_summary
+from fedkeep.data.preparation.numbers import Plain, plain_summary
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.preparation.summary import About, Summary
 
@@ -89,11 +89,15 @@ class Raw:
         """Return what may leave the device.
 
         Rows to train on shape it, or all where the data are not split; of these only such as opted in.
+
+        Raises:
+            ConfigError: a rule is for none of the columns.
         """
+        rules.check_used({name: column.kind for name, column in self.columns.items()})
         ids, client = self._grouped
         shaping = np.ones(len(client), bool) if self.split is None else np.asarray(self.split) == "train"
         rows = np.flatnonzero(shaping if self.opted_in is None else shaping & self.opted_in)
-        counted = Counted(rows=rows, client=client[rows])
+        counted = Counted(rows=rows, client=client[rows], inside=self.opted_in)
         columns = {name: column.summary(rules, counted) for name, column in self.columns.items()}
         return Summary(
             clients=len(ids), clients_a_word=rules.clients_a_word, columns=columns, about=self.about
@@ -103,12 +107,21 @@ class Raw:
         """Return the data in numbers."""
         encoding.check_kinds(self.columns, self.about)
         columns = {
-            name: encoding.columns[name].encoded(raw, self.where) for name, raw in self.columns.items()
+            name: encoding.columns[name].encoded(raw, self._place) for name, raw in self.columns.items()
         }
         if self.opted_in is not None:
             columns["opted_in"] = self.opted_in
         meta = {**self.meta, **encoding.meta, "encoding": encoding.digest, "encoded_by": encoding.to_json()}
         return FederatedData.from_columns(self.client, columns, self.split, meta)
+
+    def _place(self, row: int) -> str:
+        """Name a row, and where it opted out what follows from that: its labels and items are in no summary."""
+        if self.opted_in is None or self.opted_in[row]:
+            return self.where(row)
+        return (
+            f"{self.where(row)} (opted out, so nobody was told what it holds; name all labels in label_names, or drop "
+            f"it)"
+        )
 
     def place_of(self, label: str) -> str:
         """Return where a label stands first, for messages."""
@@ -134,7 +147,12 @@ class Ready:
         return self.data.ids
 
     def summary(self, rules: Rules = Rules()) -> Summary:
-        """Tell the columns' types, and what ``meta`` says of the task; nothing of the examples."""
+        """Tell the columns' types, and what ``meta`` says of the task; nothing else of the examples.
+
+        Raises:
+            ConfigError: a rule is for none of the columns; none is for columns that are encoded.
+        """
+        rules.check_used(dict.fromkeys(self.data.columns, Plain.kind))
         columns = {name: plain_summary(column) for name, column in self.data.columns.items()}
         return Summary(
             clients=len(self.data), clients_a_word=rules.clients_a_word, columns=columns, about=self._about
@@ -157,15 +175,19 @@ class Ready:
         return made
 
 
-def prepared(source: Source, rules: Rules = Rules()) -> FederatedData:
+def prepared(source: Source, rules: Rules = Rules(), summary: Summary | None = None) -> FederatedData:
     """Return the data of a source in the encoding that follows from its own clients alone: a simulation's data.
+
+    Args:
+        source: the source.
+        rules: of its summary.
+        summary: what shapes the encoding; None: the source's own.
 
     Raises:
         DataError: a fault in the data; file and line are named.
     """
-    summary = source.summary(rules)
     try:
-        encoding = Encoding.of(summary)
+        encoding = Encoding.of(source.summary(rules) if summary is None else summary)
     except LabelError as error:
         place = source.place_of(error.label) if isinstance(source, Raw) else "Labels"
         raise DataError(f"{place}: {error.why}") from None

@@ -22,6 +22,8 @@ AnyVocabulary = CharVocabulary | WordVocabulary | HashedWords
 COUNTED: dict[str, type[Vocabulary]] = {
     made.kind: made for made in (CharVocabulary, WordVocabulary, TokenVocabulary)
 }
+USUAL = {"char": 256, "word": 20_000, "token": 20_000, "hashed_words": HashedWords().size}
+"""The most ids of a vocabulary where the rules name its tokens and not its size."""
 CALLED = {"char": "characters", "word": "words", "token": "words", "hashed_words": "words"}
 
 
@@ -50,6 +52,8 @@ class Texts:
     def summary(self, rules: Rules, counted: Counted) -> TextSummary:
         """Count the symbols of the texts to train on, client by client."""
         settings: dict[str, Any] = {"tokens": self.tokens, "size": self.size, "max_length": self.max_length}
+        if rules.tokens not in (None, self.tokens):
+            settings["size"] = USUAL[rules.tokens]
         asked = {"tokens": rules.tokens, "size": rules.vocabulary, "max_length": rules.max_length}
         settings |= {name: value for name, value in asked.items() if value is not None}
         own = self.given if rules.tokens is None and rules.vocabulary is None else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedkeep.core.errors import DataError, first_line
 
+DATES = " Write dates as numbers: date.toordinal(), or seconds."
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
 
@@ -40,8 +41,10 @@ def advice(value: object) -> str:
     """Return what to do about a value that is no number."""
     if value is None or value == "":
         return " Drop such rows or fill in a number."
+    if str(value).lower() in ("true", "false"):
+        return " Write truth values as 1 and 0, in pandas by .astype(int)."
     day = isinstance(value, datetime.date) or (isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value))
-    return " Write dates as numbers: date.toordinal(), or seconds." if day else ""
+    return DATES if day else ""
 
 
 def damaged_parquet(path: Path, error: Exception) -> DataError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, first_line
 from fedkeep.data.preparation import Raw, encoded_alone
 from fedkeep.data.readers.tables import Table, check_names, columns_of, raw_from
 from fedkeep.data.text import CharVocabulary, WordVocabulary
@@ -33,9 +33,11 @@ def raw_huggingface(
             (train, validation, test). A single ``Dataset`` with a column ``split`` keeps that split.
         user: name of the column of client ids.
         text, features, label, time, opted_in, task, label_names, tokens, vocabulary, max_length: as for ``read_table``.
+            Labels of a ``ClassLabel`` are read as its names, numbered as there.
 
     Raises:
-        DataError: ``datasets`` isn't installed, a column is missing, or a value is not what its column wants.
+        DataError: ``datasets`` isn't installed or cannot load the name, what is given is no data set that can be read
+            from its beginning to its end, a column is missing, or a value is not what its column wants.
     """
     try:
         import datasets
@@ -44,17 +46,33 @@ def raw_huggingface(
             "Reading Hugging Face data sets needs the package datasets. Install it: pip install 'fedkeep[datasets]'."
         ) from error
     name = source if isinstance(source, str) else "huggingface"
-    found = datasets.load_dataset(source) if isinstance(source, str) else source
+    try:
+        found = datasets.load_dataset(source) if isinstance(source, str) else source
+    except Exception as error:  # of the network, of its own, and whatever its readers of files raise
+        raise DataError(
+            f"Cannot load the Hugging Face data set {source!r}: {first_line(error).rstrip('.')}. Check its name and "
+            f"the network."
+        ) from error
     parts = dict(found) if isinstance(found, dict) else {None: found}
     wanted, usual = columns_of(user, label, text, features, time=time, opted_in=opted_in)
     columns: dict[str, list[Any]] = {}
     places: list[tuple[str | None, int]] = []
-    for part, rows in parts.items():
+    for part, given in parts.items():
+        if not isinstance(given, Sized) or not hasattr(given, "with_format"):
+            raise DataError(
+                f"{name}: wanted a Dataset or a DatasetDict; got {type(given).__name__}. Load it without streaming."
+            )
+        rows = given.with_format(None)  # plain numbers and texts
         names = list(rows.column_names)
         check_names(name, names, wanted)
+        classes = None if task == "regression" else getattr(rows.features[label], "names", None)
+        label_names = classes if label_names is None else label_names
         optional = [*usual, *(["split"] if part is None else [])]
         for column in dict.fromkeys((*wanted, *(column for column in optional if column in names))):
-            columns.setdefault(column, []).extend(rows[column])
+            values = rows[column]
+            if column == label and classes is not None:
+                values = [classes[k] if k in range(len(classes)) else k for k in values]
+            columns.setdefault(column, []).extend(values)
         if part is not None:
             columns.setdefault("split", []).extend([part] * len(rows))
         places.extend((part, row) for row in range(len(rows)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,8 @@ from fedkeep.data.preparation import (
     Times,
     encoded_alone,
 )
-from fedkeep.data.readers.files import advice, damaged_parquet, existing, json_lines, lines, sha256
+from fedkeep.data.readers.delimited import check_different, delimited
+from fedkeep.data.readers.files import DATES, advice, damaged_parquet, existing, json_lines, sha256
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
@@ -180,7 +179,9 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
     json = suffix.startswith(".jsonl")
-    for number, entry in json_lines(path) if json else _csv(path, "\t" if suffix.startswith(".tsv") else ","):
+    for number, entry in (
+        json_lines(path) if json else delimited(path, "\t" if suffix.startswith(".tsv") else ",")
+    ):
         if not columns:
             check_names(path, entry, wanted)
             columns = {name: [] for name in names if name in entry}
@@ -201,30 +202,6 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
     return Table(columns, lambda row: f"{path}, line {numbers[row]}")
 
 
-def _csv(path: Path, delimiter: str) -> Any:
-    header: list[str] = []
-    # a mark of the byte order would stand before the quotes of the first cell
-    found = (line.removeprefix("\ufeff") + "\n" if n == 1 else line + "\n" for n, line in lines(path))
-    reader = csv.reader(found, delimiter=delimiter, strict=True)
-    try:
-        for cells in reader:
-            if not header:
-                header = cells
-                _check_different(path, header)
-                _check_separated(path, header, delimiter)
-            elif cells:
-                if len(cells) != len(header):
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: wanted {len(header)} cells, as in the header; "
-                        f"got {len(cells)}."
-                    )
-                yield reader.line_num, dict(zip(header, cells, strict=True))
-    except csv.Error as error:
-        long = "field limit" in str(error)
-        way_out = "Save longer texts as .jsonl or .parquet" if long else "Check the quotes"
-        raise DataError(f"{path}, line {reader.line_num}: malformed ({error}). {way_out}.") from error
-
-
 def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
     try:
         import pyarrow
@@ -236,9 +213,13 @@ def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) ->
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        _check_different(path, names)
+        check_different(path, names)
         check_names(path, names, wanted)
-        table = file.read(columns=[name for name in dict.fromkeys((*wanted, *optional)) if name in names])
+        chosen = [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
+        for name in chosen:
+            if pyarrow.types.is_temporal(kind := file.schema_arrow.field(name).type):
+                raise DataError(f"{path}: the column {name!r} holds dates or times, {kind}.{DATES}")
+        table = file.read(columns=chosen)
         if not table.num_rows:
             raise DataError(f"The data file {path} holds no example, only a header. Fetch it again.")
         columns = {name: table[name].to_pylist() for name in table.column_names}
@@ -247,21 +228,6 @@ def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) ->
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
     return Table(columns, lambda row: f"{path}, row {row}")
-
-
-def _check_different(path: Path, names: Sequence[str]) -> None:
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    if twice:
-        raise DataError(f"{path} has several columns {shown(twice[0])}. Rename or drop all but one.")
-
-
-def _check_separated(path: Path, header: Sequence[str], delimiter: str) -> None:
-    other = [mark for mark in (",", ";", "\t", "|") if mark != delimiter and mark in header[0]]
-    if len(header) == 1 and other:
-        raise DataError(
-            f"{path}, line 1: wanted cells with {delimiter!r} between them; got {shown(header[0])}. In a .csv file "
-            f"this is a comma, in a .tsv file a tab. Save it so, numbers with a decimal point."
-        )
 
 
 def check_names(file: object, names: Collection[str], wanted: Sequence[str]) -> None:

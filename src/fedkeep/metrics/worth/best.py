@@ -33,8 +33,9 @@ class Standing:
     Attributes:
         mean: over clients and seeds, more is better.
         by_seed: (S,) its mean over clients under each seed.
-        behind: its mean less the best one's, at most 0, with a 95 % interval; None where no interval is known.
-        p: of no difference to the best, after Holm's correction over all pairs; 1 for the best; NaN: not known.
+        behind: its mean less the best one's, at most 0, with a 95 % interval; None where no interval is known. The best
+            one's has no width.
+        p: of no difference to the best, after Holm's correction over all pairs; 1 for the best; NaN: not tested.
         is_best: whether its mean is the largest, of equals the first.
     """
 
@@ -48,6 +49,11 @@ class Standing:
     def told_apart(self) -> bool:
         """Whether it is worse than the best, and not by chance alone."""
         return self.p <= ALPHA
+
+    @property
+    def close(self) -> bool:
+        """Whether it is the best, or was tested and does not differ significantly; False where it was not tested."""
+        return self.p > ALPHA
 
 
 def means(paired: Paired) -> Floats:
@@ -70,7 +76,8 @@ def standings(models: Sequence[Paired]) -> list[Standing]:
     p = dict(zip(pairs, holm([found[pair][1] for pair in pairs]).tolist(), strict=True))
     return [
         Standing(
-            mean=float(own[m].mean()), by_seed=tuple(own[m].tolist()), behind=_difference(models[m], models[best])[0],
+            mean=float(own[m].mean()), by_seed=tuple(own[m].tolist()),
+            behind=Interval(0.0, 0.0, 0.0) if m == best else _difference(models[m], models[best])[0],
             p=1.0 if m == best else p[min(m, best), max(m, best)], is_best=m == best,
         )
         for m in range(len(models))
@@ -102,8 +109,8 @@ def _difference(one: Paired, other: Paired) -> tuple[Interval | None, float]:
     paired = replace(one, theirs=other.ours)
     y = paired.means(paired.differences)
     if len(paired.clients) >= FEW:
-        return Interval(*users_like_these(y).tolist()), float(chance_of_users(y))
+        return paired.interval(users_like_these(y)), float(chance_of_users(y))
     if (paired.examples < 2).any():
         return None, float("nan")
     own = (y, paired.variance, paired.examples)
-    return Interval(*these_users(*own).tolist()), float(chance_of_examples(*own))
+    return paired.interval(these_users(*own)), float(chance_of_examples(*own))

@@ -96,6 +96,14 @@ class Paired:
         """What no gain and no end of an interval goes beyond: 1 for right answers."""
         return 1.0 if self.differences.dtype.kind == "i" else math.inf
 
+    def interval(self, found: Floats) -> Interval | None:
+        """Return a mean gain and its ends as an interval, cut at ``most``; None where it has no width.
+
+        It has none where no difference varies, which says nothing of how much is chance.
+        """
+        mean, low, high = found.tolist()
+        return None if low == high else Interval(mean, max(low, -self.most), min(high, self.most))
+
     def means(self, values: Array) -> Floats:
         """Return the mean over each client's examples: (S, n) or (n,) gives (S, K) or (K,)."""
         rows = np.atleast_2d(values)
@@ -161,10 +169,12 @@ class Worth:
         clients, seeds: as in ``Paired``.
         examples: (K,) test examples.
         gain: (K,) each client's mean gain.
-        spans: (K, 2) ends of each client's own 95 % interval over its test examples; NaN with one example.
+        spans: (K, 2) ends of each client's own 95 % interval over its test examples; NaN with one example, and where
+            its examples all differ alike.
         verdicts: (K,) ``"better"``, ``"worse"`` or ``""``: can't be told.
-        like_these: the mean gain for users like these; None with one client.
-        these: the mean gain for these users; None where a client has one test example only.
+        like_these: the mean gain for users like these; None with one client, and where all gain as much.
+        these: the mean gain for these users; None where a client has one test example only, and where no client's
+            examples differ from each other.
         tested: clients with enough differing examples to be told.
         at_least_better, at_least_worse: lower bounds of how many clients gain and lose, each with 95 % confidence.
         needed: test examples that a client needs to be told from 10 points of accuracy on; None for losses.
@@ -214,6 +224,7 @@ def worth(paired: Paired) -> Worth:
     some = p.examples > 1
     half = np.full(len(everyone), np.nan)
     half[some] = t_quantile(p.examples[some] - 1.0) * np.sqrt(p.variance[some] / p.examples[some])
+    half[half <= 1e-12 * np.abs(gain)] = np.nan  # rounding alone
     share = float(np.mean(p.differences.mean(0) ** 2)) if p.most == 1 else None
     attainable = [f.attainable for f in flips]
     return Worth(
@@ -229,19 +240,14 @@ def worth(paired: Paired) -> Worth:
     )  # fmt: skip
 
 
-def _interval(p: Paired, found: Floats) -> Interval:
-    mean, low, high = found.tolist()
-    return Interval(mean, max(low, -p.most), min(high, p.most))
-
-
 def _like_these(p: Paired, y: Floats) -> Interval | None:
-    return _interval(p, users_like_these(y)) if y.shape[1] > 1 else None
+    return p.interval(users_like_these(y)) if y.shape[1] > 1 else None
 
 
 def _these(p: Paired, y: Floats, who: Array) -> Interval | None:
     if (p.examples[who] < 2).any():
         return None
-    return _interval(p, these_users(y[:, who], p.variance[who], p.examples[who]))
+    return p.interval(these_users(y[:, who], p.variance[who], p.examples[who]))
 
 
 def _verdicts(flips: Sequence[Flips]) -> tuple[str, ...]:

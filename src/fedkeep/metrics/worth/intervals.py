@@ -3,7 +3,8 @@
 Y_ks is client k's mean gain under seed s, Ȳ_k and Ȳ_s are its means over seeds and over clients, and m is the mean of
 all: each client counts once. The interval is m ± t_{.975, f} √(A + B). A is the variance that comes from clients, B the
 one that comes from seeds, and f = (A + B)² / (A² / f_A + B² / (S − 1)) (Satterthwaite, 1946). With one seed B is 0, and
-the interval is about these trained models.
+the interval is about these trained models. Where nothing varies A + B is 0: the ends are then the mean, which is no
+interval of anything, and ``Paired.interval`` gives none.
 
 No bootstrap over clients, no weights by variance and no mixed model: in simulations they cover too seldom.
 ``benchmarks/worth_coverage.py`` measures how often these intervals cover.
@@ -79,6 +80,8 @@ def these_users(y: Floats, variance: Floats, examples: Floats) -> Floats:
 def chance_of_users(y: Floats) -> Floats:
     """Return (...) two-sided p of a mean gain of 0 for users like these: at most 5 % where the interval leaves 0 out.
 
+    NaN where all gains are the same and not 0: nothing says how much of them is chance.
+
     Args:
         y: as for ``users_like_these``.
     """
@@ -115,23 +118,25 @@ def jackknife(whole: float, without: Sequence[float] | Floats) -> Interval:
 
 
 def _around(mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int) -> Floats:
-    total, degrees = _total(a, b, a_squared_over_degrees, seeds)
-    half = np.where(total == 0, 0.0, t_quantile(degrees) * np.sqrt(total))  # NaN stays NaN
+    total, degrees = _total(mean, a, b, a_squared_over_degrees, seeds)
+    half = t_quantile(degrees) * np.sqrt(total)
     return np.stack([mean, mean - half, mean + half], -1)
 
 
 def _chance(mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int) -> Floats:
-    total, degrees = _total(a, b, a_squared_over_degrees, seeds)
-    t = np.divide(np.abs(mean), np.sqrt(total), out=np.full(np.shape(total), np.inf), where=total != 0)
-    found: Floats = np.where(total == 0, np.equal(mean, 0), 1 - t_inside(np.minimum(t, 1e8), degrees))
-    return np.clip(found, 0.0, 1.0)
+    total, degrees = _total(mean, a, b, a_squared_over_degrees, seeds)
+    t = np.divide(np.abs(mean), np.sqrt(total), out=np.zeros(np.shape(total)), where=total != 0)
+    found: Floats = np.clip(1 - t_inside(np.minimum(t, 1e8), degrees), 0.0, 1.0)
+    return np.where((total == 0) & (mean != 0), np.nan, found)
 
 
-def _total(a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int) -> tuple[Floats, Floats]:
-    """Return A + B, and f; 1 in place of f where A + B is 0."""
-    total = a + b
+def _total(
+    mean: Floats, a: Floats, b: Floats, a_squared_over_degrees: Floats, seeds: int
+) -> tuple[Floats, Floats]:
+    """Return A + B, 0 where it is rounding alone, and f; 1 in place of f where A + B is 0."""
+    total = np.where(a + b <= (1e-12 * mean) ** 2, 0.0, a + b)
     parts = a_squared_over_degrees + (b**2 / (seeds - 1) if seeds > 1 else 0.0)
-    return total, np.divide(total**2, parts, out=np.ones(np.shape(total)), where=parts > 0)
+    return total, np.divide(total**2, parts, out=np.ones(np.shape(total)), where=(total > 0) & (parts > 0))
 
 
 def t_quantile(degrees: Floats | float, inside: float = 0.95) -> Floats:
@@ -155,10 +160,11 @@ def t_inside(t: Floats | float, degrees: Floats | float) -> Floats:
     """Return P(|T| < t) for Student's T.
 
     With T = √f tan θ that is 2 Γ((f + 1) / 2) / (√π Γ(f / 2)) times the integral of cos^(f−1) θ from 0 to
-    arctan(t / √f), here by Gauss and Legendre's rule. SciPy has it too; fedkeep does without that dependency.
+    arctan(t / √f), here by Gauss and Legendre's rule. Beyond 12 / √f the cosine's power is below 1e-30; cut there, the
+    rule's places lie where the area is, however large f is. SciPy has it too; fedkeep does without that dependency.
     """
     t, f = np.asarray(t, np.float64), np.asarray(degrees, np.float64)
-    top = np.arctan2(t, np.sqrt(f))
+    top = np.minimum(np.arctan2(t, np.sqrt(f)), 12 / np.sqrt(f))
     angle = top[..., None] * (_NODES + 1) / 2
     halves = torch.from_numpy(np.stack([(f + 1) / 2, f / 2]))
     above, below = torch.lgamma(halves).numpy()

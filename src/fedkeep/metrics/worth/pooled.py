@@ -6,6 +6,7 @@ interval is for these trained models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -81,8 +82,8 @@ def pooled_gain(
 ) -> Interval:  # fmt: skip
     """Return the gain in a pooled number, positive where ours is better.
 
-    Its ends are NaN where the number is not defined without some client, e.g. the AUC without the only one that has
-    positives.
+    It is cut at ±1, but for errors. Its ends are NaN where the number is not defined without some client, e.g. the AUC
+    without the only one that has positives, and where it is the same without every client.
 
     Args:
         number: one of the functions above.
@@ -101,4 +102,7 @@ def pooled_gain(
     found = [(number(client, *a), number(client, *b)) for a, b in zip(ours, theirs, strict=True)]
     whole = float(np.mean([a[0] - b[0] for a, b in found]))
     without = np.mean([a[1] - b[1] for a, b in found], 0)
-    return jackknife(sign * whole, sign * without)
+    i, most = jackknife(sign * whole, sign * without), math.inf if lower_is_better else 1.0
+    if i.low == i.high:
+        return Interval(i.mean, math.nan, math.nan)
+    return Interval(i.mean, max(i.low, -most), min(i.high, most))
