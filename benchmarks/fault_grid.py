@@ -310,7 +310,7 @@ def undisturbed(method: str, took: Mapping[int, set[str]]) -> tuple[Global, Para
     device = Dropping(job, Sequential())
     device.took = took
     sampler = Sampler(len(DATA), COHORT, "shuffled", SEED)
-    server = first_global(what, net, DATA, "cpu", sampler.count)
+    server = first_global(what, net, DATA, sampler.count)
     for number in range(ROUNDS):
         cohort = [str(DATA.ids[c]) for c in sampler(number)]
         given = server.but(progress=number / ROUNDS)

@@ -138,7 +138,10 @@ class Race:
 
     def choose_threads(self) -> None:
         """Try the plain loop with one thread and with as many as there are cores; a close second races as well."""
-        counts = sorted({1, os.cpu_count() or 1}) if self.setting.device == "cpu" else [os.cpu_count() or 1]
+        if self.setting.device != "cpu":
+            self.threads = os.cpu_count() or 1
+            return
+        counts = sorted({1, os.cpu_count() or 1})
         started = {n: self.launch("plain", n) for n in counts}
         few = self.of.cohort_of(0)[: max(1, self.of.few // 2)]
         best = dict.fromkeys(counts, math.inf)
@@ -235,7 +238,8 @@ class Race:
                 row |= self.measured(entry, needed, dense)
             else:
                 row["not_measured"] = entry.reason
-            rows.append({**row, "commit": commit, "machine": machine})
+            gpu = {} if self.setting.device == "cpu" else {"device": self.setting.device}
+            rows.append({**row, "commit": commit, "machine": machine, **gpu})
         return rows
 
     def plain(self) -> Entry:

@@ -29,7 +29,7 @@ class Rounds:
         self.store = store or MemoryStore(default(method, net), data.ids)
         job = Job(method, net, data, self.store, seed, device)
         self.method, self.data, self.device = method, data, LocalDevice(job, engine)
-        self.server, self.declared = first_global(method, net, data, device), job.declared
+        self.server, self.declared = first_global(method, net, data), job.declared
 
     def __call__(self, clients: Sequence[int]) -> RoundReport:
         """Run the server's next round with clients, by index; what they keep is staged in the store."""

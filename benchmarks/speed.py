@@ -104,7 +104,7 @@ def keep(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows.sort(key=lambda r: order.index((r["workload"], r["cohort"])))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(page(rows), encoding="utf-8")
+    path.with_suffix(".md").write_text(page(rows, path.name), encoding="utf-8")
     return rows
 
 

@@ -18,6 +18,9 @@ import hypothesis
 import pytest
 import torch
 
+from fedkeep.engines import Job
+from fedkeep.engines.single import local_run
+from fedkeep.experiments.simulate import simulate
 from tests.installed import write_papers
 
 torch.set_num_threads(1)
@@ -37,6 +40,20 @@ CONFORMANCE = {  # tests of the conformance table, and the engine that they try;
     "test_nodes_equal_sequential_to_the_bit_and_no_private_value_leaves": "nodes",
     "test_a_run_across_machines_equals_sequential_to_the_bit": "server and nodes",
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let whoever has a GPU run the tests on it: ``pytest --device cuda tests/engines``."""
+    parser.addoption("--device", default="cpu", help="where runs compute that name no device, e.g. cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the device the default of what tests call."""
+    if (device := config.getoption("--device")) != "cpu":
+        made: Any = Job.__init__
+        made.__defaults__ = (device, *made.__defaults__[1:])
+        for function in (simulate, local_run):
+            function.__kwdefaults__["device"] = device
 
 
 LEFT = pytest.StashKey[int]()

@@ -29,7 +29,7 @@ COMMANDS = (
 def public_modules() -> list[ModuleType]:
     """Return the modules that say what of them is public, and the package itself."""
     names = (m.name for m in pkgutil.walk_packages(fedkeep.__path__, "fedkeep."))
-    asked = [name for name in names if not name.startswith(COMMANDS) and not name.endswith("__main__")]
+    asked = [n for n in names if not n.startswith(COMMANDS) and not n.endswith(("__main__", "nn.fused"))]
     return [fedkeep, *(m for m in map(importlib.import_module, asked) if hasattr(m, "__all__"))]
 
 

@@ -166,7 +166,8 @@ def pairs(rows: dict[str, list[tuple[float, float]]], test: int = 0) -> Federate
 
 def job(model: nn.Module, method: Method, data: FederatedData, seed: int = 0, **options: Any) -> Job:
     """Return a job with a store in memory."""
-    net = Net(model)
+    device = options.setdefault("device", Job.__init__.__defaults__[0])  # type: ignore[index]
+    net = Net(model.to(device) if device == "cuda" else model)
     store = MemoryStore(Default(first_kept(method, net), method.client.keep.value, seed), data.ids)
     return Job(method, net, data, store, seed, **options)
 
@@ -181,7 +182,7 @@ class Rounds:
     def __init__(self, work: Job, engine: Engine | None = None, faults: Faults = Faults()) -> None:
         self.work, self.faults = work, faults
         self.device = LocalDevice(work, engine or Sequential())
-        self.server = first_global(work.method, work.net, work.data, work.device)
+        self.server = first_global(work.method, work.net, work.data)
 
     def __call__(self, clients: Sequence[int], progress: float = 0.0) -> RoundReport:
         """Run a round with clients, by index."""
@@ -202,7 +203,7 @@ def results(
         sent
         if sent is not None
         else Sent(
-            params=(server := first_global(work.method, work.net, work.data, work.device)).params,
+            params=(server := first_global(work.method, work.net, work.data)).params,
             state=server.state,
         ).flat
     )

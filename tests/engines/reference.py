@@ -109,4 +109,6 @@ def federated(
 
 def close(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float = 1e-10) -> None:
     for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, theirs[name], rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}", check_device=False
+        )

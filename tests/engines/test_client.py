@@ -82,7 +82,7 @@ def test_the_rate_that_finish_is_given_has_its_schedule_counted_in() -> None:
     assert rate == pytest.approx(0.025, abs=1e-15)
 
 
-def test_what_clients_send_along_is_declared_on_the_device() -> None:
+def test_what_clients_send_along_is_declared_on_the_cpu_where_the_server_is() -> None:
     method = Method(client=Client(sends=one_count, finish=send_count))
     declared = job(Logits(), method, DATA, device="meta").declared
-    assert {n: v.device.type for n, v in declared.items()} == {"server/count": "meta"}
+    assert {n: v.device.type for n, v in declared.items()} == {"server/count": "cpu"}

@@ -14,11 +14,13 @@ from torch.nn import functional
 from fedkeep import FederatedData, Phase, adam, averaging, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.data import Ragged
+from fedkeep.engines import AutoDevice, Choice
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.methods import ClippedMean, Method
 from fedkeep.privacy import TopK
 from tests import tiny
-from tests.tiny import same_bits
+from tests.engines.vectorised.cohorts import cohort
+from tests.tiny import job, same_bits
 
 ENGINES = ("sequential", "vectorised")
 LOCAL = Phase(batch_size=4, optimizer=sgd(0.1))
@@ -185,6 +187,10 @@ def test_exact_second_derivatives_of_layer_norm_are_one_clients_at_a_time(model:
     ):
         agree(model, method, numbers(4, 8), "vectorised")
     agree(model, method, numbers(4, 8), "sequential", "auto")
+    device = AutoDevice(Choice("vectorised", "the device is cuda"))
+    found = cohort(job(method.made_for(model().double()), method, numbers(4, 8)), device)
+    assert device.name == "sequential"
+    assert all(each.upload is not None for each in found)
     agree(model, methods.per_fedavg(order="free", local=LOCAL), numbers(4, 8))
 
 

@@ -33,7 +33,7 @@ class Reader(nn.Module):
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         found, _ = self.rnn(self.embedding(text))
-        inside = torch.arange(text.shape[1]) < text_length[:, None]
+        inside = torch.arange(text.shape[1], device=text.device) < text_length[:, None]
         mean = (found * inside.unsqueeze(-1)).sum(1) / text_length[:, None]
         logits: Tensor = self.out(mean) + self.user
         return logits

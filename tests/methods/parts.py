@@ -64,7 +64,7 @@ class Words(Parts):
         return self.head(self.features(text, text_length))
 
     def features(self, text: Tensor, text_length: Tensor) -> Tensor:  # type: ignore[override]
-        inside = torch.arange(text.shape[1]) < text_length.unsqueeze(1)
+        inside = torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)
         words = nn.functional.embedding(text, self.embedding.weight) * inside.unsqueeze(-1)
         return super().features(words.sum(1) / text_length.unsqueeze(1))
 

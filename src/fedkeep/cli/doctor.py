@@ -91,9 +91,9 @@ def _kernels() -> Finding:
 
 def _gpu() -> Finding:
     if torch.cuda.is_available():
-        return Finding("GPU", f"{torch.cuda.get_device_name()}: --device cuda")
+        return Finding("GPU", f"{torch.cuda.get_device_name()}: run.device=cuda, --device cuda")
     if torch.backends.mps.is_available():
-        return Finding("GPU", "Apple's: --device mps")
+        return Finding("GPU", "Apple's: run.device=mps, --device mps")
     return Finding(
         "GPU", "none that torch can use", None, "small models of many users are trained on CPUs as well"
     )

@@ -1,9 +1,10 @@
-"""Whether somebody draws random numbers: from Python's or NumPy's global generator, which no seed governs; or any."""
+"""Torch's own generators, of the CPU and of a GPU; and whether somebody draws from them, Python's or NumPy's."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,10 +16,27 @@ T = TypeVar("T")
 
 
 def position() -> tuple[object, ...]:
-    """Return how far both have come; normal numbers are drawn by twos, and one may be left."""
+    """Return how far Python's and NumPy's global generators have come, which no seed governs.
+
+    Normal numbers are drawn by twos, and one may be left.
+    """
     there: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     _, own, left = random.getstate()
     return int(there[2]), int(there[3]), own[-1], own[0], left
+
+
+def forked(device: str) -> AbstractContextManager[None]:
+    """Leave torch's generators afterwards as they were, a GPU's too."""
+    return torch.random.fork_rng(devices=[device] if device.startswith("cuda") else [])
+
+
+def seed_all(seed: int, device: str) -> None:
+    """Seed torch's own generators, which dropout draws from."""
+    # Not torch.manual_seed, which notes a traceback for a GPU each time.
+    torch.default_generator.manual_seed(seed)
+    if device.startswith("cuda"):
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def without_draws(what: str, hook: Callable[[], T], device: str) -> T:

@@ -183,9 +183,7 @@ class Optimizer:
             state.steps[name] = state.steps.get(name, 0) + 1
         first, second = [state.first[n] for n in names], [state.second[n] for n in names]
         if _alike(values, slopes, first, second):
-            taken = {
-                k: torch.tensor(float(k), device=values[0].device) for k in {state.steps[n] for n in names}
-            }
+            taken = {k: _number(k, values[0].device) for k in {state.steps[n] for n in names}}
             fused = torch._fused_adamw_ if self.kind == "adamw" else torch._fused_adam_
             fused(
                 values, slopes, first, second, [], [taken[state.steps[n]] for n in names], lr=rate, beta1=b1,
@@ -204,6 +202,13 @@ class Optimizer:
         torch._foreach_div_(roots, [math.sqrt(1.0 - b2**k) for k in steps])
         torch._foreach_add_(roots, self.eps)
         torch._foreach_addcdiv_(values, first, roots, [-rate / (1.0 - b1**k) for k in steps])
+
+
+def _number(k: int, device: torch.device) -> Tensor:
+    """Return it as the fused kernels take it; a GPU fills it in there, without waiting for a copy from here."""
+    if device.type == "cpu":
+        return torch.tensor(float(k), dtype=torch.float32)
+    return torch.full((), float(k), dtype=torch.float32, device=device)
 
 
 @dataclass

@@ -118,7 +118,7 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
             raise MethodError(
                 f"The adaptation of {method.name!r} trains the federated {federated[0]!r}; it must be frozen."
             )
-    params = {**sent.params, **{n: v.to(job.device) for n, v in own.items()}}
+    params = {**sent.params, **own}
     draws = Stream(job.seed, f"personalize/{name}", len(fitting.rows), f"Client {name!r}, adapting")
     held = data.rows(fitting.client, "valid")
     adapting = Client(phases=adapt.phases, tables=method.client.tables)

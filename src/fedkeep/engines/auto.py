@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import FedkeepError, MethodError
 from fedkeep.core.net import compiled_layer
 from fedkeep.core.params import nbytes
 from fedkeep.engines.base import ClientResult, Engine, Job, Work, train_rows
@@ -230,7 +230,10 @@ class AutoDevice:
     def train(self, job: Job, work: Sequence[Work], round: int, progress: float) -> Iterator[ClientResult]:
         """Train clients, and yield what each gives."""
         if self._engine is None:
-            reason = Vectorised.suits(job)
+            try:
+                reason = Vectorised.suits(job)
+            except MethodError as error:  # of the method on many clients at once; one alone may have none
+                reason = str(error)
             if reason is not None:
                 self.choice = Choice("sequential", f"'vectorised' is no choice: {reason.rstrip('.')}")
             self._engine = Vectorised() if reason is None else Sequential()

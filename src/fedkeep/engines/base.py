@@ -12,7 +12,7 @@ import torch
 
 from fedkeep.core.errors import LostError, NonFiniteError, UploadError
 from fedkeep.core.net import Net
-from fedkeep.core.params import SERVER, Params, is_state, prefixed
+from fedkeep.core.params import SERVER, Params, is_state, prefixed, to
 from fedkeep.data import FederatedData
 from fedkeep.methods import Global, Kept, Method, Phase, Roster
 from fedkeep.privacy.draws import Entropy
@@ -35,7 +35,7 @@ class Job:
         data: the data set; local training uses its examples ``train``.
         store: what clients keep.
         seed: the run's seed.
-        device: where to compute, e.g. ``cpu`` or ``cuda``.
+        device: where models compute, e.g. ``cpu`` or ``cuda``; all that is sent, kept and aggregated is on the CPU.
         after_step: called now and then inside a round with the finished part of it in (0, 1].
         entropy: where noise on uploads comes from: ``"run"``, the seed (simulations), or ``"system"`` (devices).
     """
@@ -74,15 +74,15 @@ class Job:
     @cached_property
     def declared(self) -> Params:
         """Zeros of what clients send along, under ``server/NAME``."""
-        return {n: v.to(self.device) for n, v in declared(self.method, self.net).items()}
+        return to(declared(self.method, self.net), "cpu")
 
 
-def first_global(
-    method: Method, net: Net, data: Roster, device: str = "cpu", population: int | None = None
-) -> Global:
-    """Return what a server has before the first round; cohorts are drawn from ``population`` clients, or from all."""
-    params = {n: v.to(device) for n, v in method.split.halves(net.module).federated(net.initial()).items()}
-    state = {n: v.to(device) for n, v in method.server.state(net, data).items()}
+def first_global(method: Method, net: Net, data: Roster, population: int | None = None) -> Global:
+    """Return what a server has before the first round, on the CPU; cohorts are drawn from ``population`` clients, or
+    from all.
+    """  # fmt: skip
+    params = to(method.split.halves(net.module).federated(net.initial()), "cpu")
+    state = to(method.server.state(net, data), "cpu")
     links = method.chain().server_state({**params, **declared(method, net)})
     return Global(
         params=params, state=state, links=links, trainable=net.trainable(), clients=data,

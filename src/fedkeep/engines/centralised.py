@@ -14,7 +14,7 @@ import torch
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net, PooledNet
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Params
+from fedkeep.core.params import Params, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows
 from fedkeep.engines.batches import Stream, steps_per_pass
@@ -61,7 +61,7 @@ class Centralised:
             after_step=None if notify is None else lambda step: notify(step / max(steps, 1)),
         )  # fmt: skip
         self.states = local.states
-        trained = local.params
+        trained = to(local.params, "cpu")
         upload = method.split.upload(sent, trained, float(len(rows)))
         kept = method.split.personal(trained)
         yield ClientResult(work[0].client, upload, kept, local.loss, clients=tuple(clients))

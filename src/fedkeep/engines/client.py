@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         return params
     draws = Stream(job.seed, job.data.ids[client], round)
     rows = allowed(job.data, rows, "opted_in")
-    params = to(params, job.device)
+    params, sent = to(params, job.device), to(sent, job.device)
     module = {n: v for n, v in params.items() if not is_state(n)}
     hook, calls = method.client.start, itertools.count()
     given = Start(
@@ -144,6 +145,7 @@ def finish(
     """Return what a client gives after its local run on these rows: its upload, and what it will keep."""
     method = job.method
     done = finished(job, sent, started, local, client, progress)
+    local = replace(local, trained=to(local.trained, "cpu"))
     if method.client.finish is not None and (what := _nonfinite(done)):
         fault = NonFiniteError(f"{draws}: what finish of {method.name!r} {what} is NaN or infinite.")
         return ClientResult(client, fault=fault)
@@ -174,6 +176,7 @@ def finished(
     method = job.method
     if method.client.finish is None:
         return Finished()
+    sent = to(sent, job.device)
     rows = allowed(job.data, train_rows(job.data, client), "opted_in")
     optimizer = method.client.phases[0].optimizer
     scale, started = optimizer.scale(progress), to(started, job.device)
@@ -197,7 +200,7 @@ def finished(
         raise MethodError(
             f"What {who} sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
         )
-    return done
+    return Finished(params=to(done.params, "cpu"), sends=to(done.sends, "cpu"), state=to(done.state, "cpu"))
 
 
 def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Dropout whose masks do not depend on how values lie in memory."""
+"""Dropout whose masks depend neither on how values lie in memory nor, on CUDA, on the engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class InOrder:
 
     By itself PyTorch draws in the order of memory. That is another one where an input is not contiguous, as after
     ``transpose``, with ``channels_last`` or behind ``nn.LSTM(batch_first=True)``: then a mask would depend on which
-    layer, kernel or engine the input comes from. Where it is contiguous, the bits are PyTorch's own. It holds for the
-    whole process, as what a model calls cannot be seen otherwise at no cost.
+    layer, kernel or engine the input comes from. Where it is contiguous, the bits are PyTorch's own; but for CUDA,
+    where PyTorch draws and multiplies in one, and ``vectorised.Noise`` cannot draw the same. It holds for the whole
+    process, as what a model calls cannot be seen otherwise at no cost.
     """
 
     _lock: ClassVar = Lock()
@@ -34,16 +35,19 @@ class InOrder:
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    if input.is_contiguous() or not train:
+    if (input.is_contiguous() and not input.is_cuda) or not train:
         return torch.dropout(input, p, train)
     return input * _mask(input, p)
 
 
 def _dropout_(input: Tensor, p: float, train: bool) -> Tensor:
-    if input.is_contiguous() or not train:
+    if (input.is_contiguous() and not input.is_cuda) or not train:
         return torch.dropout_(input, p, train)
     return input.mul_(_mask(input, p))
 
 
 def _mask(input: Tensor, p: float) -> Tensor:
-    return torch.dropout(torch.ones_like(input, memory_format=torch.contiguous_format), p, True)
+    mask = torch.ones_like(input, memory_format=torch.contiguous_format)
+    if input.is_cuda and 0 < p < 1:
+        return mask.bernoulli_(1 - p).div_(1 - p)
+    return torch.dropout(mask, p, True)

@@ -34,6 +34,10 @@ def model_error(who: str, examples: int, error: Exception, more: str = "") -> Me
     advice = "Check its forward and the data's columns"
     if isinstance(error, torch.OutOfMemoryError):
         advice = "Use a smaller batch_size, or another device"
+    elif isinstance(error, torch.AcceleratorError):
+        advice = (
+            "An id or a label may be beyond what the model was made for: on device='cpu' the error says which"
+        )
     elif isinstance(error, IndexError):
         advice += ": an id or a label may be beyond what it was made for"
     elif examples == 1:

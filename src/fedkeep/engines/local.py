@@ -380,15 +380,15 @@ class Pass(ABC):
         lanes = self.lanes
         self.catch_up()
         lanes.stopped.append([stopper.restore() for stopper in self.stoppers] or [0] * len(lanes.draws))
+        self.stoppers = []  # they lead back here: until Python looks for circles, these would hold all tensors
         totals = self.totals()
         if self.hides and any(map(math.isnan, totals)):
             raise MethodError(READS_HIDDEN)
         lanes.params.update(self.before)
-        opted_out = self.phase.examples == "all" and "opted_in" in lanes.data.columns
-        told = not opted_out  # the loss leaves the device
+        loss_leaves = self.phase.examples != "all" or "opted_in" not in lanes.data.columns
         for lane, steps in enumerate(self.steps):
             lanes.steps[lane] += steps
-            if told and steps:
+            if loss_leaves and steps:
                 lanes.losses[lane], lanes.looked_at[lane] = totals[lane] / steps, True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,8 @@ def warn_of_what_stays(method: Method, net: Net, data: FederatedData, seed: int)
         warnings.warn("No parameter of the model requires a gradient, so rounds train nothing.", stacklevel=2)
     if isinstance(method.client.keep.value, str | tuple):
         return
+    if any(t.is_cuda for t in net.initial().values()):
+        net = Net(copy.deepcopy(net.module).cpu())
     try:
         start, batches = first_values(net, method, seed), first_batches(data, net)
         still = stays(net, method, batches, start, losses(net, method, data)) if batches else ()

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.core.buffers import Place
+from fedkeep.core.draws import forked
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.engines.batches import float_type, load_batch
@@ -57,10 +58,25 @@ def _written(net: Net, given: Params, batch: Batch, device: str) -> set[str]:
     before, writes = {n: _place(v) for n, v in values.items()}, Writes()
     # A compiled model would be compiled for these examples, and anew for a run's mini-batches.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    draws = torch.random.fork_rng(devices=[device] if device.startswith("cuda") else [])
-    with draws, torch.no_grad(), net.still(), suppress(Exception), eager, writes:
+    with forked(device), torch.no_grad(), net.still(), suppress(Exception), eager, writes:
         net(values, batch)
-    return {n for n, place in before.items() if place in writes.places or _place(values[n]) != place}
+    moves = set(_laid_together(net, device))
+    return {
+        n
+        for n, place in before.items()
+        if place in writes.places or (n not in moves and _place(values[n]) != place)
+    }
+
+
+def _laid_together(net: Net, device: str) -> list[str]:
+    """Return the weights that torch's recurrent layers bring into one piece of memory on CUDA, as they are."""
+    layers = net.module.named_modules() if device.startswith("cuda") else ()
+    return [
+        f"{prefix}.{leaf}".lstrip(".")
+        for prefix, layer in layers
+        if isinstance(layer, nn.RNNBase)
+        for leaf in layer._parameters
+    ]
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,15 +7,17 @@ over pooled examples all come through ``local_run``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedkeep.core.draws import forked, seed_all
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Params, nonfinite
+from fedkeep.core.params import Params, nonfinite, to
 from fedkeep.core.seeds import stream
 from fedkeep.engines.batches import Loaded, Stream, batches, float_type, gathered, steps_per_pass, usable
 from fedkeep.engines.local import Lanes, LocalResult, Pass, Step, Watch, slopes
@@ -71,13 +73,21 @@ def local_run(
     lane.falls = falls
     lane.hold(dict(params), received, states)
     lane.after_step, lane.watch = after_step, watch
-    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+    with forked(device), own_dropout(net, device):
         lane.train()
     if (fault := lane.faults()[0]) is not None:
         raise fault
     result = lane.result(0)
     result.states = lane.states
     return result
+
+
+def own_dropout(net: Net, device: str) -> AbstractContextManager[object]:
+    """Keep cuDNN out where a recurrent layer has dropout between its layers: its masks follow no seed of a client's."""
+    layers = net.module.modules() if device.startswith("cuda") else ()
+    if any(isinstance(m, nn.RNNBase) and m.dropout and m.num_layers > 1 for m in layers):
+        return torch.backends.cudnn.flags(enabled=False, allow_tf32=False)
+    return nullcontext()
 
 
 class Lane(Lanes):
@@ -92,13 +102,16 @@ class Lane(Lanes):
         cut = local_tables(self.net, client.phases, params, self.data, rows, valid, client.tables)
         mine = narrow(params, cut)
         self.params = {name: value.detach().to(self.device, copy=True) for name, value in mine.items()}
-        self.received, self.starts, self.tables = narrow_alike(received, params, mine, cut), [params], [cut]
+        self.received = to(narrow_alike(received, params, mine, cut), self.device)
+        self.starts, self.tables = [params], [cut]
         # All clients share what was sent. A term may run the model at it, also at state that is a model's, and that
         # writes into all but plain parameters.
         plain = self.trainable - self.net.written.keys()
         moved = [n for n in self.received if n.rpartition("/")[2] not in plain]
         self.received |= {n: self.received[n].detach().clone() for n in moved}
         self.states = list(states or (phase.optimizer.init() for phase in client.phases))
+        for state in self.states:  # a run that goes on has read them
+            state.first, state.second = to(state.first, self.device), to(state.second, self.device)
         # Other phases in turn would read stale rows, so rows wait only where a skipped update would be zero.
         late = any(p.optimizer.momentum or p.loss.pull != 0 for p in client.phases)
         # Nor may some phases wait and others not: the model holds either a batch's rows or all.
@@ -110,10 +123,7 @@ class Lane(Lanes):
         """Seed torch's own generators, which dropout draws from."""
         draws = self.draws[0]
         seed = stream(draws.seed, f"noise/{number}", draws.client, draws.round)
-        # Not torch.manual_seed, which notes a traceback for a GPU each time.
-        torch.default_generator.manual_seed(seed)
-        if self.device.startswith("cuda"):
-            torch.cuda.manual_seed(seed)
+        seed_all(seed, self.device)
 
     def mini_batches(self, number: int) -> Iterator[Loaded]:
         """Yield the mini-batches of a phase, gathered several at a time."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedkeep.core.draws import without_draws
 from fedkeep.core.net import Net, PooledNet
-from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed
+from fedkeep.core.params import CLIENT, Params, clone, is_state, nbytes, prefixed, to
 from fedkeep.data.columns import offsets_of
 from fedkeep.engines.base import Job
 from fedkeep.engines.batches import batch_bytes, float_type, load_batch
@@ -300,7 +300,7 @@ def windows(job: Job, asked: Iterable[tuple[int, Sent]], split: str) -> Iterator
     """
     counts, own, nets = job.data.counts(split), nbytes(job.store.default.initial), Nets(job.net)
     last: Sent | None = None
-    flat = Params()
+    given = flat = Params()
     window = Window(job, split, [], [], [], nets)
     group = examples = held = 0
     for client, sent in asked:
@@ -308,7 +308,9 @@ def windows(job: Job, asked: Iterable[tuple[int, Sent]], split: str) -> Iterator
             continue
         if sent is not last:
             held += 0 if last is None else nbytes(sent.flat)
-            last, flat = sent, sent.flat
+            last = sent
+            if sent.flat is not given:  # who is sent the same is looked at together
+                given, flat = sent.flat, to(sent.flat, job.device)
         window.clients.append(client)
         window.sent.append(flat)
         group, examples, held = group + count, examples + count, held + own

@@ -93,7 +93,7 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
         )
     default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run), net.buffers())
     return replace(
-        run, net=net, method=method, server=server, state=first_global(method, net, run.data, run.device).state,
+        run, net=net, method=method, server=server, state=first_global(method, net, run.data).state,
         private=MemoryStore(default, run.data.ids), history=[], folder=None, examples=None,
     )  # fmt: skip
 
@@ -182,7 +182,7 @@ def _adapt(task: _Task) -> tuple[_Arrays, tuple[int, ...]]:
     client, rows, start, given = task
     ((job, adapt, sent),) = _GIVEN
     if given is not None:
-        params, state = ({n: v.to(job.device) for n, v in _tensors(part).items()} for part in given)
+        params, state = map(_tensors, given)
         sent = Sent(params=params, state=state)
     assert sent is not None
     found = fit(job, adapt, Fitting(client, sent, rows, _tensors(start)))

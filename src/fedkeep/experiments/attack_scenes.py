@@ -80,7 +80,7 @@ class Scene:
     def __init__(self, run: Run, clients: Sequence[str], batch: int) -> None:
         self.run, self.clients, self.net, self.data = run, list(clients), run.net, run.data
         self.method = resolved(run.method, run.net, run.data, run.device)
-        self.server = first_global(self.method, run.net, run.data, run.device).but(
+        self.server = first_global(self.method, run.net, run.data).but(
             params=run.server, state=run.state, round=run.round
         )
         job = self._job(self.method, run.data)

@@ -25,8 +25,9 @@ def check_device(device: str) -> None:
         raise ConfigError(f"The device {device!r} cannot be used: {reason}. Use device='cpu'.") from error
 
 
-def environment() -> dict[str, Any]:
-    """Return what the results may depend on: versions, machine, cores, and the commit where there is one."""
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Return what the results may depend on: versions, machine, cores, a GPU, and the commit where there is one."""
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {}
     return {
         "fedkeep": __version__,
         "torch": torch.__version__,
@@ -37,6 +38,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "kernels": str(kernels.status()),
+        **gpu,
         "commit": commit(),
     }
 

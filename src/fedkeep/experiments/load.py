@@ -7,7 +7,6 @@ from pathlib import Path
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.net import Net
-from fedkeep.core.params import to
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Sequential, first_global, first_kept
@@ -88,7 +87,7 @@ def load_run(
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
     default = Default(first_kept(method, net), method.client.keep.value, config.seed, net.buffers())
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
-    server, engine = first_global(method, net, data, device), Sequential()
+    server, engine = first_global(method, net, data), Sequential()
     directory = RunDirectory.open(folder, write=False)
     try:
         store = directory.store(default, data.ids)
@@ -97,7 +96,7 @@ def load_run(
     finally:
         directory.close()
     if state is not None:
-        server = restored(folder, to(state, device), server, engine, 0)
+        server = restored(folder, state, server, engine, 0)
     return Run(
         net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]),
         SomeIds(data.ids, clients), SomeIds(data.ids, held_out), history, directory.round, folder, device,

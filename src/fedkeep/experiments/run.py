@@ -11,7 +11,7 @@ import numpy as np
 from fedkeep.core.errors import DataError
 from fedkeep.core.examples import Examples
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params, State
+from fedkeep.core.params import Params, State, to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
@@ -177,10 +177,10 @@ class Run:
         return orders_of(self.method, self.whole, self.members(clients))
 
     def parameters(self, client: str | int) -> Params:
-        """Return a client's whole model, frozen, federated and private parameters by name, given the client's id."""
+        """Return a client's whole model on the run's device, given the client's id: all parameters by name."""
         frozen = self.method.split.halves(self.net.module).frozen(self.net.initial())
         own = self.method.split.merge(self.sent(client).params, self.kept(client).params)
-        return {**frozen, **own}
+        return to({**frozen, **own}, self.device)
 
     def sent(self, client: str | int) -> Sent:
         """Return what the server would send a client now, given the client's id."""

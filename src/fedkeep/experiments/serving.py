@@ -104,7 +104,7 @@ def export_models(
             from fedkeep.experiments.onnx_files import write_onnx
 
             for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
-                model = load_model(part, name, model=None if config else run.net.module)
+                model = load_model(part, name, model=None if config else copy.deepcopy(run.net.module).cpu())
                 write_onnx(
                     model, run.data, client, (part / "clients" / state_name(name)).with_suffix(".onnx")
                 )

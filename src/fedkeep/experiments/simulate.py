@@ -17,7 +17,6 @@ from torch import nn
 from fedkeep.core.describe import check_kind, describe
 from fedkeep.core.errors import ConfigError, RunError, check_whole
 from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import to
 from fedkeep.core.records import Record
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
@@ -204,7 +203,7 @@ class Simulation:
 
     def first(self) -> Global:
         """Return what the server has before the first round; patterns of ``privacy.clip`` that don't fit are errors."""
-        server = first_global(self.method, self.net, self.data, self.device, self.sampler.count)
+        server = first_global(self.method, self.net, self.data, self.sampler.count)
         if self.terms is not None:
             self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
         return server
@@ -233,9 +232,8 @@ class Simulation:
                 state = directory.recover(store)
                 if state is not None:
                     phases = len(self.method.client.phases)
-                    server = restored(
-                        directory.folder, to(state, self.device), server, self.engine, phases
-                    ).but(round=directory.round)
+                    server = restored(directory.folder, state, server, self.engine, phases)
+                    server = server.but(round=directory.round)
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
@@ -337,7 +335,7 @@ class Simulation:
             "identity": self.identity,
             "split_table": self.method.split.table(self.module),
             "accelerated": asdict(swaps_of(self.module)),
-            "environment": environment(),
+            "environment": environment(self.device),
             "data": {
                 "name": meta.get("name", "data"),
                 "task": meta.get("task", "multiclass"),

@@ -122,7 +122,7 @@ class Method:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.
 
         Embeddings with sparse gradients are trained with dense ones, which gives the same. Parameters and buffers are
-        contiguous in it.
+        contiguous in it, each in memory of its own; those on a GPU are on the CPU, and whoever trains moves them.
 
         Args:
             model: the model; it is not changed.
@@ -133,6 +133,8 @@ class Method:
         """
         check_plain(model)
         module = copied(model)
+        if any(t.is_cuda for t in (*module.parameters(), *module.buffers())):
+            module = module.cpu()
         module = swap_(module) if accelerate else module
         module = self.extend(module) if self.extend else module
         for layer in module.modules():

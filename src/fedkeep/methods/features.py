@@ -204,7 +204,7 @@ def drawn_for(module: nn.Module, purpose: str) -> Iterator[None]:
     before = torch.get_default_dtype()
     kinds = [v.dtype for v in module.parameters() if v.is_floating_point()]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(int(digest(every_tensor(module))[:15], 16), purpose))
+        torch.default_generator.manual_seed(stream(int(digest(every_tensor(module))[:15], 16), purpose))
         torch.set_default_dtype(kinds[0] if kinds else before)
         try:
             yield

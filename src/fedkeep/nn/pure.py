@@ -38,7 +38,9 @@ def run(
     length = (inputs if ids is None else ids).shape[1]
     lengths, exporting = lengths.to(inputs.device), torch.compiler.is_exporting()
     checks = not (stepwise or exporting)
-    stepwise = stepwise and not exporting and not forward_mode()  # the steps have no forward derivative
+    # On CUDA cuDNN would want training mode and weights in one piece of memory, and has no second derivative. The steps
+    # have no forward derivative.
+    stepwise = (stepwise or inputs.is_cuda) and not exporting and not forward_mode()
     if checks and lengths.numel() and not bool(((lengths >= 1) & (lengths <= length)).all()):
         raise DataError(f"lengths must lie between 1 and {length}, the longest that the inputs have room for")
     time = torch.arange(length, device=inputs.device)

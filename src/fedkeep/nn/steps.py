@@ -11,13 +11,19 @@ GRU 3).
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedkeep.nn.operation import second, stacked, unstacked
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's kernels run on the CPU, slowly, for tests."""
 
 
 def recurrence(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
@@ -44,6 +50,9 @@ def forward(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> tuple[Tenso
     Returns:
         The states (N, B, L, H), and an LSTM's cells (N, B, L, H), for a GRU (N, 0).
     """
+    if (kernels := fused(projected, w_hh)) is not None:
+        states, cells = kernels.forward(projected, w_hh, b_hh)
+        return states, cells
     width, back = w_hh.shape[2], w_hh.transpose(1, 2)
     states = projected.new_empty(*projected.shape[:3], width)
     cells = states.new_empty(len(states), 0) if b_hh is not None else torch.empty_like(states)
@@ -80,8 +89,10 @@ def backward(
         The gradients of ``projected`` and ``w_hh``, and of a GRU's ``b_hh``.
     """
     before, back, width = _earlier(states), w_hh.transpose(1, 2), w_hh.shape[2]
+    kernels = fused(projected, w_hh)
     dh = dc = grad.new_zeros(*grad.shape[:2], width)
-    slopes = torch.empty_like(projected)  # of what stands before each gate; by all that arrives, once it has
+    # Of what stands before each gate; times all that arrives there, once it has.
+    slopes = torch.empty_like(projected, memory_format=torch.contiguous_format)
     if b_hh is not None:
         product = torch.baddbmm(b_hh.unsqueeze(1), before.flatten(1, 2), back).reshape_as(projected)
         hidden = product[..., 2 * width :]
@@ -93,8 +104,8 @@ def backward(
         to_r.copy_(through * hidden * r * (1 - r))
         to_z.copy_((before - n) * z * (1 - z))
         to_n.copy_(through * r)  # the part of n that is behind the reset gate
-        flows = torch.empty_like(states)
-        for t in reversed(range(grad.shape[2])):
+        flows = kernels.gru_back(grad, slopes, z, w_hh) if kernels else torch.empty_like(states)
+        for t in reversed(range(0 if kernels else grad.shape[2])):
             flow = torch.add(grad[:, :, t], dh, out=flows[:, :, t])
             by_gate = _by_gate(slopes[:, :, t], 3)
             by_gate *= flow.unsqueeze(-2)
@@ -113,7 +124,9 @@ def backward(
         to_f.copy_(_earlier(cells) * f * (1 - f))
         to_g.copy_(i * (1 - g * g))
         to_o.copy_(squashed * o * (1 - o))
-        for t in reversed(range(grad.shape[2])):
+        if kernels:
+            kernels.lstm_back(grad, slopes, through, f, w_hh)
+        for t in reversed(range(0 if kernels else grad.shape[2])):
             flow = grad[:, :, t] + dh
             dc = torch.addcmul(dc, flow, through[:, :, t])
             by_gate = _by_gate(slopes[:, :, t], 4)
@@ -124,6 +137,26 @@ def backward(
         inward = slopes
     weights = slopes.flatten(1, 2).transpose(1, 2) @ before.flatten(1, 2)
     return (inward, weights) if b_hh is None else (inward, weights, slopes.sum((1, 2)))
+
+
+def fused(projected: Tensor, w_hh: Tensor) -> Any:
+    """Return the module of kernels that run all steps at once (``nn.fused``), or None: they do not compute this.
+
+    They take single precision on CUDA, and no more hidden units than a program can hold.
+    """
+    if not (projected.is_cuda or INTERPRETED) or projected.dtype != torch.float32 or not projected.numel():
+        return None
+    kernels = _kernels()
+    return kernels if kernels and w_hh.shape[2] <= kernels.WIDEST else None
+
+
+@cache
+def _kernels() -> Any:
+    """Return the module; None without Triton, which PyTorch for CUDA brings along on Linux."""
+    try:
+        return importlib.import_module("fedkeep.nn.fused")
+    except ImportError:
+        return None
 
 
 def plain(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:

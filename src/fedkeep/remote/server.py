@@ -303,7 +303,7 @@ class _Serving:
             self.method, terms = protected(self.method, federation.privacy, self.sampler, policy)
             self.terms = terms if self.older is None else self.older.carried(terms)
         check_secure(self.method, self.sampler, policy)
-        self.server = server = first_global(self.method, self.first, self.roster, "cpu", self.sampler.count)
+        self.server = server = first_global(self.method, self.first, self.roster, self.sampler.count)
         if self.terms is not None:  # patterns of clip that don't fit are said now
             self.method.server.reduce.begin(server, {**server.params, **declared(self.method, self.net)}, ())
         if policy.mode == "buffered":

@@ -74,6 +74,6 @@ def _gradients(
     leaves = {n: v.detach().requires_grad_() for n, v in params.items() if n in names}
     # what forward assigns to buffers is copied into them as ``bound`` ends: the gradient may need the old values
     with net.bound({}), torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         value = loss(net, {**params, **leaves}, batch, clone(received))
         return gradients(value, leaves) if value.requires_grad else {}

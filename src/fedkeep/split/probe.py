@@ -168,7 +168,7 @@ class Probe:
         }
         shared, private = ({n: values[n] for n in tree} for tree in (point.shared, point.private))
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
-            torch.manual_seed(self.seed + user)
+            torch.default_generator.manual_seed(self.seed + user)
             loss = self.joint.loss(shared, private, self.batches[user], user)
         slopes = {n: torch.zeros_like(v) for n, v in leaves.items()}
         if leaves and loss.requires_grad:

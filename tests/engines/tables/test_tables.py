@@ -48,7 +48,7 @@ class Words(nn.Module):
         self.double()
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
-        inside = (torch.arange(text.shape[1]) < text_length.unsqueeze(1)).unsqueeze(2)
+        inside = (torch.arange(text.shape[1], device=text.device) < text_length.unsqueeze(1)).unsqueeze(2)
         mean = (self.embedding(text) * inside).sum(1) / text_length.unsqueeze(1)
         out: Tensor = self.out(mean)
         return out

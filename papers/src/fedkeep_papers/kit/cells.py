@@ -168,6 +168,7 @@ def settings_of(config: Config) -> dict[str, Any]:
     settings = config.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
     run = settings["run"]
     run.pop("workers", None)
+    run.pop("device", None)  # the same but for rounding; the environment says which
     if run.get("engine") != "pooled":
         run.pop("engine", None)  # the others give the same numbers
     return settings

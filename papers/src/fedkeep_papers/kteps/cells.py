@@ -17,7 +17,7 @@ from fedkeep.experiments.build import build_data, build_method, build_model, run
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.experiments.drive import SHARED
-from fedkeep.experiments.environment import environment
+from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
@@ -139,6 +139,7 @@ class Task:
             ConfigError: it names the cell and its method.
         """
         config = self.cell.resolved()
+        check_device(config.run.device)
         try:
             build_method(config.method)
             if config.personalization is not None:
@@ -166,7 +167,7 @@ class Task:
             "settings": cell.settings(),
             "source": self.source,
             "commit": environment()["commit"] or "",
-            "environment": environment(),
+            "environment": environment(config.run.device),
             "private_bytes": _private_bytes(config, data, self.data),
         }
         scratch = self.scratch / self.name
@@ -192,7 +193,7 @@ def missing(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _for_one_core(config: Config) -> Config:
-    if config.run.engine == "pooled":
+    if config.run.engine == "pooled" or config.run.device != "cpu":
         return config
     return config.model_copy(update={"run": config.run.model_copy(update={"engine": "sequential"})})
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import forked, seed_all
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, clone
@@ -65,11 +66,8 @@ def _outputs(
 ) -> list[Tensor]:
     """Return what the model gives, with noise that is always the same."""
     mine: Params = {n: v if n in tables else v.clone() for n, v in values.items()}
-    cuda = device.startswith("cuda")
-    with torch.random.fork_rng(devices=[device] if cuda else []):
-        torch.default_generator.manual_seed(0)
-        if cuda:
-            torch.cuda.manual_seed(0)
+    with forked(device):
+        seed_all(0, device)
         return tensors_in(net(mine, clone(batch)))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net
-from fedkeep.core.params import Params, clone, is_state
+from fedkeep.core.params import Params, clone, is_state, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_global, first_kept, train_rows
 from fedkeep.engines.batches import float_type, load_batch
@@ -94,7 +94,7 @@ def _found(
     batch = load_batch(data, rows[:EXAMPLES], device, float_type(start))
     losses = [phase.loss for phase in client.phases]
     try:
-        found = traced(net, losses, tables, clone(start), clone(received), batch, columns)
+        found = traced(net, losses, tables, clone(start), clone(received), batch, columns, device)
     except (FedkeepError, RuntimeError, ValueError, IndexError, TypeError):
         return Found()  # the model does not fit the data: training says so, and for which client
     return Found() if found.numbers else found
@@ -116,8 +116,8 @@ def _differing(
 
 def _values(method: Method, net: Net, data: FederatedData, device: str) -> tuple[Params, Params]:
     """Return what a client is sent first, and all that it has then."""
-    received = first_global(method, net, data, device).params
-    kept = {n: v.to(device) for n, v in first_kept(method, net).items() if not is_state(n)}
+    received = to(first_global(method, net, data).params, device)
+    kept = to({n: v for n, v in first_kept(method, net).items() if not is_state(n)}, device)
     return received, {**received, **kept}
 
 

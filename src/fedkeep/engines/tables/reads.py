@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import forked
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.net import Net, tensors_of
-from fedkeep.core.params import Batch, Params, is_state
+from fedkeep.core.params import Batch, Params, is_state, to
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_global, first_kept, train_rows
 from fedkeep.engines.batches import float_type, load_batch
@@ -123,7 +124,7 @@ def _reads(
     device: str, scale: float,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Tell whether rows that no example looks up have a gradient, where they are as received, and where they moved."""
-    received = first_global(method, net, data, device).params
+    received = to(first_global(method, net, data).params, device)
     start = {**received, **{n: v for n, v in first_kept(method, net).items() if not is_state(n)}}
     batch = load_batch(data, rows, device, float_type(start))
     draw = torch.Generator().manual_seed(0)
@@ -136,7 +137,7 @@ def _reads(
             values[name] += (noise[name] if moved else noise[name] * ~free.unsqueeze(1)).to(device)
         leaves = {n: values[n].requires_grad_() for n in tables}
         net.train()
-        with torch.random.fork_rng(devices=[]):
+        with forked(device):
             grads = slopes(phase.loss(net, values, batch, received), leaves)
         found.append(any(bool((slope[others[n].to(device)] != 0).any()) for n, slope in grads.items()))
     return found[0], found[1]

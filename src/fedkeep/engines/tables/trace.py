@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fedkeep.core.draws import forked
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 
@@ -92,8 +93,11 @@ class Watching(TorchFunctionMode):
         if func in (F.embedding, F.embedding_bag):
             self._looked_up(func, args, given)
             return out
-        self.found.numbers |= self.inside and name in NUMBERS
         columns, tables = self._among((args, given), self._columns), self._among((args, given), self._tables)
+        # torch's LSTM asks on CUDA where its own weights lie.
+        self.found.numbers |= (
+            self.inside and name in NUMBERS and (name != "data_ptr" or bool(columns or tables))
+        )
         if columns and not self._harmless(name, args, given):
             self.found.otherwise |= dict.fromkeys(columns, name)
         elif columns and name in VIEWS:
@@ -150,7 +154,7 @@ class Watched(Net):
 
 def traced(
     net: Net, losses: Sequence[Callable[[Net, Params, Batch, Params], Tensor]], tables: Sequence[str], params: Params,
-    received: Params, batch: Batch, columns: Sequence[str],
+    received: Params, batch: Batch, columns: Sequence[str], device: str = "cpu",
 ) -> Found:  # fmt: skip
     """Compute losses once, and return what becomes of tables and columns.
 
@@ -161,12 +165,13 @@ def traced(
         params, received: what the losses are given; ``params`` may be changed.
         batch: a mini-batch.
         columns: names of columns of ids.
+        device: where all of these are.
     """
     watched = Watched(net.module)
     whole = [(n, v[n]) for v in (params, received) for n in tables if n in v]
     watching = watched.watching = Watching(whole, {n: batch[n] for n in columns})
     watched.train()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with forked(device), torch.no_grad():
         for loss in losses:
             with watching:
                 loss(watched, params, batch, received)

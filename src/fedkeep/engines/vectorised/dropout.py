@@ -20,9 +20,9 @@ from fedkeep.core.padding import LOOKS_UP, looked_up
 class Noise(TorchFunctionMode):
     """While it is active, ``dropout`` inside ``torch.func.vmap`` draws each client's mask from that client's stream.
 
-    So a mask depends neither on who else is computed nor on where. On the CPU it is, to the bit, the mask that
-    ``torch.nn.functional.dropout`` draws for this client alone (``InOrder``: in the order of axes); on CUDA, where that
-    one fuses drawing and multiplying, it is another. Any other random function is refused by vmap itself.
+    So a mask depends neither on who else is computed nor on where. It is, to the bit, the mask that
+    ``torch.nn.functional.dropout`` draws for this client alone (``InOrder``). Any other random function is refused by
+    vmap itself.
 
     Args:
         seeds: the clients' streams, by position.

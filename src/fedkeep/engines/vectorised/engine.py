@@ -70,6 +70,7 @@ class Vectorised:
                 torch.cuda.empty_cache()
                 continue
             yield from together.results()
+            del together  # before the next are stacked: memory holds them once
             done += len(some)
 
     def _together(

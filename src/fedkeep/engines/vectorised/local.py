@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedkeep.core.errors import MethodError
 from fedkeep.core.optim import OptimizerState
-from fedkeep.core.params import Batch, Params, is_state, nbytes
+from fedkeep.core.params import Batch, Params, is_state, nbytes, to
 from fedkeep.core.seeds import stream
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, batches, float_type
@@ -143,6 +143,8 @@ class Stacked(Lanes):
     def results(self) -> Iterator[ClientResult]:
         """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
         faults = self.faults()
+        if self.job.method.client.finish is None:
+            self.params = to(self.params, "cpu")  # in one go for all clients
         for k in np.argsort(self.order).tolist():
             client, own, start = self.clients[k], self.own[k], self.starts[k]
             if (fault := faults[k]) is not None:

@@ -50,7 +50,7 @@ def room(job: Job, memory: int | None = None) -> int:
 
 def first_clients(job: Job, clients: Sequence[int]) -> Stacked:
     """Return clients as they are in the first round, each at its default."""
-    server = first_global(job.method, job.net, job.data, job.device)
+    server = first_global(job.method, job.net, job.data)
     links = prefixed(UPLOAD, job.method.chain().sent(server.links))
     sent = [with_links(job.method.server.sent(server, str(job.data.ids[c])), links).flat for c in clients]
     if job.method.server.send is None:
