@@ -12,9 +12,8 @@ HEAD = """# Speed of a round
 
 Made by `python -m benchmarks.speed` from [{name}]({name}). A ratio says how many times faster than the
 plain PyTorch loop a contender is: the median over turns of (seconds of the plain loop / seconds of the contender,
-same turn, same cohort), with the least and the greatest beside it. The plain loop runs with one thread and with one
-per core where both are near each other, and ratios are taken over the one that is faster in the race. Every contender
-runs in a process of its own, one at a time, from the same initial values, on the same mini-batches.
+same turn, same cohort), with the least and the greatest beside it. Every contender runs in a process of its own, one at
+a time, from the same initial values, on the same mini-batches.
 [benchmarks/workloads.py](../benchmarks/workloads.py) says what W1 to W4 are.
 
 - *Peak memory*: each process of the contender at its own peak during measured rounds, pages shared between its
@@ -30,6 +29,10 @@ runs in a process of its own, one at a time, from the same initial values, on th
 """
 
 
+THREADS = """
+The plain loop runs with one thread and with one per core where both are near each other, and ratios are taken over the
+one that is faster in the race.
+"""
 GPU = """
 On a GPU the plain loop runs PyTorch's layers as PyTorch sets them: LSTM and GRU of cuDNN, convolutions in TF32. fedkeep
 computes in full single precision there; state errors of W3, whose convolutions are wide, are as large as TF32's.
@@ -40,7 +43,7 @@ def page(rows: list[Row], name: str = "speed.json") -> str:
     """Return the page made from rows; ``name`` is their file's."""
     machines = sorted({r["machine"] for r in rows})
     commits = sorted({str(r["commit"]) for r in rows})
-    head = HEAD.format(name=name) + (GPU if any(map(claims.on_gpu, rows)) else "")
+    head = HEAD.format(name=name) + (GPU if any(map(claims.on_gpu, rows)) else THREADS)
     parts = [head, f"Machine: {'; '.join(machines)}. Commit: {', '.join(commits)}.\n", wanted(rows)]
     cases = dict.fromkeys((r["workload"], r["cohort"]) for r in rows)
     parts += [table(*case, [r for r in rows if (r["workload"], r["cohort"]) == case]) for case in cases]

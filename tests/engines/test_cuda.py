@@ -127,6 +127,26 @@ def test_a_stacked_recurrent_layer_with_dropout_draws_for_each_client_alone() ->
         assert all(torch.equal(ours.deltas[n], v) for n, v in theirs.deltas.items())
 
 
+class Thinned(nn.Module):
+    """Dropout of ones, as of words: a mask that no client's own values are part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(x * nn.functional.dropout(torch.ones_like(x), 0.3, self.training))
+        return logits
+
+
+@pytest.mark.parametrize("engine", ["pooled", "sequential", "vectorised"])
+def test_dropout_of_what_clients_share(engine: str) -> None:
+    run = simulate(
+        Thinned(), methods.furl("head.*", local=STEPS), DATA, rounds=2, cohort=4, device="cuda", engine=engine
+    )
+    assert all(v.isfinite().all() for v in run.kept("user-1").params.values())
+
+
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])
 def test_a_round_leaves_nothing_on_the_gpu(engine: type[Sequential | Vectorised]) -> None:
     stopping = STEPS.but(early_stopping=EarlyStopping(patience=1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -70,6 +72,40 @@ def test_plain_loop_is_the_same(kind: str) -> None:
     wanted = run(*inputs)
     found = steps.plain(*inputs, *[None] * (3 - len(inputs)))
     assert relative(found, wanted) < 1e-14
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast(kind: str) -> None:
+    """What the inputs add is of 16 bits there, and the weights of 32; the backward pass runs outside."""
+    inputs = [t.detach().float().requires_grad_() for t in draw(kind)]
+    wanted = torch.autograd.grad(scalar(run(*inputs)), inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = run(inputs[0].bfloat16(), *inputs[1:])
+    assert states.dtype == torch.bfloat16
+    for ours, theirs in zip(torch.autograd.grad(scalar(states.float()), inputs), wanted, strict=True):
+        assert ours.dtype == torch.float32
+        assert relative(ours, theirs) < 0.05
+
+
+def test_kernels_that_do_not_run_on_a_gpu_leave_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton finds no C compiler, or the GPU has too little memory on its chip."""
+    module = ModuleType("fedkeep.nn.fused")
+    monkeypatch.setitem(sys.modules, "fedkeep.nn.fused", module)
+    asked = list[tuple[object, ...]]()
+
+    def tried(*what: object) -> None:
+        asked.append(what)
+        raise OSError("Failed to find C compiler")
+
+    module.tried = tried  # type: ignore[attr-defined]
+    device = torch.device("cuda", 7)
+    said = (
+        "^LSTM and GRU of 64 units run step by step on cuda:7, which takes longer: Failed to find C compiler"
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert steps._kernels(device, 3, 64) is None
+    assert steps._kernels(device, 3, 64) is None
+    assert asked == [(device, 3, 64)], "once"
 
 
 def test_one_step_by_hand() -> None:

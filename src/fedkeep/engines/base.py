@@ -83,7 +83,7 @@ def first_global(method: Method, net: Net, data: Roster, population: int | None 
     """  # fmt: skip
     params = to(method.split.halves(net.module).federated(net.initial()), "cpu")
     state = to(method.server.state(net, data), "cpu")
-    links = method.chain().server_state({**params, **declared(method, net)})
+    links = to(method.chain().server_state({**params, **to(declared(method, net), "cpu")}), "cpu")
     return Global(
         params=params, state=state, links=links, trainable=net.trainable(), clients=data,
         population=len(data) if population is None else population,

@@ -61,6 +61,8 @@ class Centralised:
             after_step=None if notify is None else lambda step: notify(step / max(steps, 1)),
         )  # fmt: skip
         self.states = local.states
+        for state in self.states:
+            state.first, state.second = to(state.first, "cpu"), to(state.second, "cpu")
         trained = to(local.params, "cpu")
         upload = method.split.upload(sent, trained, float(len(rows)))
         kept = method.split.personal(trained)

@@ -75,7 +75,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         return params
     draws = Stream(job.seed, job.data.ids[client], round)
     rows = allowed(job.data, rows, "opted_in")
-    params, sent = to(params, job.device), to(sent, job.device)
+    given_here, params, sent = params, to(params, job.device), to(sent, job.device)
     module = {n: v for n, v in params.items() if not is_state(n)}
     hook, calls = method.client.start, itertools.count()
     given = Start(
@@ -90,7 +90,7 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
         started = without_draws(f"start of {method.name!r}", lambda: hook(given), job.device)
     changed = {**started.params, **prefixed(CLIENT, started.state)}
     check_hook(f"start of {method.name!r}", params, changed)
-    return {**params, **{n: v.detach() for n, v in changed.items()}}
+    return {**given_here, **to({n: v.detach() for n, v in changed.items()}, "cpu")}
 
 
 def own(flat: Params) -> Params:

@@ -133,7 +133,8 @@ class LocalDevice:
             raise ConfigError(f"leaves must be one of {list(get_args(Leaves))}; got {leaves!r}.")
         self.job, self.engine, self.leaves, self.fits = job, engine, leaves, fits
         if job.device.startswith("cuda"):  # as on the CPU, and the same bits each time
-            torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+            cudnn = torch.backends.cudnn
+            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
         self._position = lru_cache(maxsize=1 << 16)(job.data.index)
         self._versions: dict[str, tuple[PrivateStore, Collection[int] | None]] = {}
         self.stopped: dict[int, tuple[int, ...]] = {}

@@ -49,5 +49,7 @@ def _dropout_(input: Tensor, p: float, train: bool) -> Tensor:
 def _mask(input: Tensor, p: float) -> Tensor:
     mask = torch.ones_like(input, memory_format=torch.contiguous_format)
     if input.is_cuda and 0 < p < 1:
-        return mask.bernoulli_(1 - p).div_(1 - p)
+        return torch.bernoulli(mask, 1 - p).div_(
+            1 - p
+        )  # not in place: vmap draws so for a shared tensor, too
     return torch.dropout(mask, p, True)

@@ -103,8 +103,9 @@ def export_models(
         if onnx:
             from fedkeep.experiments.onnx_files import write_onnx
 
+            bare = None if config else copy.deepcopy(run.net.module).cpu()
             for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
-                model = load_model(part, name, model=None if config else copy.deepcopy(run.net.module).cpu())
+                model = load_model(part, name, model=bare)
                 write_onnx(
                     model, run.data, client, (part / "clients" / state_name(name)).with_suffix(".onnx")
                 )

@@ -122,7 +122,7 @@ class Method:
         """Return a copy of a user's model as this method trains it: with the method's own modules, and checked.
 
         Embeddings with sparse gradients are trained with dense ones, which gives the same. Parameters and buffers are
-        contiguous in it, each in memory of its own; those on a GPU are on the CPU, and whoever trains moves them.
+        contiguous in it. Of a model on a GPU the copy is on the CPU, and whoever trains moves it.
 
         Args:
             model: the model; it is not changed.

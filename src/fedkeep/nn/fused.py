@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 64
-"""Hidden units whose weights a program can hold."""
 SEQUENCES = 16  # of a program: the least that a matrix product of Triton takes
 
 
@@ -72,6 +70,18 @@ def lstm_back(grad: Tensor, slopes: Tensor, through: Tensor, forget: Tensor, w_h
     given = (grad.contiguous(), slopes, through.contiguous(), forget.contiguous(), w_hh.contiguous())
     with torch.cuda.device_of(grad):
         _lstm_back[weights, -(-sizes[0] // SEQUENCES)](*given, *sizes, **_blocks(sizes[-1]))
+
+
+def tried(device: torch.device, gates: int, width: int) -> None:
+    """Run both passes once, on zeros; raises whatever does not run on a device."""
+    many, one = (torch.zeros(1, 1, 1, n * width, device=device) for n in (gates, 1))
+    w_hh = torch.zeros(1, gates * width, width, device=device)
+    if gates == 3:
+        forward(many, w_hh, torch.zeros(1, gates * width, device=device))
+        gru_back(one, many, one, w_hh)
+    else:
+        forward(many, w_hh, None)
+        lstm_back(one, many, one, one, w_hh)
 
 
 def _blocks(width: int) -> dict[str, int]:

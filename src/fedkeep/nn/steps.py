@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -22,6 +24,8 @@ from torch import Tensor
 
 from fedkeep.nn.operation import second, stacked, unstacked
 
+WIDEST = 64
+"""Hidden units whose weights a program of ``nn.fused`` can hold."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's kernels run on the CPU, slowly, for tests."""
 
@@ -40,7 +44,11 @@ def recurrence(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
     Returns:
         (N, B, L, H).
     """
-    states: Tensor = _Recurrence.apply(projected, w_hh, b_hh)[0]  # type: ignore[no-untyped-call]
+    kind = projected.dtype  # under autocast, whose products are narrow, another than the weights'
+    w_hh, b_hh = w_hh.to(kind), None if b_hh is None else b_hh.to(kind)
+    where = projected.device.type
+    with torch.autocast(where, enabled=False) if torch.is_autocast_enabled(where) else nullcontext():
+        states: Tensor = _Recurrence.apply(projected, w_hh, b_hh)[0]  # type: ignore[no-untyped-call]
     return states
 
 
@@ -146,17 +154,30 @@ def fused(projected: Tensor, w_hh: Tensor) -> Any:
     """
     if not (projected.is_cuda or INTERPRETED) or projected.dtype != torch.float32 or not projected.numel():
         return None
-    kernels = _kernels()
-    return kernels if kernels and w_hh.shape[2] <= kernels.WIDEST else None
+    gates, width = w_hh.shape[1] // w_hh.shape[2], w_hh.shape[2]
+    return _kernels(projected.device, gates, -(-width // 16) * 16) if width <= WIDEST else None
 
 
 @cache
-def _kernels() -> Any:
-    """Return the module; None without Triton, which PyTorch for CUDA brings along on Linux."""
+def _kernels(device: torch.device, gates: int, width: int) -> Any:
+    """Return the module, once its kernels have run on a device; None: they do not run there.
+
+    They lack Triton, which PyTorch for CUDA brings along on Linux; or a C compiler, which Triton wants; or the GPU has
+    too little memory on its chip; or it is of a make that has no such products.
+    """
     try:
-        return importlib.import_module("fedkeep.nn.fused")
+        module = importlib.import_module("fedkeep.nn.fused")
     except ImportError:
         return None
+    try:
+        module.tried(device, gates, width)
+    except Exception as error:  # noqa: BLE001  (whatever a compiler raises; the steps give the same)
+        warnings.warn(
+            f"LSTM and GRU of {width} units run step by step on {device}, which takes longer: {error}",
+            stacklevel=2,
+        )
+        return None
+    return module
 
 
 def plain(projected: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:

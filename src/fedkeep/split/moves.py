@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import forked, seed_all
 from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, clone, weighted_mean
@@ -73,7 +74,8 @@ def _gradients(
     """Return the loss's gradients for those of ``names`` that it reaches; buffers of ``params`` change in place."""
     leaves = {n: v.detach().requires_grad_() for n, v in params.items() if n in names}
     # what forward assigns to buffers is copied into them as ``bound`` ends: the gradient may need the old values
-    with net.bound({}), torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(seed)
+    device = next((str(v.device) for v in params.values()), "cpu")
+    with net.bound({}), forked(device), torch.enable_grad():
+        seed_all(seed, device)
         value = loss(net, {**params, **leaves}, batch, clone(received))
         return gradients(value, leaves) if value.requires_grad else {}

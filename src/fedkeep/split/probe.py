@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedkeep.core.draws import forked, seed_all
 from fedkeep.core.errors import SplitError
 from fedkeep.core.params import Batch, Params, clone
 from fedkeep.core.seeds import generator
@@ -167,8 +168,9 @@ class Probe:
             n: v.requires_grad_() for n, v in values.items() if gradients and n in self.halves.trainable
         }
         shared, private = ({n: values[n] for n in tree} for tree in (point.shared, point.private))
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
-            torch.default_generator.manual_seed(self.seed + user)
+        device = next((str(v.device) for v in values.values()), "cpu")
+        with forked(device), torch.set_grad_enabled(gradients):
+            seed_all(self.seed + user, device)
             loss = self.joint.loss(shared, private, self.batches[user], user)
         slopes = {n: torch.zeros_like(v) for n, v in leaves.items()}
         if leaves and loss.requires_grad:
