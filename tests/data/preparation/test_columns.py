@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -251,9 +252,25 @@ def test_sums_of_features_are_exact(values: np.ndarray) -> None:
         assert Fraction(square, 1 << 344) == sum((Fraction(v) ** 2 for v in column), Fraction(0))
 
 
-def test_sums_of_squares_of_many_rows_do_not_overflow() -> None:
-    values = np.full((1 << 17, 1), 1 - 2.0**-24, np.float32)
-    assert Fraction(exact_sums(values)[1][0], 1 << 344) == (1 << 17) * (1 - Fraction(1, 1 << 24)) ** 2
+@hypothesis.given(
+    arrays.arrays(np.float64, st.tuples(st.integers(0, 6), st.just(2)), elements=st.floats(-3e38, 3e38))
+)
+def test_sums_of_features_in_double_precision_leave_out_what_is_below_the_unit(values: np.ndarray) -> None:
+    sums, squares = exact_sums(values)
+    for column, total, square in zip(values.T.tolist(), sums, squares, strict=True):
+        whole = [math.floor(Fraction(v) * (1 << 172)) for v in column]
+        assert total == sum(whole)
+        assert square == sum(w * w for w in whole)
+    halves = [exact_sums(part) for part in (values[:2], values[2:])]
+    assert all(a + b == c for a, b, c in zip(halves[0][0], halves[1][0], sums, strict=True))
+
+
+@pytest.mark.parametrize("one", [1 - 2.0**-24, -1 + 2.0**-53])
+def test_sums_of_squares_of_many_rows_do_not_overflow(one: float) -> None:
+    values = np.full((1 << 17, 1), one)
+    sums, squares = exact_sums(values)
+    assert Fraction(sums[0], 1 << 172) == (1 << 17) * Fraction(one)
+    assert Fraction(squares[0], 1 << 344) == (1 << 17) * Fraction(one) ** 2
 
 
 def test_features_are_standardised_where_the_rules_say_so() -> None:
@@ -268,6 +285,16 @@ def test_features_are_standardised_where_the_rules_say_so() -> None:
     assert message(made, Features(names=("b", "a"), values=x)) == (
         "t.csv, line 2: features ('b', 'a'), not ('a', 'b')."
     )
+
+
+def test_seconds_since_1970_are_told_apart_where_they_are_standardised() -> None:
+    seconds = 1_700_000_000.0 + np.arange(4)
+    raw = Features(names=("a", "b"), values=np.stack([seconds, seconds / 1e3], 1))
+    made = code(raw, Rules(standardise=True))
+    assert np.allclose(made.encoded(raw, where)[:, 0], (np.arange(4) - 1.5) / 1.25**0.5, rtol=1e-6, atol=0)
+    said = "^The 4 different values of the feature 'a' are 1 in float32. Let features be standardised"
+    with pytest.warns(UserWarning, match=said):
+        assert len(set(code(raw).encoded(raw, where)[:, 0].tolist())) == 1
 
 
 def test_times_are_whole_where_all_are() -> None:

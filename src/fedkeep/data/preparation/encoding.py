@@ -170,7 +170,9 @@ def _raw(name: str, code: Code, values: Any) -> RawColumn:
         return Labels(values=_words(name, values))
     if isinstance(code, FeatureCode):
         what = f" (the features {', '.join(code.names)})"
-        return Features(names=code.names, values=_numbers(name, values, code.dtype, (len(code.names),), what))
+        return Features(
+            names=code.names, values=_numbers(name, values, np.dtype(np.float64), (len(code.names),), what)
+        )
     if isinstance(code, KeyCode):
         return Keys(values=_numbers(name, values, code.dtype))
     if isinstance(code, TimeCode):

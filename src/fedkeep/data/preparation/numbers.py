@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -17,7 +18,9 @@ from fedkeep.data.preparation.columns import Code, ColumnSummary, Counted, Where
 from fedkeep.data.preparation.rules import Rules
 
 UNIT = 172
-"""Every float32 is a whole multiple of 2^-172, as its 24 bits begin at 2^-149 or above."""
+"""Features are summed as whole multiples of 2^-172, which every float32 is: its 24 bits begin at 2^-149 or above."""
+APART = 1 << 24
+"""Float32 tells whole numbers below this apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +29,12 @@ class Features:
 
     Attributes:
         names: of the features.
-        values: float32 (rows, features).
+        values: float64 (rows, features), or float32; within float32's range.
     """
 
     kind: ClassVar[str] = "features"
     names: tuple[str, ...]
-    values: NDArray[np.float32]
+    values: NDArray[np.floating[Any]]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -47,22 +50,31 @@ class Features:
         )
 
 
-def exact_sums(values: NDArray[np.float32]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return Σ x · 2^172 and Σ x² · 2^344 of each column, exactly, so that the order of summands changes nothing."""
+def exact_sums(values: NDArray[np.floating[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return Σ x · 2^172 and Σ x² · 2^344 of each column, exactly, so that the order of summands changes nothing.
+
+    What of a float64 lies below 2^-172 is left out.
+    """
     sums, squares = [], []
     for column in values.T:
         fraction, power = np.frexp(column.astype(np.float64))
-        whole = np.ldexp(fraction, 24).astype(np.int64)  # x = whole · 2^(power − 24)
+        whole = np.ldexp(fraction, 53).astype(np.int64)  # x = whole · 2^(power − 53)
         total = square = 0
         for one in np.unique(power).tolist():
-            chosen, shift = whole[power == one], one - 24 + UNIT
-            total += int(chosen.sum()) << shift
-            double = chosen * chosen  # below 2^48; summed in two halves, as 2^15 rows of it would overflow
-            halves = (int((double >> 24).sum()) << 24) + int((double & 0xFFFFFF).sum())
-            square += halves << 2 * shift
+            chosen, shift = whole[power == one], one - 53 + UNIT
+            if shift < 0:
+                chosen, shift = chosen >> min(-shift, 63), 0
+            total += _sum(chosen) << shift
+            high, low = chosen >> 26, chosen & (1 << 26) - 1  # whole = high · 2^26 + low
+            square += ((_sum(high * high) << 52) + (_sum(high * low) << 27) + _sum(low * low)) << 2 * shift
         sums.append(total)
         squares.append(square)
     return tuple(sums), tuple(squares)
+
+
+def _sum(values: NDArray[np.int64]) -> int:
+    """Return a sum of numbers within 2^54, in two halves: a thousand of them would overflow."""
+    return (int((values >> 27).sum()) << 27) + int((values & (1 << 27) - 1).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +161,22 @@ class FeatureCode(Code):
         if raw.names != self.names:
             raise DataError(f"{where(0)}: {difference({'features': self.names}, {'features': raw.names})}.")
         if not self.means:
-            return raw.values
+            return self._single(raw.values)
         return ((raw.values.astype(np.float64) - self.means) / self.scales).astype(np.float32)
+
+    def _single(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Return features as they are, in float32; large ones that become alike are warned of."""
+        single = values.astype(np.float32, copy=False)
+        large = np.abs(values).max(0, initial=0.0) >= APART
+        for feature in np.flatnonzero(large).tolist() if single is not values else ():
+            before, after = (len(np.unique(v[:, feature])) for v in (values, single))
+            if after < before:
+                warnings.warn(
+                    f"The {before:,} different values of the feature {self.names[feature]!r} are {after:,} in float32. "
+                    f"Let features be standardised ([preparation] standardise = true), or subtract a base first.",
+                    stacklevel=2,
+                )
+        return single
 
     def fault(self, summary: ColumnSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""

@@ -158,7 +158,8 @@ def raw_from(
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
             raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
         x = np.stack([table.numbers(name) for name in features], axis=1)
-        columns["x"] = Features(names=tuple(features), values=_single(table, x, list(features)))
+        _single(table, x, list(features))  # float32 holds all of them, if not to the last digit
+        columns["x"] = Features(names=tuple(features), values=x)
     if time in table.columns:
         columns["time"] = Times(values=_times(table, time))
     return Raw(
