@@ -28,8 +28,8 @@ from fedkeep.data.preparation import (
     Times,
 )
 from fedkeep.data.preparation.columns import Code, ColumnSummary
+from fedkeep.data.preparation.features import exact_sums
 from fedkeep.data.preparation.labels import LabelError
-from fedkeep.data.preparation.numbers import exact_sums
 
 TEXTS = ["a b a", "b", "c a", "a z"]
 CLIENTS = ["x", "x", "y", "z"]

@@ -8,8 +8,9 @@ It stands inside the room of data, as readers make their data by the same path, 
 
 from fedkeep.data.preparation.columns import Code, ColumnSummary, RawColumn
 from fedkeep.data.preparation.encoding import Encoding
+from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import Labels
-from fedkeep.data.preparation.numbers import Features, Keys, Plain, Times
+from fedkeep.data.preparation.numbers import Keys, Plain, Times
 from fedkeep.data.preparation.rules import Rules
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
 from fedkeep.data.preparation.summary import About, Summary, agreeing, merged

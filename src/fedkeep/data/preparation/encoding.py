@@ -17,10 +17,9 @@ from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
 from fedkeep.data.preparation.columns import Code, RawColumn, difference
+from fedkeep.data.preparation.features import FeatureCode, Features
 from fedkeep.data.preparation.labels import LabelCode, Labels
 from fedkeep.data.preparation.numbers import (
-    FeatureCode,
-    Features,
     KeyCode,
     Keys,
     Plain,

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from fedkeep.core.errors import DataError
 from fedkeep.data.preparation.columns import STRICT, ColumnSummary, difference
+from fedkeep.data.preparation.features import FeatureSummary
 from fedkeep.data.preparation.labels import LabelSummary
-from fedkeep.data.preparation.numbers import FeatureSummary, KeySummary, PlainSummary, TimeSummary
+from fedkeep.data.preparation.numbers import KeySummary, PlainSummary, TimeSummary
 from fedkeep.data.preparation.reading import from_json, to_json
 from fedkeep.data.preparation.texts import TextSummary
 
