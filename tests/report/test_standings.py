@@ -60,7 +60,7 @@ def against(c: Comparison, ours: str, theirs: str, reference: str = "") -> Compa
 def test_the_best_and_what_cannot_be_told_from_it() -> None:
     c = made([8] * 12, [8] * 11 + [7], [4, 5] * 6)
     assert said(c) == (
-        "Best: a, 80.0 % (accuracy, mean over users). Not distinguishable from it: b. 1 method is worse than the best "
+        "Best: a, 80.0 % (accuracy, mean over users). Not distinguishable from it: b. 1 of the others is worse than the best "
         "for users like these."
     )
     shown = table(c, [["1 kB"], ["2 kB"], ["3 kB"]], ["up"])

@@ -145,7 +145,7 @@ def said(c: Compared) -> str:
     if close:
         words += f" Not distinguishable from it: {', '.join(close)}."
     if apart:
-        words += f" {wording.count(apart, 'method')} {'is' if apart == 1 else 'are'} worse than the best for {whom}."
+        words += f" {apart} of the others {'is' if apart == 1 else 'are'} worse than the best for {whom}."
     return words + c.untested
 
 
