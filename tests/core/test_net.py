@@ -305,3 +305,19 @@ def test_the_logits_of_an_output() -> None:
     assert logits_of(SimpleNamespace(logits=one)) is one
     assert logits_of(one) is one
     assert logits_of(()) == ()
+
+
+def test_a_module_of_torchs_own_takes_the_only_column_beside_the_label() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    net, x = Net(model), torch.randn(4, 3)
+    batch = {"x": x, "label": torch.zeros(4), "client": torch.zeros(4)}
+    assert torch.equal(net(net.initial(), batch), model(x))
+    assert torch.equal(
+        net(net.initial(), {"input": x, "x": x + 1}), model(x)
+    )  # a column of its name goes first
+    with pytest.raises(MethodError) as error:
+        net(net.initial(), {**batch, "age": x})
+    assert str(error.value) == (
+        "Sequential.forward wants the column 'input'; the data have ['age', 'client', 'label', 'x']. Put it into a module "
+        "whose forward names the column."
+    )

@@ -344,3 +344,25 @@ def test_a_part_that_is_set_to_where_it_cannot_move_is_warned_of() -> None:
         UserWarning, match=r"unable to move: user, head\.0\.weight, head\.0\.bias, head\.2\.weight\."
     ):
         simulate(TwoLayers(), methods.furl(["user", "head.*"], private_init=0.0), DATA, rounds=1, cohort=6)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "pooled"])
+def test_a_sequence_of_layers_is_trained_as_a_module_around_it(engine: str) -> None:
+    class Around(nn.Module):
+        def __init__(self, layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.layers(x)
+            return logits
+
+    layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    runs = [
+        simulate(
+            model, methods.fedavg(), classes(counts=(6, 7, 5), test=2), rounds=2, cohort=2, engine=engine
+        )
+        for model in (layers, Around(layers))
+    ]
+    assert all(torch.equal(runs[1].server[f"layers.{n}"], v) for n, v in runs[0].server.items())
+    assert runs[0].evaluate() == runs[1].evaluate()

@@ -51,6 +51,9 @@ def compiled_layer(module: nn.Module) -> str | None:
 class Takes:
     """The columns that a function takes: by the names of its arguments, or with ``**columns`` all there are.
 
+    A module of torch's own, such as a sequence of layers, names its argument itself. It takes the only column beside
+    the label.
+
     Args:
         who: the function's name in messages.
         function: what is called with columns.
@@ -65,6 +68,7 @@ class Takes:
         self.who, self.names = who, [p.name for p in parameters if p.kind in kinds]
         self.needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
         self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.torchs = getattr(function, "__module__", "").startswith(("torch.", "fedkeep.nn."))
         placed = (
             inspect.Parameter.POSITIONAL_ONLY,
             *(() if self.all else (inspect.Parameter.VAR_POSITIONAL,)),
@@ -83,9 +87,13 @@ class Takes:
         """
         for name in self.needed:
             if name not in columns:
+                others = sorted(columns.keys() - {"label", "client"})
+                if self.torchs and len(others) == len(self.needed) == 1:
+                    return {name: columns[others[0]]}
+                advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
                 raise MethodError(
                     f"{self.who} wants the column {name!r}; the data have {sorted(columns)}."
-                    f"{did_you_mean(name, columns)} Name the argument as the column."
+                    f"{did_you_mean(name, columns)} {advice} the column."
                 )
         return dict(columns) if self.all else {name: columns[name] for name in self.names if name in columns}
 
