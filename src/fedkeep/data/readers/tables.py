@@ -23,6 +23,7 @@ from fedkeep.data.preparation import (
     Times,
     encoded_alone,
 )
+from fedkeep.data.preparation.texts import USUAL
 from fedkeep.data.readers.delimited import check_different, delimited
 from fedkeep.data.readers.files import DATES, advice, damaged_parquet, existing, json_lines, sha256
 from fedkeep.data.splits import SPLITS
@@ -33,8 +34,6 @@ LONGEST_LABEL = 200
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 TEXT = "text"
 """The column of texts, by default."""
-SIZES = {"char": 256, "word": 20_000}
-"""Of the vocabulary, by default."""
 FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -343,8 +342,8 @@ def _texts(
             max_length=max_length,
             given=vocabulary,
         )
-    check_choice("Wanted tokens", tokens, SIZES, DataError)
-    size = SIZES[tokens] if vocabulary is None else vocabulary
+    check_choice("Wanted tokens", tokens, ("char", "word"), DataError)
+    size = USUAL[tokens] if vocabulary is None else vocabulary
     return Texts(values=texts, tokens=tokens, size=size, max_length=max_length)
 
 
