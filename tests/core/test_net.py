@@ -307,7 +307,7 @@ def test_the_logits_of_an_output() -> None:
     assert logits_of(()) == ()
 
 
-def test_a_module_of_torchs_own_takes_the_only_column_beside_the_label() -> None:
+def test_a_module_of_torchs_own_takes_the_features_or_the_only_column() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     net, x = Net(model), torch.randn(4, 3)
     batch = {"x": x, "label": torch.zeros(4), "client": torch.zeros(4)}
@@ -315,9 +315,11 @@ def test_a_module_of_torchs_own_takes_the_only_column_beside_the_label() -> None
     assert torch.equal(
         net(net.initial(), {"input": x, "x": x + 1}), model(x)
     )  # a column of its name goes first
+    assert torch.equal(net(net.initial(), {**batch, "age": x + 1, "time": x, "opted_in": x}), model(x))
+    assert torch.equal(net(net.initial(), {"image": x, "label": x, "time": x}), model(x))
     with pytest.raises(MethodError) as error:
-        net(net.initial(), {**batch, "age": x})
+        net(net.initial(), {"image": x, "age": x, "label": x})
     assert str(error.value) == (
-        "Sequential.forward wants the column 'input'; the data have ['age', 'client', 'label', 'x']. Put it into a module "
-        "whose forward names the column."
+        "Sequential.forward wants the column 'input'; the data have ['age', 'image', 'label']. Put it into a module whose "
+        "forward names the column."
     )

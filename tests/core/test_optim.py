@@ -221,3 +221,8 @@ def test_unknown_words_are_refused() -> None:
         sgd(schedule="step")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rmsprop"):
         Optimizer("rmsprop")  # type: ignore[arg-type]
+
+
+def test_a_rate_that_is_a_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^learning_rate must be a number of at least 0; got '0.1'\.$"):
+        sgd("0.1")  # type: ignore[arg-type]

@@ -229,13 +229,14 @@ def test_a_device_lets_sums_alone_leave_unless_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "got"), [((), "[]"), (("own", "own"), "['own', 'own']"), (("mine",), "['mine']")]
+    ("models", "got"),
+    [((), "[]"), (("own", "own"), "['own', 'own']"), (("mine",), "['mine']"), ("own", "'own'")],
 )
 def test_models_that_are_not_known_are_refused(models: Any, got: str) -> None:
     with pytest.raises(ConfigError) as error:
         judged_by("sums", models)
     assert str(error.value) == (
-        f"Wanted one or several of ['own', 'shared', 'default', 'adapted', 'local'], each once; got {got}."
+        f"Wanted a list of one or several of ['own', 'shared', 'default', 'adapted', 'local'], each once; got {got}."
     )
 
 

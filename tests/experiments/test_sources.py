@@ -150,11 +150,15 @@ def test_the_table_preparation() -> None:
 
 
 def test_features_are_standardised_where_a_configuration_says_so(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("user,f,label\na,1,0\na,5,1\nb,3,1\n")
+    rows = [f"{user},{n * n},{n % 2}" for user in "ab" for n in range(10)]
+    (tmp_path / "t.csv").write_text("\n".join(["user,f,label", *rows]))
     data = {"reader": "table", "path": "t.csv", "features": ["f"]}
     x = build_data(config(data=data, preparation={"standardise": True}), tmp_path).columns["x"]
-    plain = build_data(config(data=data), tmp_path).columns["x"]
-    assert np.allclose(x, (np.asarray(plain) - 3) / (8 / 3) ** 0.5, rtol=1e-6)  # over all rows: no split
+    made = build_data(config(data=data), tmp_path)
+    plain = np.asarray(made.columns["x"], np.float64)
+    train = plain[made.split_rows("train")]
+    assert len(train) == 16, "the file has no split, so it is divided here: valid and test shape nothing"
+    assert np.allclose(x, (plain - train.mean()) / train.std(), rtol=1e-6)
 
 
 def test_a_run_keeps_its_encoding_and_a_run_without_one_goes_on(tmp_path: Path) -> None:
@@ -185,15 +189,18 @@ def test_examples_that_are_drawn_to_opt_out_shape_no_vocabulary_and_no_scale(
     made = source.prepared(build_rules(texts))
     inside = np.asarray(made.columns["opted_in"])
     own = np.asarray(made.columns["time"])
+    trains = np.zeros(len(inside), bool)
+    trains[made.split_rows("train")] = True
+    shape = inside & trains
     told = source.summary().columns["text"].counts  # type: ignore[attr-defined]
-    assert 10 < inside.sum() < 35
-    assert told == {"all": int(inside.sum())} | {f"own{n}": 1 for n in own[inside].tolist()}
+    assert 10 < shape.sum() < inside.sum() < 35
+    assert told == {"all": int(shape.sum())} | {f"own{n}": 1 for n in own[shape].tolist()}
     assert set(made.meta["vocabulary"]["symbols"]) == set(told)
     numbers = config(data={"reader": "table", "path": "t.csv", "features": ["x"], **drawn})
     scaled = build_source(numbers.data, 0, tmp_path).prepared(Rules(standardise=True))
     assert np.array_equal(scaled.columns["opted_in"], inside)  # type: ignore[arg-type]
     assert np.array_equal(scaled.columns["time"], own)  # type: ignore[arg-type]
-    assert scaled.meta["standardised"]["means"] == pytest.approx([(own[inside].astype(float) ** 2).mean()])
+    assert scaled.meta["standardised"]["means"] == pytest.approx([(own[shape].astype(float) ** 2).mean()])
 
 
 def test_a_device_that_draws_none_to_opt_out_fits_one_that_does(tmp_path: Path) -> None:

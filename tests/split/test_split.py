@@ -274,3 +274,8 @@ def test_the_rows_of_a_faulty_upload_are_refused(rows: Params, fault: str) -> No
     with pytest.raises(UploadError) as error:
         check_upload(dataclasses.replace(good, rows=rows), received, "ann")
     assert str(error.value) == f"The upload of client 'ann' was refused: {fault}."
+
+
+def test_a_pattern_that_is_a_number_is_refused() -> None:
+    with pytest.raises(SplitError, match=r"^The patterns of private must be texts, e.g. 'head.\*'; got 2\.$"):
+        Split(2)  # type: ignore[arg-type]

@@ -51,8 +51,8 @@ def compiled_layer(module: nn.Module) -> str | None:
 class Takes:
     """The columns that a function takes: by the names of its arguments, or with ``**columns`` all there are.
 
-    A module of torch's own, such as a sequence of layers, names its argument itself. It takes the only column beside
-    the label.
+    A module of torch's own, such as a sequence of layers, names its argument itself. It takes the features ``x``, or
+    else the only column beside the label.
 
     Args:
         who: the function's name in messages.
@@ -87,9 +87,9 @@ class Takes:
         """
         for name in self.needed:
             if name not in columns:
-                others = sorted(columns.keys() - {"label", "client"})
-                if self.torchs and len(others) == len(self.needed) == 1:
-                    return {name: columns[others[0]]}
+                others = sorted(columns.keys() - {"label", "client", "time", "opted_in"})
+                if self.torchs and len(self.needed) == 1 and (len(others) == 1 or "x" in others):
+                    return {name: columns["x" if "x" in others else others[0]]}
                 advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
                 raise MethodError(
                     f"{self.who} wants the column {name!r}; the data have {sorted(columns)}."

@@ -52,7 +52,7 @@ class Optimizer:
             raise ConfigError(f"betas must be two numbers in [0, 1); got {self.betas!r}.")
         for name in ("learning_rate", "momentum", "weight_decay", "eps"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if isinstance(value, str) or not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be a number of at least 0; got {value!r}.")
         for pattern, rate in self.rates:
             if not (math.isfinite(rate) and rate >= 0):

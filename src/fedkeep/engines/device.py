@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -200,8 +200,9 @@ class LocalDevice:
                 or ``local``, or a model does not fit the examples.
             ConfigError: no model is named, one twice, or one that is not known.
         """
-        if not models or len(set(models)) < len(models) or set(models) - set(MODELS):
-            raise ConfigError(f"Wanted one or several of {list(MODELS)}, each once; got {list(models)}.")
+        given: Any = models if isinstance(models, str) else list(models)
+        if isinstance(given, str) or not given or len(set(given)) < len(given) or set(given) - set(MODELS):
+            raise ConfigError(f"Wanted a list of one or several of {list(MODELS)}, each once; got {given!r}.")
         ways = [self._way(model) for model in models]
         return judge(self.job, self._asked(orders), split, ways, self.leaves)
 

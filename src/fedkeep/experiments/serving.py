@@ -206,7 +206,8 @@ def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None
         model: the module that was trained, where the run was made without a configuration; it is copied.
 
     Returns:
-        A module in evaluation mode. It takes the data's columns by name, first axis examples.
+        A module in evaluation mode. It takes the data's columns by name, first axis examples; a module of torch's own
+        takes them as it does.
 
     Raises:
         RunError: the folder holds no models, none of this client, or is damaged.

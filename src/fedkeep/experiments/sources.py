@@ -51,9 +51,9 @@ class ConfiguredSource:
         return self.read.ids
 
     def summary(self, rules: Rules = Rules()) -> Summary:
-        """Return what may leave the device; where the table divides examples anew, rows that then train shape it."""
+        """Return what may leave the device; where examples are divided here, the rows that then train shape it."""
         read = self._opted
-        if isinstance(read, Raw) and read.split is not None and isinstance(self.settings.split, dict):
+        if isinstance(read, Raw) and (read.split is None or isinstance(self.settings.split, dict)):
             rows = self._rows(read)
             split = np.full(len(read), "test", object)
             split[np.asarray(rows.columns["row"])[rows.split_rows("train")]] = "train"

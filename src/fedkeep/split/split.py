@@ -40,7 +40,9 @@ class Split:
 
     def __init__(self, private: str | Sequence[str] = (), frozen: str | Sequence[str] = ()) -> None:
         for name, given in (("private", private), ("frozen", frozen)):
-            patterns = (given,) if isinstance(given, str) else tuple(given)
+            patterns = (
+                tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+            )
             for pattern in patterns:
                 if not isinstance(pattern, str):
                     raise SplitError(f"The patterns of {name} must be texts, e.g. 'head.*'; got {pattern!r}.")

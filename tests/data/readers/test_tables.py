@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedkeep.core.errors import DataError
 from fedkeep.data import CharVocabulary, WordVocabulary, read_table
 from fedkeep.data.readers.tables import Table, raw_from, raw_table
 from tests.data.readers.written import ROWS, WRITERS, read, refused
@@ -185,3 +186,10 @@ def test_columns_have_other_names_than_the_usual(tmp_path: Path) -> None:
     assert data.counts("train").tolist() == [2]
     assert data.columns["time"].tolist() == [9, 7, 8]  # type: ignore[union-attr]
     assert data.columns["opted_in"].tolist() == [False, True, True]  # type: ignore[union-attr]
+
+
+def test_a_table_in_memory_is_no_path() -> None:
+    with pytest.raises(
+        DataError, match=r"^Wanted the path of a file; got dict\. Write a table in memory into"
+    ):
+        read_table({"user": ["a"]}, features=["x"])  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,11 @@ def raw_table(
         DataError: the file is missing, empty, truncated or malformed, a column is missing, or a value is not
             what its column wants; the message names the file and the line.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise DataError(
+            f"Wanted the path of a file; got {type(path).__name__}. Write a table in memory into a file, or give its "
+            f"columns to FederatedData.from_columns."
+        )
     file = existing(Path(path))
     wanted, usual = columns_of(user, label, text, features, split=split, time=time, opted_in=opted_in)
     table = load_table(file, wanted, usual)
