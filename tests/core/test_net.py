@@ -323,3 +323,20 @@ def test_a_module_of_torchs_own_takes_the_features_or_the_only_column() -> None:
         "Sequential.forward wants the column 'input'; the data have ['age', 'image', 'label']. Put it into a module whose "
         "forward names the column."
     )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.LSTM(3, 2), nn.Sequential(nn.TransformerEncoderLayer(3, 1, 4), nn.Linear(3, 2))],
+    ids=["LSTM", "Sequential"],
+)
+def test_examples_are_not_taken_as_one_sequence(model: nn.Module) -> None:
+    net = Net(model.eval())
+    with pytest.raises(MethodError) as error:
+        net(net.initial(), {"x": torch.randn(4, 3), "label": torch.zeros(4)})
+    assert str(error.value).endswith(
+        "forward would take the column 'x', (examples, features), as one sequence, and mix examples. Put it into a module "
+        "that makes (examples, steps, features) of it."
+    )
+    sequences = torch.randn(4, 5, 3)
+    assert net.call("forward", net.initial(), {"x": sequences}) is not None

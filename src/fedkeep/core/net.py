@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -12,10 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
 from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_attributes, with_buffers, written
-from fedkeep.core.errors import MethodError, did_you_mean
+from fedkeep.core.errors import MethodError
 from fedkeep.core.padding import PaddingStays
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.core.remembered import Remembered
+from fedkeep.core.takes import Takes
 
 
 def tensors_of(module: nn.Module) -> Params:
@@ -46,56 +46,6 @@ def compiled_layer(module: nn.Module) -> str | None:
         if is_compiled(layer):
             return f"the layer {name!r}" if name else "the model"
     return None
-
-
-class Takes:
-    """The columns that a function takes: by the names of its arguments, or with ``**columns`` all there are.
-
-    A module of torch's own, such as a sequence of layers, names its argument itself. It takes the features ``x``, or
-    else the only column beside the label.
-
-    Args:
-        who: the function's name in messages.
-        function: what is called with columns.
-
-    Raises:
-        MethodError: it takes arguments by position alone.
-    """
-
-    def __init__(self, who: str, function: Callable[..., Any]) -> None:
-        parameters = inspect.signature(function).parameters.values()
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        self.who, self.names = who, [p.name for p in parameters if p.kind in kinds]
-        self.needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
-        self.all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.torchs = getattr(function, "__module__", "").startswith(("torch.", "fedkeep.nn."))
-        placed = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            *(() if self.all else (inspect.Parameter.VAR_POSITIONAL,)),
-        )
-        if nameless := [p for p in parameters if p.kind in placed]:
-            raise MethodError(
-                f"{who} takes {str(nameless[0])!r} by position alone, but columns are given by name. "
-                f"Name each argument as its column, e.g. forward(self, x), without '/' and '*'."
-            )
-
-    def of(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of the columns.
-
-        Raises:
-            MethodError: one is missing that has no default.
-        """
-        for name in self.needed:
-            if name not in columns:
-                others = sorted(columns.keys() - {"label", "client", "time", "opted_in"})
-                if self.torchs and len(self.needed) == 1 and (len(others) == 1 or "x" in others):
-                    return {name: columns["x" if "x" in others else others[0]]}
-                advice = "Put it into a module whose forward names" if self.torchs else "Name the argument as"
-                raise MethodError(
-                    f"{self.who} wants the column {name!r}; the data have {sorted(columns)}."
-                    f"{did_you_mean(name, columns)} {advice} the column."
-                )
-        return dict(columns) if self.all else {name: columns[name] for name in self.names if name in columns}
 
 
 class _Caller(nn.Module):
