@@ -66,7 +66,8 @@ def measured(first: float, others: list[float], workers: int = 4, cohort: int = 
     ("first", "others", "left", "pays"),
     [
         (0.5, [], 10_000, False),  # the first client may have paid for anything
-        (2.5, [], 10, True),  # … but not if it took so long
+        (9.0, [], 10, False),  # seconds, where the cores are busy
+        (11.0, [], 10, True),  # … but not if it took so long
         (0.5, [0.1, 0.1], 1000, True),  # 100 s of work
         (0.5, [0.1, 0.1], 10, False),  # 1 s
         (0.5, [0.0002] * 5, 10_000_000, False),  # handing over takes longer than training

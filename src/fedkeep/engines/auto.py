@@ -41,8 +41,8 @@ WORTH = 5
 """Workers are started if they save this many times what starting them costs."""
 HANDING_OVER = 0.0005
 """Seconds that it takes to hand a client to another process and to take back what it gives."""
-LONG = 2.0
-"""Seconds after which the first client counts, although it pays for what torch loads but once."""
+LONG = 10.0
+"""Seconds after which the first client counts. It pays for what torch loads but once: seconds, on busy cores."""
 
 LARGE = 2 << 20
 """Bytes that training a client takes beyond which it is not looked at any more: it never pays side by side."""
