@@ -1,4 +1,4 @@
-"""The page of KTEPS shows columns B and C of Table 8 as they were measured."""
+"""The page of KTEPS shows Table 8 as it was measured; of column A two cells."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def shown(column: str) -> dict[str, list[float]]:
             row = rows[f"{column}, {name}", metric]
             check(f"{column}, {name}, {metric}", cell, [100 * row["value"], 100 * row["published"]])
             found[metric].append(100 * row["value"])
-    assert len(body) == 4
+    assert len(body) == (2 if column == "A" else 4)
     return found
 
 
 def test_columns() -> None:
+    shown("A")
     both, whole = shown("B"), shown("C")
     assert max(whole["accuracy_ag"]) - min(whole["accuracy_ag"]) < 1e-9, "nothing flows back"
     page = PAGE.read_text(encoding="utf-8").replace("\n", " ")
