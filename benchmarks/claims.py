@@ -115,8 +115,6 @@ def _missed_of_rows(rows: list[Row]) -> list[str]:
     for row in rows:
         if not row["contender"].startswith("fedkeep_"):
             continue
-        if on_gpu(row) and row["workload"] == "W3":
-            continue  # the plain loop's convolutions are in TF32, as PyTorch has it; ours are not
         for key, bound in (("state_error", STATE_ERROR), ("state_error_double", STATE_ERROR_DOUBLE)):
             if not row.get(key, 0.0) <= bound and not (key == "state_error" and as_exact(row, rows)):
                 out.append(

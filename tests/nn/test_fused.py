@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, vmap
 
 from fedkeep.nn import steps
@@ -98,6 +99,13 @@ def test_vmap_over_clients_and_second_derivatives(kind: str) -> None:
     for order in (slope, lambda *given: grad(slope)(*given).square().sum()):
         ours, theirs = vmap(grad(order, argnums=1))(*single), vmap(grad(order, argnums=1))(*several)
         close(ours, theirs)
+
+
+def test_tensors_without_values_go_through_the_loop() -> None:
+    projected, w_hh, _ = (t.float() for t in draw("gru", (1, 2, 3, 4)))
+    with FakeTensorMode() as mode:
+        assert steps.fused(mode.from_tensor(projected), mode.from_tensor(w_hh)) is None
+    assert steps.fused(projected, w_hh) is not None
 
 
 def test_great_numbers_saturate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -292,6 +293,15 @@ def aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:
             if known != name:
                 places.setdefault(known, []).append(name)
     return {name: tuple(others) for name, others in places.items()}
+
+
+def on_cpu(net: Net) -> Net:
+    """Return a model that computes on the CPU: the same, or of one elsewhere a copy."""
+    if all(t.device.type == "cpu" for t in net.initial().values()):
+        return net
+    found = Net(copy.deepcopy(net.module).cpu())
+    found.lookup = net.lookup
+    return found
 
 
 class PooledNet(Net):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, on_cpu
 from fedkeep.core.params import SERVER, Batch, Params, is_state, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_kept
@@ -98,8 +97,7 @@ def warn_of_what_stays(method: Method, net: Net, data: FederatedData, seed: int)
         warnings.warn("No parameter of the model requires a gradient, so rounds train nothing.", stacklevel=2)
     if isinstance(method.client.keep.value, str | tuple):
         return
-    if any(t.is_cuda for t in net.initial().values()):
-        net = Net(copy.deepcopy(net.module).cpu())
+    net = on_cpu(net)
     try:
         start, batches = first_values(net, method, seed), first_batches(data, net)
         still = stays(net, method, batches, start, losses(net, method, data)) if batches else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
@@ -16,7 +15,7 @@ import numpy as np
 from fedkeep import attacks as a
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.examples import Model
-from fedkeep.core.net import Net
+from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.experiments.attack_measures import MEASURES, Row, within
 from fedkeep.experiments.attack_scenes import View, divided, plain_method, views
@@ -123,7 +122,7 @@ def attack(
     say("Training the plain run ...")
     plain = trained(methods["plain"])
     say("Training the split ...")
-    split = trained(own) if run is None else replace(run, method=own, device="cpu", net=_on_cpu(run.net))
+    split = trained(own) if run is None else replace(run, method=own, device="cpu", net=on_cpu(run.net))
     inside = split.clients.positions
     able = inside[train_counts(data, own)[inside] > 0]
     drawn = numpy_generator(config.seed, "attack clients").permutation(able)[: asked.clients]
@@ -231,13 +230,3 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
             guess = 0.5 if measure.endswith("AUC") else a.guessed_tpr(others)
             note = f"{asked.shadows} models, each attacked in turn{left_out}; {round(others.mean()):,} outside each"
             yield f"{measure}, {who}", within(number), guess, note
-
-
-def _on_cpu(net: Net) -> Net:
-    """Return the model as a function there; a copy, if it is elsewhere."""
-    module = net.module
-    if all(t.device.type == "cpu" for t in net.initial().values()):
-        return net
-    found = Net(copy.deepcopy(module).cpu())
-    found.lookup = net.lookup
-    return found

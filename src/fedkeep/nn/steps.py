@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeep.kernels.native import in_memory
 from fedkeep.nn.operation import second, stacked, unstacked
 
 WIDEST = 64
@@ -153,6 +154,8 @@ def fused(projected: Tensor, w_hh: Tensor) -> Any:
     They take single precision on CUDA, and no more hidden units than a program can hold.
     """
     if not (projected.is_cuda or INTERPRETED) or projected.dtype != torch.float32 or not projected.numel():
+        return None
+    if not in_memory(projected, w_hh):
         return None
     gates, width = w_hh.shape[1] // w_hh.shape[2], w_hh.shape[2]
     return _kernels(projected.device, gates, -(-width // 16) * 16) if width <= WIDEST else None
