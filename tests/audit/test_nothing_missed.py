@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeep import FederatedData, methods
 from fedkeep.audit import audit
-from fedkeep.core.errors import NonFiniteError
+from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import Finish, Finished
@@ -59,6 +59,22 @@ def test_a_label_that_leaves_is_found_where_all_have_one_class() -> None:
     report = audit(Own(), furl(finish=mean_label), data, rounds=1)
     assert "upload/linear.bias changes with training examples" in [str(f) for f in report.leaks]
     assert "NOT looked at: x; one value alone is there, so no other could be put in." in report.notes
+
+
+def three_are_too_few(f: Finish) -> Finished:
+    if sum(len(label) for label, _ in f.outputs(label_of)) < 4:
+        raise MethodError("three examples are too few")
+    return Finished()
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_opt_out_that_cannot_be_tried_is_no_success_where_the_data_have_any(real: bool) -> None:
+    data = users(a=(4, 2 * real, 1, 1), b=ORDINARY)
+    report = audit(Own(), furl(finish=three_are_too_few), data, rounds=1, allow=("loss", "judged"))
+    assert not report.leaks
+    assert report.ok is not real
+    told = report.missed if real else report.notes
+    assert any("pted-out examples" in text and text.endswith("three examples are too few") for text in told)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,25 @@ def test_a_part_that_cannot_move_is_a_warning(fedkeep: Command) -> None:
     assert result.stderr == ""
 
 
+def test_a_model_that_mixes_examples_is_a_warning(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedkeep.experiments.build as room
+
+    build = room.build_model
+
+    def mixing(*arguments: Any) -> Any:
+        model = build(*arguments)
+        model.linear.register_forward_hook(lambda _, inputs, output: output - output.mean(0))
+        return model
+
+    assert fedkeep("check", "toy.toml").stderr == ""
+    monkeypatch.setattr(room, "build_model", mixing)
+    result = fedkeep("check", "toy.toml")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(
+        "Warning: The model predicts otherwise for an example when others are in its batch"
+    )
+
+
 def test_the_frozen_half_is_shown(fedkeep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedkeep.experiments.build as room
 

@@ -83,7 +83,7 @@ def test_other_methods_of_the_module_are_reached() -> None:
         net.call("embed", {}, {})
     assert str(error.value) == (
         "Two has no method 'embed', which this training method needs. "
-        "Give the model `embed(self, <columns>)`, e.g. the layer before its last as `features`."
+        "Give the model `embed(self, <columns>)`."
     )
 
 

@@ -22,6 +22,8 @@ from fedkeep.methods.terms import Term, l2_penalty
 from tests import tiny
 from tests.tiny import classes, everyone, job, on_server, parts, results
 
+pytestmark = pytest.mark.filterwarnings("ignore:The model predicts otherwise:UserWarning")
+
 LOCAL = Phase(batch_size=3, optimizer=sgd(0.3))
 FEDAVG = methods.fedavg(local=LOCAL)
 DATA = classes(kind="f4")

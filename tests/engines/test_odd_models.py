@@ -16,6 +16,8 @@ from fedkeep.methods import Method, terms
 from tests.engines.test_interactions import agree
 from tests.tiny import Parts, same_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore:The model predicts otherwise:UserWarning")
+
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1))
 COUNTS = (5, 9, 3, 7)  # clients take 2, 3, 1 and 2 steps an epoch
 

@@ -19,6 +19,8 @@ from tests.engines.test_interactions import agree
 from tests.engines.test_odd_models import numbers
 from tests.tiny import Parts, same_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore:The model predicts otherwise:UserWarning")
+
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1))
 FEDAVG = methods.fedavg(local=LOCAL)
 

@@ -20,6 +20,8 @@ from tests.experiments.configs import config
 from tests.nn.recurrent import needs_native
 from tests.tiny import classes, texts
 
+pytestmark = pytest.mark.filterwarnings("ignore:The model predicts otherwise:UserWarning")
+
 
 class Reader(nn.Module):
     """A plain recurrent classifier of texts."""

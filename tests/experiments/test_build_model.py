@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +135,40 @@ def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
             "model.kind: 'nowhere.at_all:Net' cannot be imported: No module named 'nowhere'. Name the folder of",
         ),
         ({"kind": "torch.nn:Linaer"}, "model.kind: 'torch.nn:Linaer' cannot be imported: "),
-        ({"kind": "os:system"}, "model.kind: 'os:system' is no class of torch.nn.Module."),
-        ({"kind": "builtins:dict"}, "model.kind: 'builtins:dict' is no class of torch.nn.Module."),
+        (
+            {"kind": "os:system"},
+            "model.kind: 'os:system' is no class of torch.nn.Module, nor a function that says `-> torch",
+        ),
+        (
+            {"kind": "builtins:dict"},
+            "model.kind: 'builtins:dict' is no class of torch.nn.Module, nor a function that says",
+        ),
     ],
 )
 def test_models_that_cannot_be_made(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_model(config(model=model), toy())
     assert str(error.value).startswith(message)
+
+
+def test_a_function_that_says_it_makes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(features: int, classes: int, bias: bool = True) -> nn.Module:
+        return nn.Linear(features, classes, bias)
+
+    def silent(features: int):  # type: ignore[no-untyped-def]
+        return nn.Linear(features, 2)
+
+    here = types.ModuleType("a_module_of_functions")
+    here.layer, here.silent = layer, silent  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, here.__name__, here)
+    made = build_model(config(model={"kind": "a_module_of_functions:layer", "bias": False}), toy())
+    assert isinstance(made, nn.Linear)
+    assert made.bias is None
+    assert made.in_features == 4
+    with pytest.raises(
+        ConfigError, match="^model.kind: 'a_module_of_functions:silent' is no class .* nor a function"
+    ):
+        build_model(config(model={"kind": "a_module_of_functions:silent"}), toy())
 
 
 def test_sizes_of_images() -> None:

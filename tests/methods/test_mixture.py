@@ -46,7 +46,8 @@ def test_rounds_compute_the_global_expert_alone(monkeypatch: pytest.MonkeyPatch)
             kind, name, lambda self, x, real=real: (calls.append(type(self).__name__), real(self, x))[1]
         )
     federated(mixture(local=LOCAL), evaluate_every=0)
-    assert calls.count("Switch") == 1 + 2  # the look at the widths, and the rehearsal in both modes
+    # the look at the widths, whether examples are mixed, and the rehearsal in both modes
+    assert calls.count("Switch") == 1 + 3 + 2
     calls.clear()
     simulate(
         Expert(1).double(), methods.fedavg(local=LOCAL), DATA, rounds=4, cohort=3, seed=5, evaluate_every=0
@@ -54,7 +55,7 @@ def test_rounds_compute_the_global_expert_alone(monkeypatch: pytest.MonkeyPatch)
     steps = calls.count("Expert")
     calls.clear()
     federated(mixture(local=LOCAL), evaluate_every=0)
-    assert calls.count("Expert") == steps + 2 + 2  # in the rehearsal, too, both experts
+    assert calls.count("Expert") == steps + 2 + 3 + 2  # before the rounds both experts
 
 
 def test_private_parts_stay_as_they_were_made() -> None:

@@ -354,8 +354,8 @@ def test_a_model_without_features_is_refused(name: str) -> None:
     with pytest.raises(MethodError) as error:
         simulate(Whole().double(), methods.METHODS[name](), DATA, rounds=1)
     assert str(error.value) == (
-        "Whole has no method 'features', which this training method needs. Give the model `features(self, <columns>)`, "
-        "e.g. the layer before its last as `features`."
+        "Whole has no method 'features', which this training method needs. Give the model two: "
+        "`features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest."
     )
     with pytest.raises(MethodError, match="^lam must be at least 0; got -1.0"):
         methods.fedmmd(-1)

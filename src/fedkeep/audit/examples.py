@@ -103,7 +103,10 @@ def look_at_opt_out(audit: Looking) -> None:
     try:
         before = [items(packet) for packet, _ in audit.bench.asked(works, data=data)]
     except MethodError as error:
-        audit.notes[f"Opted-out examples were not looked at: {error}"] = None
+        if len(real):
+            audit.missed += (f"what opted-out examples change: {error}",)
+        else:
+            audit.notes[f"Opted-out examples were NOT looked at: {error}"] = None
         return
     fewer = kept_rows(data, np.setdiff1d(np.arange(data.examples), rows[: max(1, len(rows) // 2)]))
     met = audit.bench.met(first, data)

@@ -7,6 +7,7 @@ import typer
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
 from fedkeep.data import FederatedData, Ragged, text_statistics
+from fedkeep.engines.mixing import MIXES, mixes
 from fedkeep.engines.moves import first_batches, first_values, losses, stays
 from fedkeep.experiments.build import build_data, data_folder, rehearse_config
 from fedkeep.methods import Method
@@ -21,7 +22,8 @@ SHOWN = 40
 
 def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
     """Print what is private, federated and frozen, probe FURL's three constraints on a few real users, and warn of
-    parameters that cannot move. Refuses what a run would refuse before its first round.
+    parameters that cannot move, and of a model that mixes a batch's examples. Refuses what a run would refuse before
+    its first round.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
@@ -46,6 +48,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         show_texts(examples)
     if still := stays(net, method, batches, start, terms):
         complain(f"Warning: {stuck(still)}")
+    if mixes(net, start, examples):
+        complain(f"Warning: {MIXES}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)

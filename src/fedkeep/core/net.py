@@ -129,7 +129,7 @@ class Net:
         if not callable(getattr(self.module, method, None)):
             raise MethodError(
                 f"{type(self.module).__name__} has no method {method!r}, which this training method needs. "
-                f"Give the model `{method}(self, <columns>)`, e.g. the layer before its last as `features`."
+                f"Give the model `{method}(self, <columns>)`."
             )
         if method not in self._takes:
             self._takes[method] = Takes(

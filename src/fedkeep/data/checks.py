@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -182,7 +183,8 @@ def completed(
 
 
 def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out: str) -> None:
-    """Raise DataError where integer labels are numbered so sparsely that they are hardly numbers of classes.
+    """Raise DataError where integer labels are numbered so sparsely that they are hardly numbers of classes; warn where
+    they count from 1.
 
     A model gets an output for each number from 0 to the largest label. More than 1,000 outputs, of which fewer than one
     in ten ever occurs, are a slip (a date, an identifier, one bad row) more often than a wish.
@@ -191,13 +193,19 @@ def check_close(labels: NDArray[np.int64], where: Callable[[int], str], way_out:
         labels: int64 (rows,), at least one.
         where: names a row.
         way_out: what to give where it is a wish, in the message.
-    """
+    """  # fmt: skip
     row = int(labels.argmax())
     largest, different = int(labels[row]), len(np.unique(labels))
     if largest >= MANY_CLASSES and largest >= 10 * different:
         raise DataError(
             f"{where(row)}: the label {largest} would make {largest + 1:,} classes, of which {different:,} occur. "
             f"Number labels 0, 1, 2, …, or give {way_out}, or task 'regression' where labels are numbers."
+        )
+    if labels.min() == 1 and largest == different > 1:
+        warnings.warn(
+            f"Labels are 1 to {largest}, so there are {largest + 1} classes: no example has the label 0. Number labels "
+            f"from 0, or give {way_out}.",
+            stacklevel=3,
         )
 
 

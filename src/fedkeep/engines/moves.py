@@ -15,6 +15,7 @@ from fedkeep.core.params import SERVER, Batch, Params, is_state, prefixed
 from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_kept
 from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.mixing import MIXES, mixes
 from fedkeep.methods import Method
 from fedkeep.methods.terms import Term
 from fedkeep.split import immovable
@@ -86,15 +87,24 @@ def first_batches(
     return batches
 
 
-def warn_of_what_stays(method: Method, net: Net, data: FederatedData, seed: int) -> None:
+def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int) -> None:
     """Warn of a model of which nothing is trained, and of parameters that cannot move from the number that new clients'
-    private values are set to.
+    private values are set to; and of one that predicts otherwise for an example when others are beside it.
 
     Both layers of a private network that starts at zero, for example. Values of the module's own are the user's; for
     these ``fedkeep check`` tells.
     """  # fmt: skip
-    if not net.trainable():
+    names = sorted(net.trainable())
+    if not names:
         warnings.warn("No parameter of the model requires a gradient, so rounds train nothing.", stacklevel=2)
+    elif idle := [p.trains for p in method.client.phases if not p.trained_names(method.split, names)]:
+        warnings.warn(
+            f"A phase of {method.name!r} trains {idle[0]!r} parameters, and the split leaves none, so it does nothing. "
+            f"Name other parameters as private.",
+            stacklevel=2,
+        )
+    if mixes(net, first_values(net, method, seed), data):
+        warnings.warn(MIXES, stacklevel=2)
     if isinstance(method.client.keep.value, str | tuple):
         return
     net = on_cpu(net)

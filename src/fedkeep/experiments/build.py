@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import nn
@@ -152,7 +152,7 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
     """Make a model; options that are tables with a ``kind`` are models themselves, e.g. a mixture's experts."""
     if not isinstance(kind, str):
         raise ConfigError(f"{place}.kind: wanted a name; got {kind!r}.")
-    make = _model_class(kind, place)
+    make = _maker(kind, place)
     wanted = inspect.signature(make).parameters
     given: dict[str, Any] = {name: value for name, value in sizes.items() if name in wanted}
     for name, value in options.items():
@@ -174,7 +174,8 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
         raise ConfigError(f"{place}: {kind!r} cannot be made of {shown}: {why}.") from error
 
 
-def _model_class(kind: str, place: str) -> type[nn.Module]:
+def _maker(kind: str, place: str) -> Callable[..., nn.Module]:
+    """Return what makes a model of a kind: a built-in or imported class, or a function that says it returns one."""
     if ":" not in kind:
         return named(f"{place}.kind", "model", kind, MODELS)
     module, _, name = kind.partition(":")
@@ -183,9 +184,17 @@ def _model_class(kind: str, place: str) -> type[nn.Module]:
     except (ImportError, ValueError, AttributeError) as error:
         hint = " Name the folder of the file in PYTHONPATH." if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{place}.kind: {kind!r} cannot be imported: {error}.{hint}") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"{place}.kind: {kind!r} is no class of torch.nn.Module.")
-    return found
+    made = found
+    if inspect.isfunction(found):
+        try:
+            made = get_type_hints(found).get("return")
+        except (NameError, TypeError):  # it names types that are not there when it runs
+            made = None
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise ConfigError(
+            f"{place}.kind: {kind!r} is no class of torch.nn.Module, nor a function that says `-> torch.nn.Module`."
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def encoding_of(data: FederatedData | Encoding) -> Encoding:

@@ -23,7 +23,7 @@ from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_global, first_kept, tasks_of
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
-from fedkeep.engines.moves import warn_of_what_stays
+from fedkeep.engines.moves import warn_of_the_model
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.budget import ledger_of, terms_of
@@ -281,7 +281,7 @@ class Simulation:
         directory: RunDirectory | None, progress: bool | None,
     ) -> Drive:  # fmt: skip
         method = resolved(self.method, self.net, self.data, self.device)
-        warn_of_what_stays(method, self.net, self.data, self.seed)
+        warn_of_the_model(method, self.net, self.data, self.seed)
         job = Job(
             method, self.net, self.data, store, self.seed, self.device,
             after_step=lambda part: drive.finished(part),

@@ -24,15 +24,32 @@ from fedkeep.methods.terms import Around
 
 
 def features(net: Net, params: Params, batch: Batch) -> Tensor:
-    """Return what the model's ``features`` returns, shape (B, F)."""
-    found: Tensor = net.call("features", params, batch)
+    """Return what the model's ``features`` returns, shape (B, F).
+
+    Raises:
+        MethodError: the model has no such method.
+    """
+    found: Tensor = _call(net, "features", params, batch)
     return found
 
 
 def head(net: Net, params: Params, features: Tensor) -> Tensor:
-    """Return the model's output for features, computed by its ``head``."""
-    output: Tensor = net.call("head", params, {"features": features})
+    """Return the model's output for features, computed by its ``head``.
+
+    Raises:
+        MethodError: the model has no such method.
+    """
+    output: Tensor = _call(net, "head", params, {"features": features})
     return output
+
+
+def _call(net: Net, step: str, params: Params, batch: Batch) -> Any:
+    if not callable(getattr(net.module, step, None)):
+        raise MethodError(
+            f"{type(net.module).__name__} has no method {step!r}, which this training method needs. Give the model "
+            f"two: `features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest."
+        )
+    return net.call(step, params, batch)
 
 
 def linear(net: Net, params: Params, layer: str, inputs: Tensor) -> Tensor:

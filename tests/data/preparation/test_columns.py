@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -242,6 +243,21 @@ def test_whole_numbers_that_are_no_classes() -> None:
         assert error.value.why.startswith(why)
 
 
+def test_whole_numbers_from_one_are_told_of() -> None:
+    said = "^Labels are 1 to 3, so there are 4 classes: no example has the label 0. Number labels from 0, or give "
+    with pytest.warns(UserWarning, match=said + "label_names"):
+        assert code(Labels(values=["3", "1", "2", "1"])).meta("label")["classes"] == 4
+    columns = {"x": np.zeros((3, 1)), "label": [1, 2, 3]}
+    with pytest.warns(UserWarning, match=said + r"meta\['classes'\]"):
+        FederatedData.from_columns([1, 1, 2], columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for words in (["1", "1", "1", "1"], ["1", "3", "3", "3"], ["0", "1", "2", "2"]):
+            code(Labels(values=words))
+        code(Labels(values=["1", "2"] * 2), Rules(label_names=("1", "2")))
+        FederatedData.from_columns([1, 1, 2], columns, meta={"classes": 4})
+
+
 @hypothesis.given(
     arrays.arrays(np.float32, st.tuples(st.integers(0, 6), st.just(2)), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 )  # fmt: skip
@@ -292,9 +308,19 @@ def test_seconds_since_1970_are_told_apart_where_they_are_standardised() -> None
     raw = Features(names=("a", "b"), values=np.stack([seconds, seconds / 1e3], 1))
     made = code(raw, Rules(standardise=True))
     assert np.allclose(made.encoded(raw, where)[:, 0], (np.arange(4) - 1.5) / 1.25**0.5, rtol=1e-6, atol=0)
-    said = "^The 4 different values of the feature 'a' are 1 in float32. Let features be standardised"
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match="^The feature 'a' reaches") as told:
         assert len(set(code(raw).encoded(raw, where)[:, 0].tolist())) == 1
+    large, alike = (str(one.message) for one in told)
+    assert large.startswith(
+        "The feature 'a' reaches 1.7e+09, and 1 more are as large. From such numbers training"
+    )
+    assert alike.startswith(
+        "The 4 different values of the feature 'a' are 1 in float32. Let features be standardised"
+    )
+    near = Features(names=("a", "b"), values=np.array([[999.0, -999.0]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code(near).encoded(near, where)
 
 
 def test_times_are_whole_where_all_are() -> None:

@@ -49,6 +49,7 @@ BEFORE_REAL = {
     "kteps/kteps": ("fdu_mtl", "3b283f86e39165b37f7df707696618f8"),
 }
 DATA = os.environ.get("FEDKEEP_DATA", "")
+pytestmark = pytest.mark.filterwarnings("ignore:The feature 'f' reaches 3e.38")
 
 
 def hashed(data: FederatedData) -> str:

@@ -102,6 +102,7 @@ REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The model predicts otherwise:UserWarning")
 @pytest.mark.parametrize("name", REASONS)
 def test_says_why_it_cannot(name: str) -> None:
     model, method, data, reason = REASONS[name]

@@ -18,6 +18,7 @@ from fedkeep.data.preparation.rules import Rules
 
 UNIT = 172
 """Features are summed as whole multiples of 2^-172, which every float32 is: its 24 bits begin at 2^-149 or above."""
+LARGE = 1000.0
 APART = 1 << 24
 """Float32 tells whole numbers below this apart."""
 
@@ -164,10 +165,18 @@ class FeatureCode(Code):
         return ((raw.values.astype(np.float64) - self.means) / self.scales).astype(np.float32)
 
     def _single(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return features as they are, in float32; large ones that become alike are warned of."""
+        """Return features as they are, in float32; large ones are warned of, above all those that become alike."""
         single = values.astype(np.float32, copy=False)
-        large = np.abs(values).max(0, initial=0.0) >= APART
-        for feature in np.flatnonzero(large).tolist() if single is not values else ():
+        largest = np.abs(values).max(0, initial=0.0)
+        if len(large := np.flatnonzero(largest >= LARGE)):
+            more = f", and {len(large) - 1} more are as large" if len(large) > 1 else ""
+            warnings.warn(
+                f"The feature {self.names[large[0]]!r} reaches {largest[large[0]]:.3g}{more}. From such numbers "
+                f"training diverges easily, or learns from nothing else. Let features be standardised "
+                f"([preparation] standardise = true), or scale them.",
+                stacklevel=2,
+            )
+        for feature in np.flatnonzero(largest >= APART).tolist() if single is not values else ():
             before, after = (len(np.unique(v[:, feature])) for v in (values, single))
             if after < before:
                 warnings.warn(

@@ -1,0 +1,84 @@
+"""Whether what a model predicts for an example depends on the examples beside it in the batch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeep.core.draws import forked, position
+from fedkeep.core.net import Net, on_cpu
+from fedkeep.core.params import Params, clone
+from fedkeep.data import FederatedData
+from fedkeep.engines.batches import float_type, load_batch
+
+EXAMPLES = 4  # judged together, and as two pairs: layers that want two examples refuse one
+CLIENTS = 100
+"""So many are asked for training examples, at most."""
+ROUNDING = 1e-3
+"""Of the largest output: single precision gives an example other last digits in a larger batch."""
+MIXES = (
+    "The model predicts otherwise for an example when others are in its batch, also in evaluation (e.g. statistics "
+    "of the batch, or texts' padding that counts). Metrics then depend on which examples are judged together, other "
+    "clients' among them, and differ between a simulation and real devices. Let forward compute each example alone."
+)
+
+
+def mixes(net: Net, params: Params, data: FederatedData) -> bool:
+    """Tell whether outputs for examples differ by more than rounding when fewer are in the batch.
+
+    A model that cannot be run on these examples mixes nothing: the run says why, and for whom.
+
+    Args:
+        net: the model as a function; it is left as it is.
+        params: all values by name.
+        data: the data set; a few training examples of one client are used.
+    """
+    rows = _rows(data)
+    if not len(rows):
+        return False
+    net, found = on_cpu(net), False
+    mode = net.module.training
+    net.train(False)
+    # A compiled model would be compiled for these examples, and anew for a run's batches.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with forked("cpu"), torch.no_grad(), suppress(Exception), eager:
+        place, before = position(), torch.get_rng_state()
+        outputs = []
+        for some in (rows, rows[:2], rows[2:]):
+            with net.still():
+                outputs.append(net(clone(params), load_batch(data, some, "cpu", float_type(params))))
+        drawn = position() != place or not torch.equal(before, torch.get_rng_state())
+        found = not drawn and any(map(_differ, *map(_tensors, outputs)))
+    net.train(mode)
+    return found
+
+
+def _differ(many: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Tell whether examples' outputs are others in two batches than in one, by more than rounding."""
+    fit = first.shape[1:] == second.shape[1:] == many.shape[1:] and len(first) + len(second) == len(many)
+    if not (fit and many.is_floating_point() and many.numel()):
+        return False
+    return bool((torch.cat([first, second]) - many).abs().amax() > ROUNDING * many.abs().amax())
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping | tuple | list):
+        for each in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _tensors(each)
+
+
+def _rows(data: FederatedData) -> np.ndarray:
+    """Return training examples of the first client that has as many."""
+    for client in range(min(len(data), CLIENTS)):
+        rows = data.rows(client, "train")
+        if len(rows) >= EXAMPLES:
+            return np.asarray(rows[:EXAMPLES])
+    return np.empty(0, np.int64)
