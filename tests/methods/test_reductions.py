@@ -52,6 +52,7 @@ def test_a_private_copy_leaves_fedavg_as_it_is(build: Callable[..., Method]) -> 
     assert any("running_mean" in n for n in plain)
 
 
+@pytest.mark.filterwarnings("ignore:A phase of .* trains 'private':UserWarning")
 @pytest.mark.parametrize("build", [methods.fedrep, methods.fedrecon])
 def test_two_phases_with_nothing_private_are_fedavg(build: Callable[..., Method]) -> None:
     """Up to the order of the examples within the one mini-batch, which has a stream per phase."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from fedkeep.core.params import Params, under
 from fedkeep.engines import Answer, Job, LocalDevice, Order, Sequential
-from fedkeep.engines.base import UPLOAD
 from fedkeep.engines.round import decode, run_round
 from fedkeep.methods import Global, Method, PrivateMean
+from fedkeep.methods.hooks import UPLOAD
 from fedkeep.methods.rows import spread
 from fedkeep.privacy import GaussianNoise
 from fedkeep.split import Upload

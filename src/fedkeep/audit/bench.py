@@ -29,7 +29,8 @@ from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready, Summary, merged
 from fedkeep.engines import Job, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.methods import Finish, Finished, Kept, Method, SecureMean, newest
+from fedkeep.methods import Finish, Finished, Method, SecureMean, newest
+from fedkeep.methods.client import accepted
 from fedkeep.privacy import GaussianNoise
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.memory import MemoryTransport, Serve
@@ -87,7 +88,7 @@ class States:
             values = self.default(client)
         else:
             before, after = self._staged[client, wanted.version, wanted.attempt]
-            values = self.accept(Kept.of(before), Kept.of(after), wanted.share).flat
+            values = accepted(self.accept, before, after, wanted.share)
         self.begun[client] = values
         return values
 

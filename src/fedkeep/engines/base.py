@@ -10,19 +10,18 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
-from fedkeep.core.errors import LostError, NonFiniteError, UploadError
+from fedkeep.core.errors import LostError, MethodError, NonFiniteError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, is_state, prefixed, to
 from fedkeep.data import FederatedData
-from fedkeep.methods import Global, Kept, Method, Phase, Roster
+from fedkeep.methods import Global, Kept, Method, Phase, Roster, WeightedMean
+from fedkeep.methods.hooks import UPLOAD, as_state
 from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Upload
 from fedkeep.store import PrivateStore
 
 A = TypeVar("A")
 B = TypeVar("B")
-UPLOAD = "upload/"
-"""Under which the upload chain's states stand among a method's: ``upload/0/residual`` is of the first link."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def first_global(method: Method, net: Net, data: Roster, population: int | None 
     from all.
     """  # fmt: skip
     params = to(method.split.halves(net.module).federated(net.initial()), "cpu")
-    state = to(method.server.state(net, data), "cpu")
+    state = to(as_state(f"server's state of {method.name!r}", lambda: method.server.state(net, data)), "cpu")
     links = to(method.chain().server_state({**params, **to(declared(method, net), "cpu")}), "cpu")
     return Global(
         params=params, state=state, links=links, trainable=net.trainable(), clients=data,
@@ -94,13 +93,26 @@ def first_kept(method: Method, net: Net) -> Params:
     """Return what a new client keeps before ``Init`` has its say, state under ``client/NAME``."""
     halves, initial = method.split.halves(net.module), net.initial()
     links = method.chain().client_state({**halves.federated(initial), **declared(method, net)})
-    state = {**method.client.state(net), **prefixed(UPLOAD, links)}
+    own = as_state(f"client's state of {method.name!r}", lambda: method.client.state(net))
+    state = {**own, **prefixed(UPLOAD, links)}
     return Kept(params=halves.private(initial), state=state).flat
 
 
 def declared(method: Method, net: Net) -> Params:
-    """Return zeros of what clients send along, under ``server/NAME``: names, shapes and types that may leave."""
-    return prefixed(SERVER, method.client.sends(net))
+    """Return zeros of what clients send along, under ``server/NAME``: names, shapes and types that may leave.
+
+    Raises:
+        MethodError: they are no tensors, or no floating numbers, and the server takes a mean.
+    """
+    who = f"sends of {method.name!r}"
+    along = as_state(who, lambda: method.client.sends(net))
+    whole = [n for n, v in along.items() if not v.is_floating_point()]
+    if whole and type(method.server.reduce) is WeightedMean:
+        raise MethodError(
+            f"The {who} declares {whole[0]!r} as {along[whole[0]].dtype}, of which the server's mean takes the first "
+            f"client's. Send floats, or reduce otherwise (Server.reduce)."
+        )
+    return prefixed(SERVER, along)
 
 
 def defaults(store: PrivateStore, clients: Sequence[int]) -> Params:

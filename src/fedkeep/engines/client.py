@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedkeep.core.draws import without_draws
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, to, under
-from fedkeep.engines.base import UPLOAD, ClientResult, Job, train_rows, valid_rows
+from fedkeep.core.seeds import generator
+from fedkeep.engines.base import ClientResult, Job, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.local import LocalResult
 from fedkeep.engines.rehearsal import rehearse
 from fedkeep.engines.single import local_run
 from fedkeep.engines.tables.local_rows import LocalTable, allowed, rows_of, widen
-from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start
+from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start, Started
+from fedkeep.methods.hooks import UPLOAD, called, check_hook, check_tensors
 from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload
 from fedkeep.split.halves import Frozen
@@ -85,11 +85,14 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
             job, phase, sent, {**params, **changed}, rows, draws, next(calls)
         ),
         outputs=partial(outputs, job, params, rows),
+        generator=partial(generator, job.seed, "hook/start", draws.client, round),
     )  # fmt: skip
+    who = f"start of {method.name!r}"
     with job.net.still():
-        started = without_draws(f"start of {method.name!r}", lambda: hook(given), job.device)
+        started = called(who, lambda: hook(given), sent, params, device=job.device, kind=Started)
+    check_tensors(who, {**started.params, **started.state})
     changed = {**started.params, **prefixed(CLIENT, started.state)}
-    check_hook(f"start of {method.name!r}", params, changed)
+    check_hook(who, params, changed)
     return {**given_here, **to({n: v.detach() for n, v in changed.items()}, "cpu")}
 
 
@@ -144,7 +147,7 @@ def finish(
 ) -> ClientResult:  # fmt: skip
     """Return what a client gives after its local run on these rows: its upload, and what it will keep."""
     method = job.method
-    done = finished(job, sent, started, local, client, progress)
+    done = finished(job, sent, started, local, client, progress, draws.round)
     local = replace(local, trained=to(local.trained, "cpu"))
     if method.client.finish is not None and (what := _nonfinite(done)):
         fault = NonFiniteError(f"{draws}: what finish of {method.name!r} {what} is NaN or infinite.")
@@ -166,7 +169,7 @@ def _nonfinite(done: Finished) -> str:
 
 
 def finished(
-    job: Job, sent: Params, started: Params, local: LocalResult, client: int, progress: float
+    job: Job, sent: Params, started: Params, local: LocalResult, client: int, progress: float, round: int
 ) -> Finished:
     """Return what the method's ``finish`` says leaves and is kept, checked.
 
@@ -187,9 +190,11 @@ def finished(
         trained={n: v for n, v in local.trained.items() if not is_state(n)}, steps=local.steps,
         rate=lambda name: optimizer.rate(name) * scale, outputs=partial(outputs, job, local.params, rows),
         rows={t.parameter: t.rows for t in local.tables},
+        generator=partial(generator, job.seed, "hook/finish", job.data.ids[client], round),
     )  # fmt: skip
+    values = (sent, started, local.trained)
     with job.net.still():
-        done = without_draws(who, lambda: hook(given), job.device)
+        done = called(who, lambda: hook(given), *values, device=job.device, kind=Finished)
     state = {n: v for n, v in started.items() if is_state(n)}
     check_hook(f"{who}, state", state, prefixed(CLIENT, done.state))
     check_hook(f"{who}, params", method.split.federated(local.trained), done.params)
@@ -201,20 +206,6 @@ def finished(
             f"What {who} sends along is not what Client.sends declares: {fault.replace(SERVER, '')}."
         )
     return Finished(params=to(done.params, "cpu"), sends=to(done.sends, "cpu"), state=to(done.state, "cpu"))
-
-
-def check_hook(what: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Raise MethodError unless a hook gives known names of the same shapes and types."""
-    for name, value in given.items():
-        if name not in wanted:
-            known = sorted(wanted)
-            raise MethodError(f"The {what} gives {name!r}, which is not known there; known are {known}.")
-        want = wanted[name]
-        if value.shape != want.shape or value.dtype != want.dtype:
-            raise MethodError(
-                f"The {what} gives {name!r} as {tuple(value.shape)} {value.dtype}; wanted {tuple(want.shape)} "
-                f"{want.dtype}, as it was."
-            )
 
 
 def encode(

@@ -35,7 +35,8 @@ from fedkeep.engines.judge import judge, outputs
 from fedkeep.engines.judgement import MODELS, Model
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.engines.window import Way
-from fedkeep.methods import Global, Kept, Method, Sent, newest
+from fedkeep.methods import Global, Method, Sent, newest
+from fedkeep.methods.client import accepted
 from fedkeep.split import Upload
 from fedkeep.store import Default, MemoryStore, PrivateStore
 
@@ -186,7 +187,7 @@ class LocalDevice:
         else:
             before, after = store.read(clients), store.staged(clients)
             rows = [
-                rule(Kept.of(_row(before, k)), Kept.of(_row(after, k)), share).flat
+                accepted(rule, _row(before, k), _row(after, k), share)
                 for k, share in enumerate(taken.values())
             ]
             store.accept(clients, {n: torch.stack([row[n] for row in rows]) for n in rows[0]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,10 +21,11 @@ from fedkeep.core.errors import (
 )
 from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
-from fedkeep.engines.base import UPLOAD, paired
+from fedkeep.engines.base import paired
 from fedkeep.engines.device import Answer, Device, Order
 from fedkeep.engines.faults import Fault, Faults
 from fedkeep.methods import Global, Method, Reduced, Sent
+from fedkeep.methods.hooks import UPLOAD, called, check_tensors
 from fedkeep.privacy import Chain
 from fedkeep.split import Upload, check_rows, check_upload
 
@@ -328,11 +329,16 @@ def updated(method: Method, server: Global, reduced: Reduced) -> Global:
     """Return what the server has after its update, checked.
 
     Raises:
-        MethodError: names, shapes or types changed.
+        MethodError: names, shapes or types changed; or it drew, or set what it may not.
         NonFiniteError: something became NaN or infinite.
     """
-    after = method.server.update(server, reduced)
+    who = f"update of {method.name!r}"
+    after: Global = called(who, lambda: method.server.update(server, reduced), kind=Global)
+    own = {f.name for f in fields(Global)} - {"params", "state", "optimizer"}
+    if other := sorted(name for name in own if getattr(after, name) is not getattr(server, name)):
+        raise MethodError(f"The {who} sets {other[0]!r}; it may set params, state and optimizer alone.")
     for what, old, new in (("parameters", server.params, after.params), ("state", server.state, after.state)):
+        check_tensors(who, new)
         fault = misfit(old, new) or _types(old, new)
         if fault:
             raise MethodError(f"The update of {method.name!r} changes the server's {what}: {fault}.")

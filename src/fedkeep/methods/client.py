@@ -18,6 +18,7 @@ from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import CLIENT, SERVER, Batch, Params, State, is_state, prefixed, under
 from fedkeep.methods.checks import check_choice
+from fedkeep.methods.hooks import called, check_numbers, check_whole
 from fedkeep.methods.phase import Changeable, Phase
 
 Tables = Literal["exact", "local", "whole"]
@@ -101,6 +102,8 @@ class Start:
             ``start`` returns.
         outputs: applies a function (net, params, batch) to the client's opted-in examples, batch by batch, dropout off
             and without gradients, and yields its results with their batches.
+        generator: returns a generator on the CPU, at the start of a stream that follows from the run's seed, the client
+            and the round: the same in every engine, and when a run goes on. It is no secret from the server.
     """
 
     net: Net
@@ -110,6 +113,7 @@ class Start:
     loss: Callable[[Params], float]
     train: Callable[[Phase, Params], Params]
     outputs: Outputs
+    generator: Callable[[], torch.Generator]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,7 @@ class Finish:
         steps: optimiser steps that were taken.
         rate: returns the first phase's learning rate of a parameter, its schedule counted in.
         outputs: as in ``Start``, with ``trained``.
+        generator: as in ``Start``; the stream is another one.
     """
 
     net: Net
@@ -149,6 +154,7 @@ class Finish:
     steps: int
     rate: Callable[[str], float]
     outputs: Outputs
+    generator: Callable[[], torch.Generator]
     rows: Params = field(default_factory=dict)
 
 
@@ -185,6 +191,22 @@ def by_share(before: Kept, after: Kept, share: float) -> Kept:
         for n, v in after.params.items()
     }
     return Kept(params=moved, state=after.state)
+
+
+def accepted(
+    rule: Callable[[Kept, Kept, float], Kept], before: Params, after: Params, share: float
+) -> Params:
+    """Return what a client keeps by a rule (``Client.accept``), all of it by name as in a store.
+
+    Raises:
+        MethodError: the rule draws, writes into what it is given, or gives other names, shapes or types.
+        NonFiniteError: it gives a NaN or an infinity.
+    """
+    who = "accept of the client"
+    kept = called(who, lambda: rule(Kept.of(before), Kept.of(after), share), before, after, kind=Kept).flat
+    check_whole(who, after, kept)
+    check_numbers(who, kept, after)
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True)

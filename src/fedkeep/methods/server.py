@@ -17,6 +17,7 @@ from fedkeep.core.params import SERVER, Params, State
 from fedkeep.methods.aggregate import MeansByGroup, Reduced, RunningMean
 from fedkeep.methods.checks import check_choice
 from fedkeep.methods.client import Sent, zeros_like_trainable
+from fedkeep.methods.hooks import called, check_numbers, check_tensors, check_whole
 from fedkeep.methods.phase import OPTIMIZERS, Changeable
 from fedkeep.methods.rows import spread
 from fedkeep.split import Upload
@@ -243,10 +244,23 @@ class Server(Changeable):
         check_kind("reduce", self.reduce, Reduction, "a reduction, e.g. fedkeep.WeightedMean()")
 
     def sent(self, server: Global, client: str) -> Sent:
-        """Return what a client gets."""
-        if self.send is None:
+        """Return what a client gets.
+
+        Raises:
+            MethodError: ``send`` draws, writes into what the server has, or gives parameters of other names, shapes or
+                types.
+            NonFiniteError: it gives a NaN or an infinity.
+        """
+        send = self.send
+        if send is None:
             return Sent(params=server.params, state=server.state)
-        return self.send(server, client)
+        who = "send of the server"
+        sent = called(who, lambda: send(server, client), server.params, server.state, kind=Sent)
+        check_whole(who, server.params, sent.params)
+        check_tensors(who, sent.state)
+        check_numbers(who, sent.params, server.params)
+        check_numbers(who, sent.state, server.state)
+        return sent
 
 
 def averaging(optimizer: Optimizer = sgd(1.0), by: Literal["examples", "uniform"] = "examples") -> Server:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from fedkeep.core.errors import LateError, MethodError
 from fedkeep.core.params import Params, nbytes, prefixed
 from fedkeep.engines import Answer, Device, Order, RoundReport
-from fedkeep.engines.base import UPLOAD
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.round import Received, report_of, take, updated, with_links
 from fedkeep.methods import Global, Method
+from fedkeep.methods.hooks import UPLOAD
 from fedkeep.remote.exchange import Exchange
 from fedkeep.remote.fleet import Fleet
 from fedkeep.split import Upload

@@ -26,6 +26,7 @@ from torch import Tensor
 from fedkeep.core.errors import StoreError
 from fedkeep.core.params import Params
 from fedkeep.methods import Kept, newest
+from fedkeep.methods.client import accepted
 from fedkeep.remote.device_file import DeviceFile, Version
 from fedkeep.remote.device_folder import PATIENCE, file_of
 from fedkeep.store import Default
@@ -122,7 +123,7 @@ class DeviceStore:
             return values
         if self.accept is not newest:
             before = self._before(client, row, rows)
-            values = self.accept(Kept.of(before), Kept.of(values), wanted.share).flat
+            values = accepted(self.accept, before, values, wanted.share)
         self._accepted[client] = row._replace(accepted=True), self.file.packed(values, client)
         return values
 

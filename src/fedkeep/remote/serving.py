@@ -11,8 +11,9 @@ from fedkeep.core.errors import LostError, SecureSumError, StoreError, UploadErr
 from fedkeep.core.params import Params, misfit
 from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Order
 from fedkeep.engines import Work as Train
-from fedkeep.engines.base import UPLOAD, paired
+from fedkeep.engines.base import paired
 from fedkeep.methods import Sent
+from fedkeep.methods.hooks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_store import MissingError, Wanted
 from fedkeep.remote.masking import Masking

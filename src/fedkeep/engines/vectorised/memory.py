@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import nbytes, prefixed
 from fedkeep.data import Ragged
-from fedkeep.engines.base import UPLOAD, Job, Work, defaults, first_global
+from fedkeep.engines.base import Job, Work, defaults, first_global
 from fedkeep.engines.round import with_links
 from fedkeep.engines.vectorised.local import Stacked, StackedPass
+from fedkeep.methods.hooks import UPLOAD
 
 CPU_BYTES = 64 << 20
 """What clients side by side may take on a CPU: about what stays in its caches."""

@@ -148,7 +148,13 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         assert result.upload is not None
         assert result.kept is not None
         parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
-        layout = own.put({f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()})
+        values = {f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()}
+        here = {
+            v.untyped_storage().data_ptr() for v in given.values()
+        }  # a hook may give back what it was given
+        layout = own.put(
+            {n: v.clone() if v.untyped_storage().data_ptr() in here else v for n, v in values.items()}
+        )
         return {"layout": layout, "loss": result.loss, "weight": result.upload.weight, "note": result.note}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
         return {"error": encode_error(error)}
