@@ -132,6 +132,20 @@ def test_adapted_models(trained: Callable[..., Run], fedkeep: Command, refused: 
     assert torch.equal(library.load_model("m", name).state_dict()["user"], own["user"])
 
 
+def test_copies_that_are_yet_to_be_adapted_are_told_of(trained: Callable[..., Run], fedkeep: Command) -> None:
+    run = trained('method={kind="fine_tuned"}')
+    name = str(run.data.ids[0])
+    with pytest.warns(
+        UserWarning, match="^Clients of 'fine_tuned' get models of their own by adapting, so each file"
+    ):
+        assert fedkeep("export", "r", "--client", name, "--out", "m").exit_code == 0
+    assert fedkeep("export", "r", "--client", name, "--adapt", "--out", "a").exit_code == 0
+    plain, adapted = (library.load_model(folder, name).state_dict() for folder in ("m", "a"))
+    for key, value in run.server.items():
+        assert torch.equal(plain[key], value)
+        assert not torch.equal(adapted[key], value)
+
+
 def test_raw_rows_are_encoded_as_the_data_were(
     trained: Callable[..., Run], fedkeep: Command, csv: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from fedkeep.engines.batches import batches
 from fedkeep.methods.terms import squared_error
 from fedkeep.models import MatrixFactorization
 from tests.engines.reference import close, rows_of, trained
+from tests.methods.parts import Parts
 from tests.tiny import Logits, Scalar, classes, pairs, parts
 
 DATA = classes(counts=(5, 9, 3, 7, 4, 6))
@@ -167,6 +168,14 @@ def test_pooled_refuses_the_share_rule() -> None:
     with pytest.raises(MethodError) as error:
         simulate(Logits(), methods.furl("user", private_scale="fedavg"), DATA, rounds=1, engine="pooled")
     assert str(error.value) == "Centralised training has no aggregation, so private_scale must be 1."
+
+
+@pytest.mark.parametrize("method", [methods.kteps(), methods.pfl_da()])
+def test_pooled_refuses_methods_that_compute_on_features_alone(method: methods.Method) -> None:
+    with pytest.raises(
+        MethodError, match=r"^Examples of many clients together need to say whose each is, .* alone\. Tra"
+    ):
+        simulate(Parts().double(), method, DATA, rounds=1, engine="pooled")
 
 
 def test_pooled_runs_are_marked_and_count_no_traffic() -> None:

@@ -52,6 +52,12 @@ class Lazy(nn.Module):
         self.body = nn.LazyLinear(3)
 
 
+def alias() -> nn.Module:
+    model = Logits()
+    model.other = nn.Parameter(model.user.data[1:])
+    return model
+
+
 def in_place() -> nn.Module:
     model = Logits()
     model.linear.compile()  # nothing is compiled before the first call
@@ -70,6 +76,8 @@ def in_place() -> nn.Module:
          "made from.")),
         (lambda: torch.compile(Logits()), ("The model is what torch.compile returns, which hides what columns its "
          "forward takes. Give the module that it holds (._orig_mod); layers in it may be compiled.")),
+        (alias, ("'user' and 'other' are two tensors in one memory, and fedkeep trains a copy of the model, in which each "
+         "has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one.")),
         (in_place, ("The layer 'linear' was compiled in place, which is lost where fedkeep copies the model. Give it "
          "uncompiled, or put torch.compile(layer) into the model where it is made.")),
     ],

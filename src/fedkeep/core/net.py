@@ -333,6 +333,11 @@ class PooledNet(Net):
                 f"Examples of many clients together need a table of the private {missing[0]!r}, which this method "
                 f"does not pass on: it computes with one client's copy. Train it with engine='sequential'."
             )
+        if "client" not in batch:
+            raise MethodError(
+                f"Examples of many clients together need to say whose each is, which this method does not pass on "
+                f"where it computes with {method!r} alone. Train it with engine='sequential'."
+            )
         client = batch["client"]
         rows = {name: gather(params[name], client) for name in self.private}
         shared = {name: value for name, value in params.items() if name not in self.private}

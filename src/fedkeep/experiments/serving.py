@@ -14,6 +14,7 @@ import copy
 import hashlib
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,16 @@ def _check(run: Run, chosen: SomeIds, adapt: bool, configured: bool) -> None:
     if run.personal == "shared":
         raise MethodError(
             f"Clients of {method.name!r} have models of their own only after adapting: say --adapt (adapt=True)."
+        )
+    split, own = method.adapt.split or method.split, method.split.halves(run.net.module).private_names
+    names = sorted(run.net.trainable())
+    if not own and any(
+        map(split.is_private, (n for p in method.adapt.phases for n in p.trained_names(split, names)))
+    ):
+        warnings.warn(
+            f"Clients of {method.name!r} get models of their own by adapting, so each file holds the shared model. "
+            f"--adapt (adapt=True) fits each client's.",
+            stacklevel=3,
         )
     for client in set(chosen) & set(run.held_out):
         raise ConfigError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from fedkeep.core.errors import MethodError, check_whole
+from fedkeep.core.net import every_tensor
 
 
 def check_choice(name: str, given: object, known: Sequence[str]) -> None:
@@ -69,6 +71,22 @@ def check_plain(model: nn.Module) -> None:
             "The model is what torch.compile returns, which hides what columns its forward takes. Give the module that "
             "it holds (._orig_mod); layers in it may be compiled."
         )
+    _check_apart(model)
+
+
+def _check_apart(model: nn.Module) -> None:
+    """Refuse two tensors in one memory, of which a parameter would have its own in the copy that is trained."""
+    tensors = {n: v for n, v in every_tensor(model).items() if v.layout is torch.strided and v.numel()}
+    places = sorted(
+        (v.data_ptr(), v.data_ptr() + v.nbytes, n) for n, v in tensors.items() if v.is_contiguous()
+    )
+    for (_, end, name), (start, _, other) in pairwise(places):
+        both = tensors[name], tensors[other]
+        if start < end and both[0] is not both[1] and any(isinstance(v, nn.Parameter) for v in both):
+            raise MethodError(
+                f"{name!r} and {other!r} are two tensors in one memory, and fedkeep trains a copy of the model, in "
+                f"which each has its own. Give both names one Parameter (self.b = self.a) to tie them, or clone() one."
+            )
 
 
 def copied(model: nn.Module) -> nn.Module:
