@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.core.buffers import Place
+from fedkeep.core.dispatch import EagerMode
 from fedkeep.core.draws import forked
 from fedkeep.core.net import Net, tensors_of
 from fedkeep.core.params import Batch, Params, clone, is_state
@@ -79,11 +79,11 @@ def _laid_together(net: Net, device: str) -> list[str]:
     ]
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Writes(EagerMode):
     """Notes in ``places`` the memory that is written into, whether or not values change by it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.places = set[int]()
 
     def __torch_dispatch__(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedkeep.core.dispatch import EagerMode
 from fedkeep.engines.base import Job
 from fedkeep.engines.vectorised.memory import first_clients
 
@@ -72,11 +72,11 @@ def times_faster(work: Work, together: float) -> float:
     return ONE_BY_ONE.of(work, 1.0) / SIDE_BY_SIDE.of(work, together)
 
 
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counting(EagerMode):
     """Counts operations other than views, and the bytes that they read and write."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls = self.moved = 0
         self.measured = True
 

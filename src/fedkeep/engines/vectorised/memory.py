@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeep.core.dispatch import EagerMode
 from fedkeep.core.errors import MethodError
 from fedkeep.core.params import nbytes, prefixed
 from fedkeep.data import Ragged
@@ -106,11 +106,11 @@ def _saved(compute: Callable[[], object]) -> int:
     return sum(saved.values())
 
 
-class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Made(EagerMode):
     """Adds up the bytes of all tensors that operations return while it is active."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.nbytes = 0
 
     def __torch_dispatch__(
