@@ -121,6 +121,15 @@ def test_importing_fedkeep_loads_torch_and_numpy_and_nothing_heavier() -> None:
     assert {"torch", "numpy"} <= after
 
 
+def test_listing_what_there_is_draws_nothing() -> None:
+    """The papers' tables are named by every command; only those who draw load what draws."""
+    run = "import sys; sys.argv[1:] = ['list']; from fedkeep.cli.app import main; main()"
+    code = f"import atexit, sys; atexit.register(lambda: print('matplotlib' in sys.modules)); {run}"
+    lines = run_python(code).splitlines()
+    assert any("kteps-table2" in line for line in lines)
+    assert lines[-1] == "False"
+
+
 def calls(module: Path, endings: tuple[str, ...]) -> list[int]:
     """Return the lines of a module that call a function whose dotted name ends so."""
     tree = ast.parse(module.read_text(encoding="utf-8"))

@@ -169,14 +169,6 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         "Headless has no method 'features', which this training method needs. Give the model two: "
         "`features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest."
     )
-
-    class Beheaded(Parts):
-        head = None  # type: ignore[assignment]
-
-    with pytest.raises(
-        MethodError, match=r"^Beheaded has no method 'head', which .* and `head\(self, features\)`"
-    ):
-        simulate(Beheaded().double(), methods.kteps(), DATA, rounds=1)
     with pytest.raises(SplitError, match=r"^Split pattern 'private\.\*' matches no parameter"):
         simulate(Parts().double(), methods.kteps(architecture=(), projections=False), DATA, rounds=1)
 

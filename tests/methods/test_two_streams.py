@@ -357,5 +357,13 @@ def test_a_model_without_features_is_refused(name: str) -> None:
         "Whole has no method 'features', which this training method needs. Give the model two: "
         "`features(self, <columns>)`, e.g. all but its last layer, and `head(self, features)`, the rest."
     )
+
+    class Beheaded(Parts):
+        head = None  # type: ignore[assignment]
+
+    with pytest.raises(
+        MethodError, match=r"^Beheaded has no method 'head', which .* and `head\(self, features\)`"
+    ):
+        simulate(Beheaded().double(), methods.METHODS[name](), DATA, rounds=1)
     with pytest.raises(MethodError, match="^lam must be at least 0; got -1.0"):
         methods.fedmmd(-1)

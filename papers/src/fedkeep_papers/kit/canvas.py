@@ -7,14 +7,14 @@ same bytes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
+
+if TYPE_CHECKING:  # it is loaded by those who draw: every command lists the papers' tables
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#c98500", "#3f9fd8", "#4d4d4d", "#8a7d00")
 GREY = "#a9afb4"
@@ -34,11 +34,15 @@ STYLE = {
 
 def styled() -> Any:
     """Return a context in which figures have the papers' style."""
+    import matplotlib as mpl
+
     return mpl.rc_context(STYLE)  # type: ignore[arg-type]
 
 
 def new_figure(panels: int, width: float, height: float, rows: bool = False) -> tuple[Figure, list[Axes]]:
     """Return a figure of so many inches, and its panels: side by side, or in ``rows`` that share their axes."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
     shape = (panels, 1) if rows else (1, panels)
     grid = figure.subplots(*shape, squeeze=False, sharex=rows, sharey=rows) if panels else None

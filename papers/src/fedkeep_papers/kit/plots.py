@@ -6,9 +6,7 @@ import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
@@ -26,6 +24,9 @@ from fedkeep_papers.kit.canvas import (
     scale_of,
     styled,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def learning_curves(

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.colors import LinearSegmentedColormap
-
 from fedkeep.core.errors import ConfigError
 from fedkeep.report import wording
 from fedkeep_papers.kit.canvas import (
@@ -115,6 +113,8 @@ def difference_maps(
     rows, columns = list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells))
     scale = scale_of(metric)
     most = max(abs(scale * v) for own in panels.values() for v in own.values()) or 1.0
+    from matplotlib.colors import LinearSegmentedColormap
+
     shades = LinearSegmentedColormap.from_list("differences", [COLOURS[1], "#ffffff", COLOURS[0]])
     with styled():
         size = (1.6 + (0.75 * len(columns) + 1.2) * len(panels), max(1.9 + 0.5 * len(rows), 3.0))
