@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.draws import forked, position
-from fedkeep.core.net import Net, on_cpu
+from fedkeep.core.draws import forked, without_draws
+from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone
 from fedkeep.data import FederatedData
 from fedkeep.engines.batches import float_type, load_batch
@@ -29,32 +30,32 @@ MIXES = (
 )
 
 
-def mixes(net: Net, params: Params, data: FederatedData) -> bool:
+def mixes(net: Net, params: Params, data: FederatedData, device: str = "cpu") -> bool:
     """Tell whether outputs for examples differ by more than rounding when fewer are in the batch.
 
-    A model that cannot be run on these examples mixes nothing: the run says why, and for whom.
+    A model that cannot be run on these examples, or draws, mixes nothing: the run says why, and for whom.
 
     Args:
         net: the model as a function; it is left as it is.
         params: all values by name.
         data: the data set; a few training examples of one client are used.
+        device: where to compute.
     """
     rows = _rows(data)
     if not len(rows):
         return False
-    net, found = on_cpu(net), False
-    mode = net.module.training
+    mode, found = net.module.training, False
+    values = {n: v.detach().to(device) for n, v in params.items()}
     net.train(False)
     # A compiled model would be compiled for these examples, and anew for a run's batches.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with forked("cpu"), torch.no_grad(), suppress(Exception), eager:
-        place, before = position(), torch.get_rng_state()
+    with forked(device), torch.no_grad(), suppress(Exception), eager:
         outputs = []
         for some in (rows, rows[:2], rows[2:]):
+            batch = load_batch(data, some, device, float_type(values))
             with net.still():
-                outputs.append(net(clone(params), load_batch(data, some, "cpu", float_type(params))))
-        drawn = position() != place or not torch.equal(before, torch.get_rng_state())
-        found = not drawn and any(map(_differ, *map(_tensors, outputs)))
+                outputs.append(without_draws("model", partial(net, clone(values), batch), device))
+        found = any(map(_differ, *map(_tensors, outputs)))
     net.train(mode)
     return found
 

@@ -87,7 +87,7 @@ def first_batches(
     return batches
 
 
-def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int) -> None:
+def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int, device: str = "cpu") -> None:
     """Warn of a model of which nothing is trained, and of parameters that cannot move from the number that new clients'
     private values are set to; and of one that predicts otherwise for an example when others are beside it.
 
@@ -103,7 +103,7 @@ def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int) 
             f"Name other parameters as private.",
             stacklevel=2,
         )
-    if mixes(net, first_values(net, method, seed), data):
+    if mixes(net, first_values(net, method, seed), data, device):
         warnings.warn(MIXES, stacklevel=2)
     if isinstance(method.client.keep.value, str | tuple):
         return

@@ -281,7 +281,7 @@ class Simulation:
         directory: RunDirectory | None, progress: bool | None,
     ) -> Drive:  # fmt: skip
         method = resolved(self.method, self.net, self.data, self.device)
-        warn_of_the_model(method, self.net, self.data, self.seed)
+        warn_of_the_model(method, self.net, self.data, self.seed, self.device)
         job = Job(
             method, self.net, self.data, store, self.seed, self.device,
             after_step=lambda part: drive.finished(part),
