@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedkeep.data.columns import Ragged, offsets_of
 LONGEST_ID = 200
 RULE = f"A client id is a text of 1 to {LONGEST_ID} printable characters, or an integer"
 BLOCK_BYTES = 1 << 22  # of ids that are compared at a time
+TOGETHER = 1024  # ids that are decoded at once where all are asked for in turn
 
 
 def as_id(given: object, where: str = "") -> str:
@@ -158,6 +160,8 @@ class PackedIds(Sequence[str]):
 
     def __init__(self, text: Ragged, order: NDArray[np.int64]) -> None:
         self.text, self.order = text, order
+        self._some: tuple[int, list[str]] = (0, [])  # ids that were read together, from this place on
+        self._last = -1
 
     @classmethod
     def pack(cls, ids: Sequence[str]) -> PackedIds:
@@ -179,7 +183,24 @@ class PackedIds(Sequence[str]):
     def __getitem__(self, client: int | slice) -> str | list[str]:
         if isinstance(client, slice):
             return [self[number] for number in range(len(self))[client]]
-        return self.text[client].tobytes().decode("utf-8")
+        count = len(self)
+        if not -count <= client < count:
+            raise IndexError(f"client {client} of {count}")
+        place, (start, names) = client % count, self._some
+        if start <= place < start + len(names):
+            return names[place - start]
+        found = self._decoded(
+            place, TOGETHER if place == self._last + 1 else 1
+        )  # who asks for the next one goes on
+        self._last = place + len(found) - 1
+        self._some = (place, found)
+        return found[0]
+
+    def _decoded(self, start: int, count: int) -> list[str]:
+        """Return so many ids from a place on, or up to the last."""
+        ends = self.text.offsets[start : start + count + 1].tolist()
+        letters = self.text.values[ends[0] : ends[-1]].tobytes()
+        return [letters[a - ends[0] : b - ends[0]].decode("utf-8") for a, b in pairwise(ends)]
 
     def position(self, client_id: str) -> int:
         """Return the position of an id, or -1 if it is not among them."""

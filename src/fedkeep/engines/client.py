@@ -18,7 +18,18 @@ import torch
 
 from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.net import Net
-from fedkeep.core.params import CLIENT, SERVER, Batch, Params, is_state, misfit, prefixed, to, under
+from fedkeep.core.params import (
+    CLIENT,
+    SERVER,
+    Batch,
+    Params,
+    is_state,
+    misfit,
+    nonfinite,
+    prefixed,
+    to,
+    under,
+)
 from fedkeep.core.seeds import generator
 from fedkeep.engines.base import ClientResult, Job, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
@@ -162,9 +173,8 @@ def finish(
 def _nonfinite(done: Finished) -> str:
     """Return what a method's finish does with a value that is not finite, and its name; empty: all are."""
     for values, what in ((done.params, "uploads"), (done.sends, "sends"), (done.state, "keeps")):
-        for name, value in values.items():
-            if not bool(torch.isfinite(value).all()):
-                return f"{what} as {name!r}"
+        if (name := nonfinite(values)) is not None:
+            return f"{what} as {name!r}"
     return ""
 
 

@@ -299,6 +299,8 @@ def windows(job: Job, asked: Iterable[tuple[int, Sent]], split: str) -> Iterator
     A group of them ends with about ``CHUNK`` examples, a window with about ``WINDOW``; both end early with ``BYTES``.
     """
     counts, own, nets = job.data.counts(split), nbytes(job.store.default.initial), Nets(job.net)
+    if not counts.any():
+        return
     last: Sent | None = None
     given = flat = Params()
     window = Window(job, split, [], [], [], nets)

@@ -27,6 +27,8 @@ class MemoryStore(Staging):
 
     def read(self, clients: ClientIndices) -> Params:
         """Return the clients' values stacked, each (clients, *shape)."""
+        if not self.default.initial:
+            return {}
         rows = [self._rows.get(int(c)) or self.default(self.ids[int(c)]) for c in clients]
         return {
             name: torch.stack([row[name] for row in rows]) if rows else value.new_empty((0, *value.shape))

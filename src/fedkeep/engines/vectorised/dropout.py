@@ -1,6 +1,6 @@
 """Dropout for many clients at once, each from a random stream of its own; and what else vmap must not do its own way.
 
-That are attention, which may have dropout, and lookups with a row of padding.
+That are attention, which may have dropout, lookups with a row of padding, and cross-entropy.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class Noise(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace dropout, attention and lookups, and call everything else."""
+        """Replace dropout, attention, lookups and cross-entropy, and call everything else."""
         if func is F.dropout:
             return self._dropout(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **(kwargs or {}))
+        if func in (F.cross_entropy, F.nll_loss):
+            return _likelihood(func, *args, **(kwargs or {}))
         if func in LOOKS_UP:
             return looked_up(func, args, kwargs or {})
         if func is F.multi_head_attention_forward:  # what it calls is not seen here
@@ -93,6 +95,28 @@ class Noise(TorchFunctionMode):
             made = torch.Generator(self.device).manual_seed(self.seeds[position])
             self.generators[position] = made
         return self.generators[position]
+
+
+def _likelihood(
+    func: Callable[..., Any], input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
+    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Compute cross-entropy of (examples, classes) by the steps that torch takes under vmap, to the bit.
+
+    Torch takes them in Python, and loads sympy for it: a second in each process.
+    """
+    other = weight is not None or size_average is not None or reduce is not None or label_smoothing
+    if other or input.dim() != 2 or target.dim() != 1 or reduction not in ("mean", "sum", "none"):
+        more = {"label_smoothing": label_smoothing} if func is F.cross_entropy else {}
+        given = (input, target, weight, size_average, ignore_index, reduce, reduction)
+        return func(*given, **more)  # type: ignore[no-any-return]
+    logs = input.log_softmax(1) if func is F.cross_entropy else input
+    counts = target != ignore_index
+    found = -logs.gather(1, torch.where(counts, target, 0).unsqueeze(1)).squeeze(1)
+    found = torch.where(counts, found, 0)
+    if reduction == "mean":
+        return found.sum() / counts.sum().to(found)
+    return found.sum() if reduction == "sum" else found
 
 
 class _Mask(torch.autograd.Function):
