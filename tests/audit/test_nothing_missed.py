@@ -74,7 +74,7 @@ def test_opt_out_that_cannot_be_tried_is_no_success_where_the_data_have_any(real
     assert not report.leaks
     assert report.ok is not real
     told = report.missed if real else report.notes
-    assert any("pted-out examples" in text and text.endswith("three examples are too few") for text in told)
+    assert any("pted-out examples" in text and "three examples are too few" in text for text in told)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Without a link: what deploy does when the server app dies in silence or is stopped, and what it tells of judging."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from fedkeep.core.errors import RunError
 from fedkeep.flower import local
+from fedkeep.flower.link import _said
 from fedkeep.flower.local import Local, local_of, train
 from tests.flower.test_apps import CONFIG
 
@@ -45,9 +47,25 @@ def place(tmp_path, monkeypatch):
 
 def test_a_server_app_that_ended_without_a_word_is_told_and_its_run_stopped(place):
     link = Link(["running", "finished:failed"])
-    with pytest.raises(RunError, match=r"ended without a word \(finished:failed\)"):
+    with pytest.raises(
+        RunError, match=r"ended without a word \(finished:failed\)\. Give the same command again: it goes"
+    ):
         train(place, link)
     assert link.stopped == ["17"]
+
+
+def test_a_link_that_died_is_told_in_words(place):
+    link = Link([RunError("The link does not say how the run is: it said nothing")])
+    with pytest.raises(
+        RunError, match=r"it said nothing Give the same command again: it goes on after the last"
+    ):
+        train(place, link)
+
+
+def test_what_flower_says_in_json_is_said_in_words():
+    answer = '{ "success": false, "error-message": "Using SuperLink\\n  \\"local\\" is away" }'
+    assert _said(SimpleNamespace(stdout=answer, stderr="")) == 'Using SuperLink "local" is away'
+    assert _said(SimpleNamespace(stdout="╭─ Error ─╮\n│ no link │\n╰─╯", stderr="")) == "no link"
 
 
 def test_who_stops_it_stops_the_run_too(place):

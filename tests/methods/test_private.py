@@ -11,7 +11,7 @@ import torch
 from fedkeep import Method, Phase, Split, WeightedMean, averaging, methods, sgd
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
-from fedkeep.methods import Global, PrivateMean, Sent, differentially_private
+from fedkeep.methods import Global, Kept, PrivateMean, Sent, differentially_private
 from fedkeep.methods.private import INSIDE, NoisyMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, QuantileClip
 from fedkeep.split import Upload
@@ -23,6 +23,10 @@ START = {
 }  # fmt: skip
 UNIFORM = averaging(by="uniform")
 PLAIN = DifferentialPrivacy(noise=0.0, clip=1.0)
+
+
+def as_before(before: Kept, after: Kept, share: float) -> Kept:
+    return before
 
 
 def upload(w: list[float], row: int, value: float, weight: float = 1.0, n: int = 9) -> Upload:
@@ -174,6 +178,7 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
             "'fedavg' divides each row by the weights of those who hold it, and who does is private.",
         ),
         (methods.furl("user", private_scale="fedavg", server=UNIFORM), "'furl' scales what a client keeps by"),
+        (methods.furl("user", server=UNIFORM).on_client(accept=as_before), "'furl' keeps by a rule of its own (Client.ac"),
         (methods.fedavg(server=UNIFORM).but(upload=(QuantileClip(),)), "The link QuantileClip of 'fedavg' gathers"),
     ],
 )  # fmt: skip

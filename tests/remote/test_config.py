@@ -12,7 +12,8 @@ from fedkeep.data.preparation import Encoding, Rules
 from fedkeep.remote.config import build_node, experiment, read_node_config, states_folder
 from fedkeep.remote.fingerprint import code, parts
 from fedkeep.remote.headers import PROTOCOL, Hello, Here, header_of, told
-from fedkeep.remote.node import RefusalError, Terms
+from fedkeep.remote.node import Terms
+from fedkeep.remote.refusals import RefusalError
 
 TABLE = """user,text,label,split
 ann,good tea,pos,train

@@ -15,7 +15,7 @@ from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.device_folder import locked
 from fedkeep.remote.fleet import Fleet
 from fedkeep.remote.memory import Died, Weather
-from fedkeep.remote.node import refusal
+from fedkeep.remote.refusals import refusal
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import reference
 from tests.remote.federations import Devices, federation

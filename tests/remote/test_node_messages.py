@@ -43,7 +43,7 @@ def test_a_message_that_failed_leaves_nothing_that_the_next_one_makes_durable(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(node.engine, "train", failing)
+            patch.setattr("fedkeep.remote.serving._judged", failing)
             work = hand.work([hand.order(hand.first_order("user-0", 1))], 1, number)
             assert "ZeroDivisionError" in header_of(hand.say(node, work_packet(work)), Refused).reason
         hand.ask(node, hand.work([hand.order(hand.first_order("user-1", 1))], 1, number + 10))

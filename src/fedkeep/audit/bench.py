@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.audit.canaries import out_counts
+from fedkeep.core.errors import FailedError, MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.params import SERVER, Params
@@ -254,7 +255,12 @@ class Bench:
         method: Method | None = None,
         fixed: Mapping[str, Params] | None = None,
     ) -> Iterator[tuple[Packet, dict[str, Params]]]:
-        """Ask the device again, with nothing left in its memory; yield each answer, and what clients began with."""
+        """Ask the device again, with nothing left in its memory; yield each answer, and what clients began with.
+
+        Raises:
+            MethodError: the method or the model failed at a client.
+        """
+        told: list[str] = []
         data = self.device if data is None else data
         with quiet():
             made = self._made(method or self.method)
@@ -269,8 +275,10 @@ class Bench:
             for packet in works:
                 work: Work = read_work(packet)
                 found: Answers = serve(
-                    work, job, held, states, Sequential(), received, anew=False, tell=lambda text: None
+                    work, job, held, states, Sequential(), received, anew=False, tell=told.append
                 )
+                if any(isinstance(answer.fault, FailedError) for answer in found.answers):
+                    raise MethodError(told[-1])
                 yield answers_packet(found), dict(states.begun)
 
     def _made(self, method: Method) -> _Made:

@@ -184,6 +184,8 @@ class Looking:
         if any(a["status"] == "trained" for a in own):
             return ()
         why = next((a["text"] for a in own), "it was not asked to")
+        if any(a["status"] == "failed" for a in own):  # what its owner was told
+            why = next((text for text in self.bench.told if repr(self.client) in text), why)
         return (f"what training sends, as client {self.client} never came through it: {why}",)
 
     def _rounds(self, heard: Recorded) -> Iterable[Step]:

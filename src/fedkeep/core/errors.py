@@ -8,6 +8,7 @@
     ├── RunError         a run directory is missing, damaged, in use or from another configuration
     ├── StoreError       private state cannot be read or written
     ├── UploadError      an upload was refused: names, shapes or values are wrong
+    │   └── FailedError  a function of the method, or the model, failed on a device
     ├── NonFiniteError   a loss, gradient or parameter became NaN or infinite
     ├── LostError        a client did not answer
     │   └── LateError    a client is there, and its round was closed before it answered
@@ -62,6 +63,10 @@ class UploadError(FedkeepError):
     """An upload was refused: its names, shapes or values are wrong."""
 
 
+class FailedError(UploadError):
+    """A function of the method, or the model, failed on a device; asked again it fails again."""
+
+
 class NonFiniteError(FedkeepError):
     """A loss, gradient or parameter became NaN or infinite."""
 
@@ -75,7 +80,15 @@ class LateError(LostError):
 
 
 class RoundError(FedkeepError):
-    """Too few clients took part in a round, so that it does not count."""
+    """Too few clients took part in a round, so that it does not count.
+
+    Attributes:
+        failed: whether that is as functions of the method or the model failed, and nothing else is to blame.
+    """
+
+    def __init__(self, text: str, *, failed: bool = False) -> None:
+        super().__init__(text)
+        self.failed = failed
 
 
 class BudgetError(FedkeepError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedkeep.core.errors import ConfigError, LostError, NonFiniteError, RoundError, UploadError
+from fedkeep.core.errors import ConfigError, FailedError, LostError, NonFiniteError, RoundError, UploadError
 
 Policy = Literal["stop", "skip"]
 Fault = NonFiniteError | UploadError | LostError
@@ -60,5 +60,6 @@ class Faults:
         first = f" The first fault: {faults[0]}" if faults else ""
         raise RoundError(
             f"Round {round} does not count: {taken} of {asked} clients took part, and at least {self.minimum} must. "
-            f"Nothing was lost: the last finished round is kept.{first}"
+            f"Nothing was lost: the last finished round is kept.{first}",
+            failed=bool(faults) and all(isinstance(fault, FailedError) for fault in faults),
         )

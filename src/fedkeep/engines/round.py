@@ -333,7 +333,8 @@ def updated(method: Method, server: Global, reduced: Reduced) -> Global:
         NonFiniteError: something became NaN or infinite.
     """
     who = f"update of {method.name!r}"
-    after: Global = called(who, lambda: method.server.update(server, reduced), kind=Global)
+    given = (server.params, server.state, reduced.changes, reduced.state)
+    after: Global = called(who, lambda: method.server.update(server, reduced), *given, kind=Global)
     own = {f.name for f in fields(Global)} - {"params", "state", "optimizer"}
     if other := sorted(name for name in own if getattr(after, name) is not getattr(server, name)):
         raise MethodError(f"The {who} sets {other[0]!r}; it may set params, state and optimizer alone.")

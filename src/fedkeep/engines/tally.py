@@ -122,7 +122,8 @@ class Tallies:
         """Return by client's id (``Task.client_metric``, number of examples); nothing of rows that are sums."""
         m = self._place(model)
         sums = self.loss[:, m] if self.task.kind == "regression" else self.right[:, m]
-        means = sums / self.count
+        with np.errstate(invalid="ignore"):  # of a client that was not judged it is no number
+            means = sums / self.count
         if self.task.kind == "regression":
             means = np.sqrt(means)
         rows = zip(self.clients, means.tolist(), self.count.tolist(), strict=True)

@@ -11,7 +11,8 @@ from flwr.clientapp import ClientApp
 from fedkeep.flower.nodes import log, node_of
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet
-from fedkeep.remote.node import Node, refusal
+from fedkeep.remote.node import Node
+from fedkeep.remote.refusals import refusal
 
 app = ClientApp()
 signed: Mapping[str, Any] | None = None

@@ -127,7 +127,9 @@ def free_port() -> int:
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what Flower's command line wrote, without the frame that it draws around errors."""
+    """Return what Flower's command line wrote, without the frame that it draws around errors, or JSON."""
+    if found := re.search(r'"error-message": *("(?:[^"\\]|\\.)*")', done.stdout):
+        return " ".join(str(json.loads(found.group(1))).split())[-300:]
     boxed = [
         line.strip(" │") for line in (done.stdout + done.stderr).splitlines() if not line.startswith("╭")
     ]

@@ -26,7 +26,8 @@ from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 
-TROUBLE = ("refused", "lost", "broken", "late", "left")
+TROUBLE = ("refused", "lost", "broken", "late", "left", "round")
+AGAIN = "Give the same command again: it goes on after the last finished round."
 START = 300.0  # seconds until all nodes have answered, on a machine that is busy too
 LOOK = 0.5  # seconds between two looks at how far the run is
 SILENT = 20.0  # seconds between two questions to Flower whether the server app still runs
@@ -171,10 +172,15 @@ def _follow(local: Local, link: Link, run: str, say: Say) -> None:
             raise RunError(status.text)
         link.processes.check()
         if time.monotonic() > asked + SILENT:
-            state = link.state_of(run)
+            try:
+                state = link.state_of(run)
+            except RunError as error:
+                raise RunError(f"{error} {AGAIN}") from error
             if state.startswith("finished") and read_status(local.status).state not in ("finished", "failed"):
                 logs = link.processes.logs
-                raise RunError(f"The server app ended without a word ({state}). The link's log is in {logs}.")
+                raise RunError(
+                    f"The server app ended without a word ({state}). {AGAIN} The link's log is in {logs}."
+                )
             asked = time.monotonic()
         time.sleep(LOOK)
 

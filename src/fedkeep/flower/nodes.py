@@ -12,8 +12,9 @@ from fedkeep.experiments.config import read_config
 from fedkeep.experiments.sources import build_source
 from fedkeep.flower.project import bundled
 from fedkeep.remote.config import build_node, experiment
-from fedkeep.remote.node import Node, RefusalError, Terms
+from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.own_clients import of_clients
+from fedkeep.remote.refusals import RefusalError
 
 NODE_CONFIG = "fedkeep-node"
 """Key of Flower's node configuration: the path of the node's own."""

@@ -30,7 +30,8 @@ GIVES_UP = ("Giving up reconnection", "SSL/TLS handshake error detected")
 AGAIN, PATIENCE = 5.0, 80.0  # seconds between tries to join, and until it is given up
 KEY = (
     "the link does not take this node's key. Register it there (flwr supernode register NAME.pub), and give each node "
-    "a key of its own; or a node with this key still runs (flower-supernode): end it"
+    "a key of its own; or a node with this key still runs (flower-supernode): end it. One that was killed counts as "
+    "running for up to a minute"
 )
 AUTHORITY = "the link's certificate is not signed by the authority that this node trusts (link.certificate)"
 REASONS = {

@@ -20,7 +20,7 @@ from fedkeep.core.net import Net
 from fedkeep.core.params import SERVER, Params, State, under
 from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
-from fedkeep.methods.client import Sent, newest
+from fedkeep.methods.client import Sent, by_share, newest
 from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, Link
 from fedkeep.privacy.dp import floating
@@ -183,7 +183,12 @@ def bounded_mean(
             f"{name} weights clients by their numbers of examples, which have no bound. Set weighting='uniform', or "
             f"{heaviest_name}, the number of examples that counts as weight 1."
         )
-    if method.client.accept is not newest:
+    if method.client.accept not in (newest, by_share):
+        raise MethodError(
+            f"{name} keeps by a rule of its own (Client.accept), which is given the client's share of the cohort's "
+            f"examples, {shares}. Leave it out."
+        )
+    if method.client.accept is by_share:
         raise MethodError(
             f"{name} scales what a client keeps by its share of the cohort's examples, {shares}. Take private_scale=1."
         )

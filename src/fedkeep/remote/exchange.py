@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedkeep.core.errors import LateError, LostError, UploadError
+from fedkeep.core.errors import FailedError, LateError, LostError, UploadError
 from fedkeep.engines import Answer, Judged, Leaves, Task
 from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Refused, header_of
@@ -199,7 +199,7 @@ class Exchange:
                 if refused.busy:
                     self._is_busy(sent.node, refused.reason)
                 else:
-                    self._refused(sent.node, orders, refused.reason)
+                    self._refused(sent.node, orders, refused)
                 return
             answers = read_answers(packet, self.rules.split)
             self._check(sent, answers)
@@ -223,12 +223,13 @@ class Exchange:
         self.events.note("again", f"Node {node!r} is busy with an earlier message: {reason}", node=node)
         self._busy[node] = self.nodes.transport.now() + self.rules.again / BUSY
 
-    def _refused(self, node: str, orders: Mapping[str, ClientOrder], reason: str) -> None:
+    def _refused(self, node: str, orders: Mapping[str, ClientOrder], refused: Refused) -> None:
+        reason, kind = refused.reason, FailedError if refused.failed else UploadError
         self.events.note("refused", f"Node {node!r} refused its orders: {reason}", node=node)
         for client in orders:
             self._refusals[client] = self._refusals.get(client, 0) + 1
             if self._refusals[client] >= MOST_REFUSALS:
-                error = UploadError(f"Client {client!r}: its node refused the order: {reason}")
+                error = kind(f"Client {client!r}: its node refused the order: {reason}")
                 self._settle(client, Answer(client=client, fault=error))
         self.nodes.ask_anew(node)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +51,7 @@ def parts(
     uploads = {**halves.federated(values), **declared(method, Net(module))}
     return {
         "code": code(),
+        "own code": sha256_of(own_code(module, method)),
         "method": sha256_of(describe(method)),
         "layers": sha256_of(repr(module)),
         "accelerated layers": sha256_of(swaps_of(module).swapped),
@@ -56,6 +61,38 @@ def parts(
         "uploads": sha256_of(_shapes(uploads)),
         "encoding": sha256_of(encoding),
     }
+
+
+def own_code(module: nn.Module, method: Method) -> dict[str, str]:
+    """Return, by module, the SHA-256 of the files that the model's classes and the method's functions are in.
+
+    Not of fedkeep's, torch's and Python's own, nor of what these files import.
+    """
+    names = {type(layer).__module__ for layer in module.modules()} | set(_modules_of(method))
+    found = {}
+    for name in sorted(names - {"__main__"}):  # functions of the script that runs are refused on devices
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        top = name.partition(".")[0]
+        if file.endswith(".py") and top not in {"fedkeep", "torch"} and top not in sys.stdlib_module_names:
+            lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+            found[name] = sha256_of(lines)
+    return found
+
+
+def _modules_of(value: Any) -> Iterator[str]:
+    """Yield the names of the modules of all classes and functions in a value."""
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _modules_of(each)
+    elif isinstance(value, functools.partial):
+        yield from _modules_of([value.func, value.args, value.keywords])
+    elif isinstance(value, type) or inspect.isroutine(value):
+        yield str(value.__module__)
+    elif dataclasses.is_dataclass(value):
+        yield type(value).__module__
+        yield from _modules_of([getattr(value, field.name) for field in dataclasses.fields(value)])
 
 
 def sha256_of(value: Any) -> str:

@@ -94,13 +94,15 @@ class Fits(Header):
 class Refused(Header):
     """A node's answer to a message that it does not serve; nothing has changed there.
 
-    ``busy``: an earlier message is still being served there; this one, said again later, may be.
-    """
+    ``busy``: an earlier message is still being served there; this one, said again later, may be. ``failed``: the method
+    or the model failed on it.
+    """  # fmt: skip
 
     kind: Literal["refused"] = "refused"
     run: str
     reason: str
     busy: bool = False
+    failed: bool = False
 
 
 def told(header: Header) -> Packet:

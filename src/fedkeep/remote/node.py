@@ -25,13 +25,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedkeep.core.errors import (
-    BusyError,
     ConfigError,
-    DataError,
-    FedkeepError,
     MethodError,
     SplitError,
-    StoreError,
     UploadError,
 )
 from fedkeep.core.net import Net
@@ -46,11 +42,12 @@ from fedkeep.remote.agreement import agreement, differing, fault_of
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
-from fedkeep.remote.headers import Encode, Fits, Hello, Here, Refused, header_of, told
+from fedkeep.remote.headers import Encode, Fits, Hello, Here, header_of, told
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.migration import OnChange, migrated
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.parts import settled
+from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
 from fedkeep.remote.serving import Held, serve
 from fedkeep.remote.wire import answers_packet, read_work
 from fedkeep.store import Default
@@ -58,10 +55,6 @@ from fedkeep.store.rows import RowFormat
 
 Experiment = Callable[[str, Mapping[str, Any]], tuple[nn.Module, Method]]
 """Makes model and method of a configuration's text and an encoding as JSON; server and device call the same."""
-
-
-class RefusalError(FedkeepError):
-    """A node does not serve a message; the text goes to the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +245,11 @@ class Node:
             model, method = self.experiment(hello.experiment, encoding)
             module = method.made_for(model).to(self.terms.compute)
         except (ConfigError, MethodError, SplitError) as error:
-            raise RefusalError(f"The experiment cannot be built on this device: {error}") from error
+            why = str(error)
+            if not is_ours(error):
+                self.tell(f"{type(error).__name__}: {error}{place_of(error)}")
+                why = f"{type(error).__name__}. Its own log says more."
+            raise RefusalError(f"The experiment cannot be built on this device: {why}") from error
         if self.terms.secure and not isinstance(method.server.reduce, SecureMean):
             raise RefusalError(
                 "This device trains for secure sums alone (device.secure). Add a table [method.secure]."
@@ -363,24 +360,6 @@ class Node:
             anew=self.terms.on_missing == "anew", tell=self.tell, masking=running.masking(self.folder),
         )  # fmt: skip
         return answers_packet(answers)
-
-
-def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Packet:
-    """Return the answer to a packet that cannot be served.
-
-    The error's text goes to ``tell`` in full; it leaves the device only where it holds neither data nor a path.
-    """
-    tell(f"{type(error).__name__}: {error}")
-    if isinstance(error, RefusalError | StoreError | UploadError):
-        reason = str(error)
-    elif isinstance(error, DataError):
-        reason = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
-    elif isinstance(error, ConfigError):
-        reason = "Its configuration cannot be used. Its own log says more."
-    else:
-        reason = f"It has failed with {type(error).__name__}. Its own log says more."
-    run = str(packet.header.get("run", ""))[:64]
-    return told(Refused(run=run, reason=reason, busy=isinstance(error, BusyError)))
 
 
 def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:

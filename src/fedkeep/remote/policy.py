@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from fedkeep.core.errors import ConfigError, shown
+from fedkeep.core.errors import ConfigError, RoundError, RunError, shown
+
+MOST_FAILURES = 3
+LONGEST_PAUSE = 60.0
+"""Seconds, unless a longer one is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +53,31 @@ class RoundPolicy:
         check("buffer", f"{whole} 1", Integral, lambda v: v >= 1)
         check("staleness", "a number of at least 0", Real, lambda v: 0 <= v < math.inf)
         check("oldest", f"{whole} 0, or None", Integral | None, lambda v: v is None or v >= 0)
+
+
+class Retries:
+    """When a round that did not count is tried again.
+
+    Args:
+        pause: seconds before the first time; it doubles each time.
+    """
+
+    def __init__(self, pause: float) -> None:
+        self.pause, self.round, self.tries, self.failures = pause, -1, 0, 0
+
+    def after(self, error: RoundError, round: int) -> float:
+        """Return the seconds until a round is tried again.
+
+        Raises:
+            RunError: functions of the method or the model have failed in it again and again.
+        """
+        if round != self.round:
+            self.round, self.tries, self.failures = round, 0, 0
+        self.tries += 1
+        self.failures = self.failures + 1 if error.failed else 0
+        if self.failures >= MOST_FAILURES:
+            raise RunError(
+                f"{error} It was tried {self.failures} times. Mend the method or the model on the devices, and start "
+                f"the run again in the same way: it goes on at round {round}."
+            ) from error
+        return min(self.pause * 2.0 ** min(self.tries - 1, 20), max(self.pause, LONGEST_PAUSE))

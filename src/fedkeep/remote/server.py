@@ -54,7 +54,7 @@ from fedkeep.remote.kept import Kept
 from fedkeep.remote.ledger import COLUMNS, Attempts, Ledger
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
-from fedkeep.remote.policy import RoundPolicy
+from fedkeep.remote.policy import Retries, RoundPolicy
 from fedkeep.remote.protection import protected, secret_seed
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
@@ -224,12 +224,14 @@ class _Serving:
         with tracked(
             self.trackers, directory, drive.history, federation.name, federation.config
         ) as drive.told:
+            retries = Retries(pause)
             while drive.server.round < self.rounds:
                 try:
                     drive.go()
                 except RoundError as error:
-                    self.events.note("round", f"{error} It is tried again in {pause:g} s.")
-                    self._pass(pause)
+                    wait = retries.after(error, drive.server.round)
+                    self.events.note("round", f"{error} It is tried again in {wait:g} s.")
+                    self._pass(wait)
         self.fleet.settle(orders_of(self.method, drive.server, map(str, self.roster.ids)))
         if drive.server.round == self.rounds:
             directory.write_info({**directory.read_info(), "status": "finished"})
@@ -238,8 +240,7 @@ class _Serving:
     def judge(self) -> list[Record]:
         """Judge all clients with what they keep and what the server has."""
         assert self.directory is not None
-        drive = self._drive(self.directory, None)
-        records = drive.judged_now()
+        records = self._drive(self.directory, None).judged_now()
         (self.out / "judged.jsonl").write_text("".join(map(to_line, records)), encoding="utf-8")
         return records
 

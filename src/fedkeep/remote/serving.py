@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedkeep.core.errors import LostError, SecureSumError, StoreError, UploadError
+from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
 from fedkeep.core.params import Params, misfit
 from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Order
 from fedkeep.engines import Work as Train
@@ -17,6 +17,7 @@ from fedkeep.methods.hooks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_store import MissingError, Wanted
 from fedkeep.remote.masking import Masking
+from fedkeep.remote.refusals import place_of
 from fedkeep.remote.wire import Answers, ClientOrder, Partition, Step, Work
 from fedkeep.store import MemoryStore
 
@@ -105,6 +106,8 @@ def serve(
         except (LostError, StoreError) as error:
             tell(str(error))
             answers[client] = Answer(client=client, fault=LostError(str(error)))
+        except Exception as error:  # noqa: BLE001 - a function of the method; the others are served
+            answers[client] = _failed(client, error, tell)
     judged = _judged(begun.values(), LocalDevice(job, engine, leaves=work.leaves))
     training = [one for one in begun.values() if one.train]
     if masking is not None:
@@ -212,7 +215,10 @@ def _begin(
 def _trained(
     orders: Sequence[ClientOrder], job: Job, engine: Engine, round: int, tell: Tell
 ) -> list[tuple[Answer, Params | None]]:
-    """Return the answer of each client, and what it would keep."""
+    """Return the answer of each client, and what it would keep.
+
+    Where one fails, all are trained one by one, so that the others come through: streams are each client's own.
+    """
     if not orders:
         return []
     flat: dict[int, Params] = {}
@@ -221,13 +227,25 @@ def _trained(
         for o in orders
     ]
     found = []
-    results = engine.train(job, work, round, orders[0].order.progress)
-    for one, result in paired(orders, results):
+    try:
+        results = list(paired(orders, engine.train(job, work, round, orders[0].order.progress)))
+    except Exception as error:  # noqa: BLE001 - a function of the method or the model
+        if len(orders) == 1:
+            return [(_failed(orders[0].order.client, error, tell), None)]
+        return [each for one in orders for each in _trained([one], job, engine, round, tell)]
+    for one, result in results:
         if result.note:
             tell(result.note)
         answer = Answer(client=one.order.client, upload=result.upload, loss=result.loss, fault=result.fault)
         found.append((answer, result.kept))
     return found
+
+
+def _failed(client: str, error: Exception, tell: Tell) -> Answer:
+    """Return the answer of a client at whom the method or the model failed; the error's text stays on the device."""
+    tell(f"Client {client!r}: {type(error).__name__}: {error}{place_of(error)}")
+    said = f"Client {client!r}: its device failed with {type(error).__name__}. Its own log says more."
+    return Answer(client=client, fault=FailedError(said))
 
 
 def _judged(orders: Iterable[ClientOrder], device: LocalDevice) -> tuple[tuple[Partition, Judged], ...]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from fedkeep.core.errors import LostError, NonFiniteError, UploadError, shown
+from fedkeep.core.errors import FailedError, LostError, NonFiniteError, UploadError, shown
 from fedkeep.core.params import Params, is_state, nonfinite, prefixed, under
 from fedkeep.engines import Answer, Judged, Leaves, Model, Order
 from fedkeep.methods import Sent
@@ -27,7 +27,7 @@ from fedkeep.split import Split
 Partition = Literal["train", "valid", "test"]
 Step = Literal["keys", "shares", "masked", "revealed"]
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
-    "broken": NonFiniteError, "malformed": UploadError, "lost": LostError
+    "broken": NonFiniteError, "failed": FailedError, "malformed": UploadError, "lost": LostError
 }  # fmt: skip
 
 
@@ -163,7 +163,7 @@ class _Work(Header):
 
 class _Answer(Header):
     client: str
-    status: Literal["trained", "idle", "broken", "malformed", "lost"]
+    status: Literal["trained", "idle", "broken", "failed", "malformed", "lost"]
     weight: float
     text: str
     made: dict[Step, dict[str, str]] = Field(default_factory=dict)
