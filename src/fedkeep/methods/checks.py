@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError, check_whole
 from fedkeep.core.net import every_tensor
@@ -76,7 +76,11 @@ def check_plain(model: nn.Module) -> None:
 
 def _check_apart(model: nn.Module) -> None:
     """Refuse two tensors in one memory, of which a parameter would have its own in the copy that is trained."""
-    tensors = {n: v for n, v in every_tensor(model).items() if v.layout is torch.strided and v.numel()}
+    tensors = {
+        n: v
+        for n, v in every_tensor(model).items()
+        if type(v.data) is Tensor and v.layout is torch.strided and v.numel()
+    }
     places = sorted(
         (v.data_ptr(), v.data_ptr() + v.nbytes, n) for n, v in tensors.items() if v.is_contiguous()
     )
