@@ -133,8 +133,7 @@ class TestEncoding:
             Ready(data=DATA), tmp_path, Terms(owner="ann", simulated_noise=True), experiment, tell=said.append
         )
         assert reason(hand.say(node, hand.encode())) == "It has failed with KeyError. Its own log says more."
-        (told,) = said
-        assert re.fullmatch(r"KeyError: '/home/ann/secret' \(test_node\.py, line \d+, in experiment\)", told)
+        assert re.fullmatch(r"KeyError: '/home/ann/secret' \(test_node\.py, line \d+, in experiment\)", *said)
 
     def test_more_than_a_row_holds_is_refused_before_training(
         self, hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
