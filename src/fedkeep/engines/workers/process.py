@@ -149,12 +149,10 @@ def answer(job: Job, own: Arena, common: Arena, order: Mapping[str, Any]) -> dic
         assert result.kept is not None
         parts = {"deltas": result.upload.deltas, "rows": result.upload.rows, "kept": result.kept}
         values = {f"{part}:{n}": v for part, tensors in parts.items() for n, v in tensors.items()}
-        here = {
-            v.untyped_storage().data_ptr() for v in given.values()
-        }  # a hook may give back what it was given
-        layout = own.put(
-            {n: v.clone() if v.untyped_storage().data_ptr() in here else v for n, v in values.items()}
-        )
+        # A hook may give back what it was given, which lies where ``put`` writes.
+        here = {v.untyped_storage().data_ptr() for v in given.values()}
+        again = {n: v.clone() for n, v in values.items() if v.untyped_storage().data_ptr() in here}
+        layout = own.put(values | again)
         return {"layout": layout, "loss": result.loss, "weight": result.upload.weight, "note": result.note}
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised again in the parent
         return {"error": encode_error(error)}
