@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedkeep import Phase, adam, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
-from fedkeep.engines import Sequential, Vectorised, auto, run_round
+from fedkeep.engines import Job, Sequential, Vectorised, auto, run_round
 from fedkeep.engines.auto import as_one_program, width
 from fedkeep.engines.vectorised.costs import Costs, Work, times_faster, work_of
 from fedkeep.engines.vectorised.local import Stacked
@@ -116,7 +116,7 @@ def test_a_large_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_moments_count() -> None:
     """Adam keeps two numbers for each parameter."""
     for optimizer, chosen in ((sgd(0.1), True), (adam(0.1), False)):
-        work = job(Wide(3_200), methods.furl("user", local=Phase(batch_size=4, optimizer=optimizer)), MANY)
+        work = job(Wide(4_500), methods.furl("user", local=Phase(batch_size=4, optimizer=optimizer)), MANY)
         assert (as_one_program(work, 30) is not None) == chosen
 
 
@@ -124,8 +124,9 @@ def test_what_a_step_costs_is_counted_of_one_client() -> None:
     """Costs of calls are shared, those of bytes and products are not; a linear layer's products: 2 · 4 · 3 · 3, twice."""
     work = work_of(job(Logits(), FURL, MANY), 0)
     assert (work.flops, work.measured) == (2 * 2 * 4 * 3 * 3, True)
-    some = Work(calls=10, moved=2_000_000, flops=3_000_000)
-    assert Costs(alone=1, step=2, call=3, moved=4, flops=5).of(some, 8) == 1 + (2 + 30) / 8 + 8 + 15
+    some = Work(calls=10, kept=6_000_000, moved=2_000_000, flops=3_000_000, convolved=1_000_000)
+    costs = Costs(alone=1, call=3, kept=7, moved=4, flops=5, convolved=6)
+    assert costs.of(some, 8) == 1 + 30 / 8 + 42 + 8 + 15 + 6
     assert times_faster(work, 30) > times_faster(work, 10) > 1.5
 
 
@@ -138,25 +139,46 @@ def test_logistic_regression_on_many_examples_is_trained_together(clients: int, 
     assert (as_one_program(work, clients) is not None) == chosen
 
 
-def test_other_operations_than_were_measured_want_little_memory() -> None:
-    """A convolution: the costs say yes, but of its time nothing is known."""
+def test_what_the_optimiser_moves_and_convolutions_are_counted_apart() -> None:
+    """Forward: 4 images, 2 filters of 9 numbers at 16 places; backward: the weights' gradient, as images have none."""
+    work = work_of(images(6, nn.Conv2d(1, 2, 3)), 0)
+    values = 2 * 9 + 2 + 3 * 2 * 16 + 3
+    assert (work.kept, work.convolved, work.measured) == (4 * 2 * values, 2 * 2 * 4 * 2 * 9 * 16, True)
+    product = 2 * 4 * (2 * 16) * 3
+    assert work.flops == 3 * product  # forward, to the weights and to the images of filters
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(2, 2, 3, groups=2), nn.ConvTranspose2d(2, 2, 1), nn.Conv3d(2, 2, (1, 3, 3))],
+    ids=["groups", "transposed", "three dimensions"],
+)
+def test_other_operations_than_were_measured_want_little_memory(layer: Any) -> None:
+    """The costs say yes, but of its time nothing is known."""
     for pixels, chosen in ((6, True), (60, False)):
-        data = classes(counts=[8] * 30, features=pixels * pixels, kind="f4")
-        work = job(Image(pixels), methods.fedavg(local=Phase(batch_size=4)), data)
+        work = images(pixels, layer)
         assert not work_of(work, 0).measured
         assert (as_one_program(work, 30) is not None) == chosen
 
 
+def images(pixels: int, layer: Any) -> Job:
+    """Return a job on 30 clients with 8 images each, which a layer filters."""
+    channels = layer.in_channels
+    data = classes(counts=[8] * 30, features=channels * pixels * pixels, kind="f4")
+    return job(Image(pixels, layer), methods.fedavg(local=Phase(batch_size=4)), data)
+
+
 class Image(nn.Module):
-    def __init__(self, pixels: int) -> None:
+    def __init__(self, pixels: int, layer: Any) -> None:
         super().__init__()
-        self.pixels = pixels
-        self.filter, self.out = nn.Conv2d(1, 2, 3), nn.Linear(2 * (pixels - 2) ** 2, 3)
+        depth = [1] * (isinstance(layer, nn.Conv3d))
+        self.shape = (layer.in_channels, *depth, pixels, pixels)
+        self.filter = layer
+        self.out = nn.Linear(layer(torch.zeros(1, *self.shape)).numel(), 3)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        image = x.reshape(-1, 1, self.pixels, self.pixels)
-        logits: Tensor = self.out(self.filter(image).flatten(1))
+        logits: Tensor = self.out(self.filter(x.reshape(-1, *self.shape)).flatten(1))
         return logits
 
 

@@ -19,6 +19,10 @@ from fedkeep.engines.vectorised.memory import first_clients
 
 LOOKUPS = ("embedding", "gather", "index", "index_select")
 """Operations that read no more of their arguments than they give."""
+OF_PARAMETERS = ("_foreach_", "_fused_")
+"""How operations on lists of parameters begin: the optimiser's."""
+RELABELLED = "_unsafe_view"
+"""A view that is not one by torch's word; nothing is moved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +31,19 @@ class Work:
 
     Attributes:
         calls: operations.
-        moved: bytes that they read and write.
+        kept: bytes of parameters, gradients and moments that the optimiser reads and writes.
+        moved: bytes that other operations read and write.
         flops: floating-point operations of products of matrices.
-        measured: whether all are of kinds that were measured: no convolutions, no kernels of other packages.
+        convolved: floating-point operations of convolutions.
+        measured: whether all are of kinds that were measured: no convolutions in groups, in three dimensions or
+            transposed, no kernels of other packages.
     """
 
     calls: int
+    kept: int
     moved: int
     flops: int
+    convolved: int
     measured: bool = True
 
 
@@ -44,26 +53,29 @@ class Costs:
 
     Attributes:
         alone: whatever it does.
-        step: of a step, which is shared by those who take it together.
-        call: of each operation, shared likewise.
-        moved: of each MB that is read and written.
-        flops: of each million floating-point operations.
+        call: of each operation, which is shared by those who take a step together.
+        kept: of each MB that the optimiser reads and writes.
+        moved: of each MB that others read and write.
+        flops: of each million floating-point operations of products.
+        convolved: of each million of convolutions.
     """
 
     alone: float
-    step: float
     call: float
+    kept: float
     moved: float
     flops: float
+    convolved: float
 
     def of(self, work: Work, together: float) -> float:
         """Return a client's time where so many take a step together."""
-        shared = (self.step + self.call * work.calls) / together
-        return self.alone + shared + (self.moved * work.moved + self.flops * work.flops) / 1e6
+        memory = self.kept * work.kept + self.moved * work.moved
+        products = self.flops * work.flops + self.convolved * work.convolved
+        return self.alone + self.call * work.calls / together + (memory + products) / 1e6
 
 
-ONE_BY_ONE = Costs(alone=143.5, step=0.0, call=6.738, moved=63.22, flops=14.77)
-SIDE_BY_SIDE = Costs(alone=29.52, step=487.4, call=27.56, moved=165.6, flops=8.689)
+ONE_BY_ONE = Costs(alone=142.0, call=7.627, kept=0.0, moved=39.89, flops=11.28, convolved=14.45)
+SIDE_BY_SIDE = Costs(alone=52.89, call=33.48, kept=406.2, moved=64.72, flops=11.55, convolved=14.10)
 """Fitted by ``python -m benchmarks.costs`` (AMD EPYC, AVX-512, one thread); ``results/costs.json`` has the times."""
 
 
@@ -73,14 +85,14 @@ def times_faster(work: Work, together: float) -> float:
 
 
 class Flops(EagerMode):
-    """Counts floating-point operations of products of matrices, by torch's own formulas.
+    """Counts floating-point operations of products of matrices and of convolutions, by torch's own formulas.
 
     Torch's ``FlopCounterMode`` counts the same, and loads the compiler.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.products = self.convolved = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -93,7 +105,11 @@ class Flops(EagerMode):
             return found
         found = func(*args, **given)
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
-            self.total += formula(*args, **given, out_val=found)
+            done = formula(*args, **given, out_val=found)
+            if _convolves(func):
+                self.convolved += done
+            else:
+                self.products += done
         return found
 
 
@@ -102,7 +118,7 @@ class Counting(EagerMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.moved = 0
+        self.calls = self.kept = self.moved = 0
         self.measured = True
 
     def __torch_dispatch__(
@@ -110,12 +126,19 @@ class Counting(EagerMode):
     ) -> Any:
         """Run an operation, and count it."""
         found = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.calls += 1
-            self.measured &= func.namespace in ("aten", "prims") and "conv" not in func.name()
-            made = sum(v.nbytes for v in _tensors(found))
-            some = func.overloadpacket.__name__ in LOOKUPS
-            self.moved += made + (made if some else sum(v.nbytes for v in _tensors(args)))
+        name = func.overloadpacket.__name__
+        if func.is_view or name == RELABELLED:
+            return found
+        self.calls += 1
+        self.measured &= func.namespace in ("aten", "prims") and (
+            not _convolves(func) or _is_plain(name, args)
+        )
+        made = sum(v.nbytes for v in _tensors(found))
+        through = made + (made if name in LOOKUPS else sum(v.nbytes for v in _tensors(args)))
+        if name.startswith(OF_PARAMETERS):
+            self.kept += through
+        else:
+            self.moved += through
         return found
 
 
@@ -133,8 +156,24 @@ def work_of(job: Job, client: int) -> Work:
         with flops, counting:
             phase.take(step)
     return Work(
-        calls=counting.calls, moved=counting.moved, flops=flops.total, measured=counting.measured
+        calls=counting.calls, kept=counting.kept, moved=counting.moved, flops=flops.products,
+        convolved=flops.convolved, measured=counting.measured,
     )  # fmt: skip
+
+
+def _convolves(func: Any) -> bool:
+    return "conv" in func.name()
+
+
+def _is_plain(name: str, args: tuple[Any, ...]) -> bool:
+    """Tell whether a convolution is of one or two dimensions, in one group and not transposed."""
+    if name == "convolution":
+        _, weight, *_, transposed, _, groups = args
+    elif name == "convolution_backward":
+        _, _, weight, *_, transposed, _, groups, _ = args
+    else:
+        return False
+    return weight.dim() <= 4 and not transposed and groups == 1
 
 
 def _tensors(values: Any) -> list[Tensor]:
