@@ -27,7 +27,7 @@ READY = ["kteps/indiv", "kteps/fedavg", "kteps/kteps", "kteps/kteps-star", "ktep
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of data: 16 domains of short reviews, and vectors of their words."""
+    """A folder of data: 16 domains of short reviews, two in training and test, and vectors of their words."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     lines = []
@@ -35,6 +35,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split, count in (("train", 10), ("test", 5)):
             for n in range(count):
                 text = " ".join(["man", ("bad", "good")[n % 2], *rng.choice(WORDS, 4)])
+                if (domain, split) == ("books", "test") and n < 2:
+                    text = json.loads(lines[-10])["text"]
                 lines.append(json.dumps({"domain": domain, "split": split, "label": n % 2, "text": text}))
     (folder / "fdu_mtl").mkdir()
     (folder / "fdu_mtl" / "fdu_mtl.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))

@@ -13,6 +13,7 @@ from typing import Any
 from fedkeep.core.errors import ConfigError, NonFiniteError
 from fedkeep.core.records import read_records
 from fedkeep.data import FederatedData
+from fedkeep.engines import Model
 from fedkeep.experiments.build import build_data, build_method, build_model, run_config
 from fedkeep.experiments.builtin import builtin_text
 from fedkeep.experiments.config import Config, parse_config
@@ -23,6 +24,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
 from fedkeep_papers.kit.cells import Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
+from fedkeep_papers.kteps.repeats import by_repeats
 
 Overrides = tuple[tuple[str, str], ...]
 """Dotted keys and TOML values that replace a configuration's own."""
@@ -88,6 +90,8 @@ class Numbers:
         shared: each client's accuracy with the shared part alone; empty where that cannot predict.
         shared_curve: its mean over clients after each evaluation: (round, accuracy).
         test_curve: the mean over clients with their own models: (round, accuracy).
+        repeats: by client, how many of its test reviews also stand in training (``repeats.py``).
+        again, rest: by model (``own``, ``shared``) and client, the accuracy on these and on the others.
         loss: training loss of each round.
         upload_bytes, download_bytes, private_bytes: per client and round; the private ones stay there.
         steps: mini-batches before each test of a personalisation curve.
@@ -107,6 +111,9 @@ class Numbers:
     shared: dict[str, float] = field(default_factory=dict)
     shared_curve: list[list[float]] = field(default_factory=list)
     test_curve: list[list[float]] = field(default_factory=list)
+    repeats: dict[str, int] = field(default_factory=dict)
+    again: dict[str, dict[str, float]] = field(default_factory=dict)
+    rest: dict[str, dict[str, float]] = field(default_factory=dict)
     loss: list[float | None] = field(default_factory=list)
     upload_bytes: float | None = None
     download_bytes: float | None = None
@@ -227,8 +234,9 @@ def _measured(run: Run) -> dict[str, Any]:
     def traffic(metric: str) -> float | None:
         return next((r.value for r in reversed(run.history) if r.metric == metric), None)
 
-    judged = run.judge(("shared",))[0].per_client("shared") if curve(SHARED) else {}
-    shared = {client: value for client, (value, _) in judged.items()}
+    models: tuple[Model, ...] = ("own", "shared") if curve(SHARED) else ("own",)
+    judged = run.judge(models)[0]
+    shared = {c: value for c, (value, _) in judged.per_client("shared").items()} if curve(SHARED) else {}
     return {
         "rounds": run.round,
         "test": clients("test"),
@@ -236,6 +244,7 @@ def _measured(run: Run) -> dict[str, Any]:
         "test_curve": curve("test"),
         "shared_curve": curve(SHARED),
         "loss": [r.value for r in run.history if r.split == "train" and r.metric == "loss"],
+        **by_repeats(run.data, judged),
         "upload_bytes": traffic("upload_bytes"),
         "download_bytes": traffic("download_bytes"),
     }

@@ -1,4 +1,4 @@
-"""Further tables in the Markdown of KTEPS's Tables 2 and 3: every client, fairness, and costs."""
+"""Further tables in the Markdown of KTEPS's Tables 2 and 3: every client, repeated reviews, fairness, and costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedkeep.metrics import per_client
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep.report.wording import duration, size
 from fedkeep_papers.kteps import published
-from fedkeep_papers.kteps.book import Book
+from fedkeep_papers.kteps.book import METHODS, Book
 from fedkeep_papers.kteps.cells import Cell, Numbers
 
 OfClient = Callable[[str, Numbers], Mapping[str, float]]
@@ -99,3 +99,31 @@ def costs(book: Book, cells: Cells) -> str:
 def _mean_of(found: Iterable[Numbers], name: str) -> float | None:
     values = [v for n in found if (v := getattr(n, name)) is not None]
     return float(np.mean(values)) if values else None
+
+
+def of_repeats(book: Book, cells: Cells) -> str:
+    """Return a Markdown table of accuracy on test reviews that stand in training, and on all others."""
+    rows = []
+    for (scene, method), own in cells.items():
+        model = "shared" if METHODS[method].ag == "shared" else "own"
+        found = [n for n in book.numbers(own).values() if n.rest.get(model)]
+        if found:
+            every = [n.shared if model == "shared" else n.test for n in found]
+            whole, rest = (_mean_over(values) for values in (every, [n.rest[model] for n in found]))
+            right = [(n.again[model][client], count) for n in found for client, count in n.repeats.items()]
+            again = sum(value * count for value, count in right) / max(sum(count for _, count in right), 1)
+            numbers = (f"{100 * value:.1f}" for value in (whole, again, rest, whole - rest))
+            rows.append((scene, method, str(len(found)), *numbers))
+    if not rows:
+        return ""
+    columns = ("scene", "method", "seeds", "all", "the repeats", "the others", "all − the others")
+    title = "Test reviews that stand in training, and the others, %"
+    note = (
+        "A repeat is a test review whose first 200 words are a training review's. Of cells that were computed since "
+        "this is looked at. Means over clients; of the repeats, over reviews."
+    )
+    return "\n" + to_markdown(Table(columns, tuple(rows), title, note, left=2), level=2)
+
+
+def _mean_over(found: Iterable[Mapping[str, float]]) -> float:
+    return float(np.mean([np.mean(list(values.values())) for values in found]))
