@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,23 @@ def test_numbers_are_rounded_where_that_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         slot(tmp_path / "b.json").write(Point(math.nan))
     assert not (tmp_path / "b.json").exists()
+
+
+@dataclass(frozen=True)
+class Longer(Point):
+    note: str = field(default="none", metadata=cells.LATER)
+
+
+def test_an_older_file_may_lack_a_later_field_alone(tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    path.write_text(json.dumps(GOOD), encoding="utf-8")
+    assert slot(path, kind=Longer).read() is None  # of older numerics
+    found = slot(path, kind=Longer).find()
+    assert found is not None
+    assert found.result == Longer(1.0)
+    path.write_text(json.dumps({**KEY, "value": 1.0, "note": "some"}), encoding="utf-8")
+    with pytest.raises(RunError, match="it lacks curve"):
+        slot(path, kind=Longer).find()
 
 
 KEY = {"settings": {"rate": 0.1, "words": ["a"]}, "source": {"data.gz": "ab"}}

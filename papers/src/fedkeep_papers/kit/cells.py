@@ -29,6 +29,8 @@ R = TypeVar("R", bound="DataclassInstance")
 SHOWN = 16  # names in a note
 OLDEST = 1
 """The numerics of a result that does not say which; version 0.1 did not."""
+LATER = {"later": True}
+"""Metadata of a field that cells do not have which were finished before there was one."""
 Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that is null in a file where it is NaN."""
 
@@ -125,7 +127,7 @@ class Slot(Generic[R]):
         return all(_plain(entry.get(n)) == _plain(getattr(self, n)) for n in ("settings", "source"))
 
     def _decoded(self, entry: Mapping[str, Any]) -> R:
-        missing = [f.name for f in fields(self.kind) if f.name not in entry]
+        missing = [f.name for f in fields(self.kind) if f.name not in entry and f.metadata != LATER]
         if missing:
             raise self._damaged(f"it lacks {', '.join(missing)}")
         try:

@@ -22,7 +22,7 @@ from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.personalization import Protocol, personalization_curve
 from fedkeep.experiments.run import Run
 from fedkeep.methods.base import Predict
-from fedkeep_papers.kit.cells import Slot, digest, settings_of
+from fedkeep_papers.kit.cells import LATER, Slot, digest, settings_of
 from fedkeep_papers.kteps.neighbours import word_neighbours
 from fedkeep_papers.kteps.repeats import by_repeats
 
@@ -111,9 +111,9 @@ class Numbers:
     shared: dict[str, float] = field(default_factory=dict)
     shared_curve: list[list[float]] = field(default_factory=list)
     test_curve: list[list[float]] = field(default_factory=list)
-    repeats: dict[str, int] = field(default_factory=dict)
-    again: dict[str, dict[str, float]] = field(default_factory=dict)
-    rest: dict[str, dict[str, float]] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict, metadata=LATER)
+    again: dict[str, dict[str, float]] = field(default_factory=dict, metadata=LATER)
+    rest: dict[str, dict[str, float]] = field(default_factory=dict, metadata=LATER)
     loss: list[float | None] = field(default_factory=list)
     upload_bytes: float | None = None
     download_bytes: float | None = None
