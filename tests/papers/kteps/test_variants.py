@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -43,9 +44,11 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
         np.allclose(c * 3, (c * 3).round(), atol=1e-5) for c in curves
     )  # 3 reviews each, not the 5 of test
     chosen = max((2, 3), key=lambda i: curves[i].mean())
-    assert computed[4:] == [f"fdu-variant-{slugs[chosen]}-full-{seed}" for seed in (0, 1)]  # KTEPS was there
+    assert computed[4:] == [  # KTEPS and FedAvg were there
+        f"fdu-variant-{whose}{slugs[chosen]}-full-{seed}" for whose in ("", "fedavg-") for seed in (0, 1)
+    ]
     found = rows(tmp_path, "kteps-variants")
-    assert {m for m, _ in found} == {"KTEPS", tried[chosen]}
+    assert {m for m, _ in found} == {"KTEPS", "FedAvg", tried[chosen], f"FedAvg, {tried[chosen]}"}
     assert found["KTEPS", "accuracy_ap"].value == rows(finished, "kteps-table3")["KTEPS", "accuracy_ap"].value
     text = (tmp_path / "kteps-variants.md").read_text(encoding="utf-8")
     assert f"| {tried[chosen]} | 1 | {100 * curves[chosen].mean():.2f} |" in text
@@ -74,6 +77,20 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     )
     assert f"of KTEPS were {early} after round 1 than" in text
     assert f"were then {same} than KTEPS's after the same round 1." in text
+    ap, ag = (
+        {
+            m: 100 * row.value
+            for (m, metric), row in found.items()
+            if metric == wanted and row.value is not None
+        }
+        for wanted in ("accuracy_ap", "accuracy_ag")
+    )
+    ruled = f"FedAvg, {tried[chosen]}"
+    (gain,) = re.findall(r"FedAvg has (\S+) ± \S+ points of Ap and (\S+) ± \S+ of Ag more", text)
+    (ahead_of,) = re.findall(r"minus FedAvg by that rule: (\S+) ± \S+ and (\S+) ± \S+ points", text)
+    for by, shown, lost in ((ap, gain[0], ahead_of[0]), (ag, gain[1], ahead_of[1])):
+        assert float(shown) == pytest.approx(by[ruled] - by["FedAvg"], abs=0.006)
+        assert float(lost) == pytest.approx(by[tried[chosen]] - by[ruled], abs=0.006)
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []
@@ -97,7 +114,7 @@ def test_no_variant_is_chosen_while_one_is_not_tried(
     text = reproduce("kteps-variants", asked).read_text(encoding="utf-8")
     assert 'Not run yet: "KTEPS", "dropout". Once all are tried,' in text
     assert "| linear schedule | 1 |" in text
-    assert {method for method, _ in rows(tmp_path, "kteps-variants")} == {"KTEPS"}
+    assert {method for method, _ in rows(tmp_path, "kteps-variants")} == {"KTEPS", "FedAvg"}
 
 
 @pytest.mark.filterwarnings("ignore:The training loss of the last")

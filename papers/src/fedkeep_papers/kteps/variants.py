@@ -42,13 +42,16 @@ VARIANTS: Mapping[str, Variant] = {
     "faster schedule, dropout": Variant((*FASTER, *DROPOUT)),
     "faster schedule, dropout, slow words": Variant((*FASTER, *DROPOUT, *SLOW_WORDS)),
 }
+FEDAVG = "FedAvg"
+"""It is tested by the rule that is chosen, too: stopping early and a falling rate might help any method."""
 HELD_OUT = 200  # training reviews of a domain
 ROUNDS = 30  # of every variant, and of KTEPS beside them while one is chosen; afterwards KTEPS overfits
 SHORTER: Mapping[str, Overrides] = {"full": (("run.rounds", str(ROUNDS)),)}
 
 
 def variants(request: Request) -> Path:
-    """Choose the variant with the best Ap on held-out training reviews, one seed; test it and KTEPS on all seeds.
+    """Choose the variant with the best Ap on held-out training reviews, one seed; test it and KTEPS on all seeds, and
+    FedAvg with and without its rule.
 
     It waits for all variants: where one is not finished, none is chosen.
 
@@ -70,9 +73,10 @@ def variants(request: Request) -> Path:
             f"Training broke down for every variant; {book.folder} says why. There is none to choose."
         )
     best = None if waits else max(others, key=lambda name: found[name])
-    cells = {"KTEPS": book.cells(book.fdu, "KTEPS")}
+    cells = {"KTEPS": book.cells(book.fdu, "KTEPS"), FEDAVG: book.cells(book.fdu, FEDAVG)}
     if best is not None:
-        cells[best] = {seed: _cell(book, best, seed) for seed in book.seeds}
+        for name, method in ((best, "KTEPS"), (f"{FEDAVG}, {best}", FEDAVG)):
+            cells[name] = {seed: _cell(book, best, seed, method=method) for seed in book.seeds}
     values = (("accuracy_ap", ap), ("accuracy_ag", global_accuracy(METHODS["KTEPS"])))
     lines = [
         Line(book.fdu.name, name, metric, own, value)
@@ -108,14 +112,14 @@ def variants(request: Request) -> Path:
     )
 
 
-def _cell(book: Book, name: str, seed: int, held_out: bool = False) -> Cell:
+def _cell(book: Book, name: str, seed: int, held_out: bool = False, method: str = "KTEPS") -> Cell:
     variant = VARIANTS[name]
-    config, own = METHODS["KTEPS"].config, variant.overrides
+    config, own = METHODS[method].config, variant.overrides
     if variant.early:
         own += SHORTER.get(book.scale, ())
     if held_out:
         own += (("data.valid", str(HELD_OUT)),)
-    slug = name.replace(", ", "-").replace(" ", "-").lower()
+    slug = (name if method == "KTEPS" else f"{method} {name}").replace(", ", "-").replace(" ", "-").lower()
     return Cell(
         f"{book.fdu.name.lower()}-variant-{slug}-{'held-out-' if held_out else ''}{book.scale}-{seed}", config,
         book.overrides(book.fdu, config, own, seed), (RATIO,), split="valid" if held_out else "test",
@@ -153,7 +157,27 @@ def _difference(book: Book, cells: Mapping[str, Mapping[int, Cell]], best: str) 
             f'better after round {stop} than after its last one; those of "{best}" were then {same} points better '
             f"than KTEPS's after the same round {stop}."
         )
-    return text
+    return text + _beside_fedavg(book, cells, best)
+
+
+def _beside_fedavg(book: Book, cells: Mapping[str, Mapping[int, Cell]], best: str) -> str:
+    """Write what the rule is worth to FedAvg, and how far KTEPS is ahead of it there."""
+    names = (best, f"{FEDAVG}, {best}", FEDAVG)
+    own, ruled, usual = (book.numbers(cells[name]) for name in names)
+    seeds = [seed for seed in own if seed in ruled and seed in usual]
+    if not seeds:
+        return ""
+    gains, gaps = (
+        [
+            gap([of(a[s]) - of(b[s]) for s in seeds])
+            for of in (personalized(METHODS[FEDAVG]), global_accuracy(METHODS[FEDAVG]))
+        ]
+        for a, b in ((ruled, usual), (own, ruled))
+    )
+    return (
+        f"\n\nBy the same rule FedAvg has {gains[0]} points of Ap and {gains[1]} of Ag more than as configured, paired "
+        f'by seed over {len(seeds)} seeds. "{best}" minus FedAvg by that rule: {gaps[0]} and {gaps[1]} points.'
+    )
 
 
 def _at(numbers: Numbers, number: int) -> float:
