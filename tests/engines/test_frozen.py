@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import Phase, Split, methods, simulate
-from fedkeep.core.errors import RunError, SplitError
+from fedkeep.core.errors import MethodError, RunError, SplitError
+from fedkeep.engines import Vectorised
+from fedkeep.methods import Finish, Finished, Start, Started
 from fedkeep.privacy import GaussianNoise
 from tests.tiny import Rounds, classes, everyone, job, results
 
@@ -79,6 +81,9 @@ def test_a_pattern_freezes_what_could_be_trained() -> None:
     assert model.head.bias.requires_grad  # the user's model is left as it was
 
 
+ENGINES = ["sequential", "vectorised", "workers", "pooled"]
+
+
 class Counting(Backbone):
     """Its forward pass changes a buffer that nobody said is to change."""
 
@@ -87,14 +92,62 @@ class Counting(Backbone):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers"])
-def test_a_frozen_tensor_that_training_changed_is_named(engine: str) -> None:
+class Growing(Backbone):
+    """Its forward pass changes a frozen weight in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.body.weight.mul_(1.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Counting, "scale"), (Growing, "body.weight")])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_frozen_tensor_that_training_changed_is_named(engine: str, kind: type[Backbone], name: str) -> None:
     with pytest.raises(SplitError) as error:
-        simulate(Counting(), FURL, DATA, rounds=1, cohort=1, engine=engine)
+        simulate(kind(), FURL, DATA, rounds=1, cohort=1, engine=engine)
     assert str(error.value).endswith(
-        "training changed 'scale', which is frozen: it would be another on every client. If a pattern of frozen names "
+        f"round 0: training changed {name!r}, which is frozen: it would be another on every client. If a pattern of frozen names "
         "it, narrow the pattern, or hold its layer in eval(). If it is a buffer that training is to change, name it in "
         "an attribute updated_buffers of its module; then it is federated, or private where a pattern says so."
+    )
+
+
+def test_what_a_phase_of_a_starts_own_changes_is_named() -> None:
+    method = FURL.on_client(start=warm)
+    with pytest.raises(SplitError, match="training changed 'body.weight', which is frozen"):
+        results(job(Growing(), method, DATA), [0], Vectorised())
+
+
+def warm(given: Start) -> Started:
+    given.train(Phase(batch_size=4), {})
+    return Started()
+
+
+def grow(given: Any) -> None:
+    given.net.module.body.weight.mul_(1.5)
+
+
+def growing_start(given: Start) -> Started:
+    grow(given)
+    return Started()
+
+
+def growing_finish(given: Finish) -> Finished:
+    grow(given)
+    return Finished()
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])  # centralised training has no hooks
+@pytest.mark.parametrize("hook", [growing_start, growing_finish])
+def test_a_hook_that_writes_into_a_frozen_tensor_is_named(engine: str, hook: Any) -> None:
+    which = hook.__name__.removeprefix("growing_")
+    with pytest.raises(MethodError) as error:
+        simulate(Backbone(), FURL.on_client(**{which: hook}), DATA, rounds=1, cohort=2, engine=engine)
+    assert str(error.value) == (
+        f"The {which} of 'furl' wrote into 'body.weight', which others read too. Make a new tensor: v * 0.5, not "
+        f"v.mul_(0.5)."
     )
 
 

@@ -218,6 +218,14 @@ def test_what_training_changed_of_the_frozen_half_is_named() -> None:
     )
 
 
+def test_what_was_made_in_inference_mode_is_not_watched() -> None:
+    with torch.inference_mode():
+        table = torch.zeros(2)
+    assert Frozen({"table": table}).changed() == []
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        table.add_(1)
+
+
 def test_a_forward_pass_that_writes_a_frozen_buffer_is_noticed() -> None:
     model = Everything()
     model.updated_buffers = ()

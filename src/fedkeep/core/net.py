@@ -72,6 +72,7 @@ class Net:
     Attributes:
         lookup: tables of embeddings, by parameter, with the column of ids that is all that looks them up: those that
             the module names in an attribute ``lookup``, and in a simulation those that a trace finds.
+        parameters: the module's own, by first name: nothing trains or changes these very tensors.
         aliases: where tied parameters stand besides, by their first name.
         written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
         rehearsed: whether ``written`` has the parameters that the module's own ``forward`` constrains, too.
@@ -82,7 +83,8 @@ class Net:
         self.lookup: Mapping[str, str] = dict(getattr(module, "lookup", {}))
         self._caller = _Caller(module)
         self._takes: dict[str, Takes] = {}
-        self._trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+        self.parameters = dict(module.named_parameters())
+        self._trainable = frozenset(name for name, p in self.parameters.items() if p.requires_grad)
         self.aliases = aliases(module)
         self._first = {other: name for name, others in self.aliases.items() for other in others}
         self._modules, self._layers = with_attributes(module), with_buffers(module)

@@ -41,7 +41,6 @@ from fedkeep.methods import Client, Finish, Finished, Kept, Phase, Sent, Start, 
 from fedkeep.methods.hooks import UPLOAD, called, check_hook, check_tensors
 from fedkeep.privacy.draws import draws as link_draws
 from fedkeep.split import Upload
-from fedkeep.split.halves import Frozen
 
 HOOK_BATCH = 512
 """Examples that a hook sees at once."""
@@ -57,7 +56,6 @@ def train_client(
     """
     method, name = job.method, job.data.ids[client]
     rows, draws = train_rows(job.data, client), Stream(job.seed, name, round)
-    frozen = Frozen(job.frozen)
     try:
         params = begin(job, sent, kept, client, round)
         local = local_run(
@@ -66,9 +64,7 @@ def train_client(
         )  # fmt: skip
     except NonFiniteError as error:
         return ClientResult(client, fault=error)
-    result = finish(job, sent, kept, params, local, client, rows, draws, progress)
-    frozen.check(str(draws))
-    return result
+    return finish(job, sent, kept, params, local, client, rows, draws, progress)
 
 
 def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Params:
@@ -100,7 +96,8 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     )  # fmt: skip
     who = f"start of {method.name!r}"
     with job.net.still():
-        started = called(who, lambda: hook(given), sent, params, device=job.device, kind=Started)
+        watched = (sent, params, job.frozen)
+        started = called(who, lambda: hook(given), *watched, device=job.device, kind=Started)
     check_tensors(who, {**started.params, **started.state})
     changed = {**started.params, **prefixed(CLIENT, started.state)}
     check_hook(who, params, changed)
@@ -202,7 +199,7 @@ def finished(
         rows={t.parameter: t.rows for t in local.tables},
         generator=partial(generator, job.seed, "hook/finish", job.data.ids[client], round),
     )  # fmt: skip
-    values = (sent, started, local.trained)
+    values = (sent, started, local.trained, job.frozen)
     with job.net.still():
         done = called(who, lambda: hook(given), *values, device=job.device, kind=Finished)
     state = {n: v for n, v in started.items() if is_state(n)}

@@ -35,6 +35,7 @@ from fedkeep.engines.stopping import Stopper
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
 from fedkeep.methods import Client
 from fedkeep.split import Split
+from fedkeep.split.halves import Frozen
 
 EVALUATION_BATCH = 512
 
@@ -177,9 +178,10 @@ class Lanes(ABC):
         """Return for each lane the first of some parameters with a NaN or an infinity."""
 
     def train(self) -> None:
-        """Run all phases; buffers of the module that training does not update are as before (else SplitError)."""
+        """Run all phases; what the module has and lanes have not is frozen, and as before (else SplitError)."""
         self.net.train()
         every, done = range(len(self.client.phases)), 0
+        frozen = Frozen({n: v for n, v in self.net.parameters.items() if n not in self.params})
         with self.net.still(self.draws[0]), InOrder():
             for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
                 self.seed(numbers[0])
@@ -194,6 +196,7 @@ class Lanes(ABC):
                             self._show(self.watch, done, passes)
                     for each in passes:
                         each.finish()
+        frozen.check(str(self.draws[0]))
         self._drop_what_opted_out_examples_broke()
 
     def _show(self, watch: Watch, done: int, passes: Sequence[Pass]) -> None:
@@ -228,10 +231,8 @@ class Lanes(ABC):
         for position, bad in enumerate(self.nonfinite(list(self.params))):
             if self.looked_at[position] and not math.isfinite(self.losses[position]):
                 bad = "the training loss"
-            error = (
-                None if bad is None else nonfinite_error(str(self.draws[position]), bad, self.steps[position])
-            )
-            found.append(error)
+            who, steps = str(self.draws[position]), self.steps[position]
+            found.append(None if bad is None else nonfinite_error(who, bad, steps))
         return found
 
     def result(self, position: int) -> LocalResult:
@@ -274,9 +275,8 @@ class Pass(ABC):
     def _stoppers(self) -> list[Stopper]:
         lanes, rule = self.lanes, self.phase.early_stopping
         assert rule is not None
-        counts = [
-            len(usable(lanes.data, r, self.phase, d)) for r, d in zip(lanes.rows, lanes.draws, strict=True)
-        ]
+        each_lane = zip(lanes.rows, lanes.draws, strict=True)
+        counts = [len(usable(lanes.data, rows, self.phase, draws)) for rows, draws in each_lane]
         self.per_pass = [steps_per_pass(count, self.phase) for count in counts]
         self.batches = [0] * len(counts)
         for draws, valid in zip(lanes.draws, lanes.valid, strict=True):

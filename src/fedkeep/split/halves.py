@@ -85,7 +85,8 @@ class Frozen:
     """
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
-        self.values = dict(values)
+        # What was made in inference mode counts no versions, and nothing outside can write into it.
+        self.values = {name: value for name, value in values.items() if not value.is_inference()}
         self._versions = {name: value._version for name, value in self.values.items()}
 
     def changed(self) -> list[str]:
