@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from fedkeep import Phase, methods, simulate
+from fedkeep import Phase, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, FedkeepError, LostError, NonFiniteError, RoundError, UploadError
-from fedkeep.engines import Answer, LocalDevice, Order, Sequential
+from fedkeep.core.net import Net
+from fedkeep.engines import Answer, Engine, LocalDevice, Order, Sequential
 from fedkeep.engines.faults import Faults
+from fedkeep.methods import Start, Started
 from fedkeep.methods.terms import squared_error
+from tests.engines.test_hooks import ENGINES, hooks_may_be_made_on_the_spot
 from tests.engines.test_round import BROKEN, METHOD, Fragile
 from tests.tiny import Logits, Rounds, classes, everyone, job, pairs, same_bits
 
+__all__ = ["hooks_may_be_made_on_the_spot"]  # a fixture of every test here
+every_engine = pytest.mark.parametrize("engine", ENGINES)
 FURL = methods.furl("user", local=Phase(batch_size=4))
 DATA = classes()
 
@@ -81,6 +88,65 @@ def test_each_kind_has_a_policy_of_its_own() -> None:
     with pytest.raises(NonFiniteError):
         Rounds(work, faults=Faults(malformed="skip"))([0, 1, 2])
     assert Rounds(work, faults=Faults(broken="skip"))([0, 1, 2]).clients == 2
+
+
+HOT = Phase(optimizer=sgd(1e308), batch_size=2, epochs=5)
+
+
+def trains_to_nan(given: Start) -> Started:
+    return Started(params=given.train(HOT, {}))
+
+
+def gives_nan(given: Start) -> Started:
+    return Started(params={"linear.bias": given.params["linear.bias"] / 0})
+
+
+def keeps_nan(given: Start) -> Started:
+    return Started(state={"three": given.kept.state["three"] * torch.nan})
+
+
+@every_engine
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (trains_to_nan, "the training loss became NaN or infinite after "),
+        (gives_nan, "what start of 'furl' gives as 'linear.bias' is NaN or infinite."),
+        (keeps_nan, "what start of 'furl' gives as 'three' is NaN or infinite."),
+    ],
+)
+@pytest.mark.parametrize("client", [0, 1])
+def test_what_start_breaks_is_the_clients_fault(
+    engine: Callable[[], Engine], start: Callable[[Start], Started], message: str, client: int
+) -> None:
+    """By client 0 ``vectorised`` finds out whether it can train, by client 1, the largest, how many at once."""
+
+    def once(given: Start) -> Started:
+        examples = sum(len(batch["label"]) for _, batch in given.outputs(lambda *_: None))
+        return start(given) if examples == DATA.count(client, "train") else Started()
+
+    method = FURL.on_client(state=state, start=once)
+    work, clean = (
+        job(Logits().double(), method, DATA),
+        job(Logits().double(), FURL.on_client(state=state), DATA),
+    )
+    others = [k for k in range(4) if k != client]
+    made = engine()
+    report = Rounds(work, made, Faults(broken="skip"))([0, 1, 2, 3])
+    (said,) = report.refused
+    assert said.startswith(f"Client 'user-{client}', round 0: {message}")
+    assert report.clients == 3
+    assert [k for k in range(4) if work.store.seen([k])[0]] == others
+    Rounds(clean)(others)
+    found, wanted = work.store.read(others), clean.store.read(others)
+    torch.testing.assert_close(found["user"], wanted["user"], rtol=0, atol=1e-12)
+    with pytest.raises(NonFiniteError) as error:
+        Rounds(work, made)([0, 1, 2, 3])
+    made.close()
+    assert str(error.value) == said
+
+
+def state(net: Net) -> dict[str, Tensor]:
+    return {"three": torch.full((3,), 0.5)}
 
 
 @pytest.mark.parametrize("least", [2, 5])

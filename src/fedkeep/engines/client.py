@@ -73,9 +73,9 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
 
     Raises:
         MethodError: ``start`` gives unknown names or other shapes.
+        NonFiniteError: it gives a NaN or an infinity, or a phase of its own does.
     """  # fmt: skip
-    method = job.method
-    params = method.split.merge({n: v for n, v in sent.items() if not is_state(n)}, kept)
+    method, params = job.method, before_start(job, sent, kept)
     rows = train_rows(job.data, client)
     rehearse(job.net, params, job.data, rows, job.device)
     if method.client.start is None:
@@ -101,7 +101,15 @@ def begin(job: Job, sent: Params, kept: Params, client: int, round: int) -> Para
     check_tensors(who, {**started.params, **started.state})
     changed = {**started.params, **prefixed(CLIENT, started.state)}
     check_hook(who, params, changed)
+    if (name := nonfinite(changed)) is not None:
+        name = name.removeprefix(CLIENT)
+        raise NonFiniteError(f"{draws}: what {who} gives as {name!r} is NaN or infinite.")
     return {**given_here, **to({n: v.detach() for n, v in changed.items()}, "cpu")}
+
+
+def before_start(job: Job, sent: Params, kept: Params) -> Params:
+    """Return what was sent and kept, together."""
+    return job.method.split.merge({n: v for n, v in sent.items() if not is_state(n)}, kept)
 
 
 def own(flat: Params) -> Params:

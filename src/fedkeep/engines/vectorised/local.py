@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeep.core.errors import MethodError
+from fedkeep.core.errors import MethodError, NonFiniteError
 from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Batch, Params, is_state, nbytes, to
 from fedkeep.core.seeds import stream
 from fedkeep.engines.base import ClientResult, Job, Work, train_rows, valid_rows
 from fedkeep.engines.batches import Stream, batches, float_type
-from fedkeep.engines.client import begin, finish
+from fedkeep.engines.client import before_start, begin, finish
 from fedkeep.engines.failures import MODEL_ERRORS, model_error
 from fedkeep.engines.local import Lanes, Pass, Step, slopes
 from fedkeep.engines.tables.local_rows import LocalTable, local_tables
@@ -46,6 +46,7 @@ class Stacked(Lanes):
     Attributes:
         params: all parameters, those named in ``stacked`` with a client axis.
         received: what terms compare with; those named in ``cut`` with a client axis.
+        broken: each client's error of its ``start``, or None.
     """
 
     def __init__(self, job: Job, work: Sequence[Work], own: Params, round: int, progress: float) -> None:
@@ -62,16 +63,25 @@ class Stacked(Lanes):
         )  # fmt: skip
         self.sent = [work[k].sent for k in self.order]
         self.own = [{n: v[k] for n, v in own.items()} for k in self.order]
-        self.starts = [
-            begin(job, sent, own, client, round)
-            for sent, own, client in zip(self.sent, self.own, self.clients, strict=True)
-        ]
+        self.broken = list[NonFiniteError | None]()
+        self.starts = [self._start(k) for k in range(len(self.clients))]
         self.tables = [
             local_tables(job.net, self.client.phases, start, job.data, rows, valid, self.client.tables)
             for start, rows, valid in zip(self.starts, self.rows, self.valid, strict=True)
         ]
         self._stack()
         self.examples = Gathered(job.data, self.rows, self.tables, float_type(self.params), job.device)
+
+    def _start(self, position: int) -> Params:
+        """Return what a client trains from. If its ``start`` breaks down, it trains in vain, from what was before."""
+        sent, own = self.sent[position], self.own[position]
+        try:
+            start = begin(self.job, sent, own, self.clients[position], self.round)
+        except NonFiniteError as error:
+            self.broken.append(error)
+            return before_start(self.job, sent, own)
+        self.broken.append(None)
+        return start
 
     def _stack(self) -> None:
         first, method = self.starts[0], self.job.method
@@ -139,6 +149,10 @@ class Stacked(Lanes):
             return [None] * len(self.clients)
         finite = torch.stack([torch.isfinite(flat(self.params[n])).all(1) for n in names], 1).cpu().numpy()
         return [None if each.all() else names[int(each.argmin())] for each in finite]
+
+    def faults(self) -> list[NonFiniteError | None]:
+        """Return each client's error of its ``start``, or of a loss or a value that is not finite."""
+        return [first or later for first, later in zip(self.broken, super().faults(), strict=True)]
 
     def results(self) -> Iterator[ClientResult]:
         """Yield what each client gives back, in the order given; a breakdown to NaN is a result with ``fault``."""
