@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +13,14 @@ import pytest
 
 from fedkeep import FederatedData, simulate
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.net import Net
 from fedkeep.engines import ClientResult, Engine, Job, Sequential, Work, Workers
 from fedkeep.engines.workers import engine as workers
+from fedkeep.engines.workers.pool import Pool
+from fedkeep.privacy import GaussianNoise
+from fedkeep.privacy.draws import Entropy
 from tests.engines.workers.rounds import DATA, FORK, FURL, check, processes, rounds
-from tests.tiny import Logits, Rounds, classes, job, results
+from tests.tiny import Logits, Rounds, classes, job, results, same_bits
 
 
 @FORK
@@ -122,6 +127,42 @@ def test_one_engine_serves_one_job_after_another(engine: Workers) -> None:
     before = processes(engine)
     Rounds(work, engine)([2, 3])
     assert processes(engine) == before  # persistent within a job
+
+
+PARENTS = {
+    "store": "what clients keep comes with every order",
+    "after_step": "the parent tells how far a round is",
+    "device": "the CPU, see check_device",
+}
+"""What workers need not know of a job, and why."""
+
+
+def test_workers_have_all_of_a_job_and_serve_no_other() -> None:
+    options: dict[str, Any] = {"seed": 7, "entropy": "system"}
+    work = job(Logits(), FURL, DATA, **options)
+    ours = [f for f in dataclasses.fields(Job) if f.name not in PARENTS]
+    usual = [f.name for f in ours if getattr(work, f.name) == f.default]
+    assert usual == [], "a value that differs from the default, so that a field that is left out is noticed"
+    pool = Pool(work, "fork")
+    found = pool.task.job()
+    assert {f.name: getattr(found, f.name) for f in ours} == {f.name: getattr(work, f.name) for f in ours}
+    others: dict[str, Any] = {"seed": 8, "entropy": "run", "data": classes(seed=5), "net": Net(Logits())}
+    others["method"] = FURL.but(name="other")
+    assert others.keys() == {f.name for f in ours}
+    assert pool.serves(dataclasses.replace(work))
+    for name, value in others.items():
+        assert not pool.serves(dataclasses.replace(work, **{name: value})), name
+    pool.close()
+
+
+@pytest.mark.parametrize("entropy", ["run", "system"])
+def test_noise_comes_from_where_the_job_says(engine: Workers, entropy: Entropy) -> None:
+    """By the seed, which the server knows, it could be drawn again and taken off."""
+    work = job(Logits(), FURL.but(upload=(GaussianNoise(0.1),)), DATA, entropy=entropy)
+    first, second = (results(work, [0], engine)[0].upload for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert same_bits(first.deltas, second.deltas) == (entropy == "run")
 
 
 def bad_device() -> None:

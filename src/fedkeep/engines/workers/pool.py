@@ -85,7 +85,7 @@ class Pool:
         forked = self.start == "fork"
         self.task = Task(
             job.method, job.net if forked else copy.deepcopy(job.net), job.data if forked else SentData(job.data),
-            job.seed, Arena(), self.parent, forked, is_tuned(),
+            job.seed, Arena(), self.parent, forked, is_tuned(), job.entropy,
         )  # fmt: skip
         self.workers: list[Worker] = []
 
@@ -93,7 +93,7 @@ class Pool:
         """Tell whether the workers can train for this job too."""
         ours = self.job
         same = ours.net is job.net and ours.data is job.data
-        return same and (ours.seed, ours.method) == (job.seed, job.method)
+        return same and (ours.seed, ours.entropy, ours.method) == (job.seed, job.entropy, job.method)
 
     def grow(self, count: int) -> None:
         """Start workers until there are ``count``."""

@@ -32,6 +32,7 @@ from fedkeep.engines.client import train_client
 from fedkeep.engines.workers.dataset import SentData
 from fedkeep.engines.workers.memory import Arena
 from fedkeep.methods import Method
+from fedkeep.privacy.draws import Entropy
 from fedkeep.split import Split
 from fedkeep.store import Default, MemoryStore
 
@@ -48,7 +49,7 @@ class Task:
     """What a worker is started with.
 
     Attributes:
-        method, net, seed: as in ``Job``.
+        method, net, seed, entropy: as in ``Job``.
         data: the data set; forked processes share its memory, others get it as ``SentData``.
         sent: where the parent puts what all clients of a round are sent.
         parent: the parent's process number.
@@ -64,11 +65,13 @@ class Task:
     parent: int
     forked: bool
     tuned: bool
+    entropy: Entropy
 
     def job(self) -> Job:
         """Return the job as a client's training sees it; private values come with every order, not from a store."""
         data = self.data.data if isinstance(self.data, SentData) else self.data
-        return Job(self.method, self.net, data, MemoryStore(Default({}), ()), self.seed)
+        store = MemoryStore(Default({}), ())
+        return Job(self.method, self.net, data, store, self.seed, entropy=self.entropy)
 
 
 def serve(connection: Connection, own: Arena, task: Task) -> None:
