@@ -58,6 +58,12 @@ def test_a_client_over_which_two_workers_die_is_named(engine: Workers) -> None:
         rounds(engine, [[2]], **scripted(lambda: os._exit(3)))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a real-time signal")
+def test_a_signal_without_a_name_is_said_by_its_number(engine: Workers) -> None:
+    with pytest.raises(WorkerError, match=r"trained it was killed by signal 40, and so did one before\."):
+        rounds(engine, [[2]], **scripted(lambda: os.kill(os.getpid(), 40)))
+
+
 def test_workers_that_are_silent_for_long_are_spoken_of(
     engine: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

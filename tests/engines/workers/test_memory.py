@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +91,21 @@ def test_where_memory_needs_a_name_it_is_removed(monkeypatch: pytest.MonkeyPatch
     arena.close()
     assert not os.path.exists(arena.path)
     arena.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_file_is_removed_when_it_is_no_longer_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows removes no file that is mapped."""
+    monkeypatch.delattr(memory.os, "memfd_create", raising=False)
+    arena, removed = Arena(64), list[str]()
+    arena.take(arena.put({"a": torch.randn(1000)}))
+    assert arena.path in Path("/proc/self/maps").read_text()
+
+    def unlink(path: str, remove: Callable[[str], None] = os.unlink) -> None:
+        assert path not in Path("/proc/self/maps").read_text()
+        remove(path)
+        removed.append(path)
+
+    monkeypatch.setattr(memory.os, "unlink", unlink)
+    arena.close()
+    assert removed == [arena.path]

@@ -65,7 +65,8 @@ class Workers:
         pool = self._pool_for(job)
         pool.grow(min(self.count, len(work)))
         order: dict[str, object] = {"round": round, "progress": progress}
-        if (common := work[0].sent) is not None and all(each.sent is common for each in work):
+        common = work[0].sent
+        if all(each.sent is common for each in work):
             order["sent"] = pool.task.sent.put(common)
         turns = _Turns(pool, job, work, order)
         try:

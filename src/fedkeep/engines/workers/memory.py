@@ -46,8 +46,11 @@ class Arena:
             os.name != "nt" and os.fstat(self._file).st_size < size
         ):  # Windows extends the file as it is mapped
             os.ftruncate(self._file, size)
-        self._bytes = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-        self._put: tuple[_Key, str, list[Tensor]] = ((), _layout(size, []), [])
+        self._begin(torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8))
+
+    def _begin(self, memory: Tensor) -> None:
+        self._bytes = memory
+        self._put: tuple[_Key, str, list[Tensor]] = ((), _layout(len(memory), []), [])
         self._taken: tuple[str, Params] = ("", {})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,6 +104,7 @@ class Arena:
         """Let go of the file; the memory lives on while another process holds it."""
         with contextlib.suppress(OSError):
             os.close(self._file)
+        self._begin(torch.empty(0, dtype=torch.uint8))  # Windows removes no file that is mapped
         if self.named:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)

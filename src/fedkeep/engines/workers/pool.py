@@ -189,7 +189,8 @@ class Pool:
         worker.end()
         if code is None or code >= 0:
             return f"ended with code {code}"
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        name = next((f" ({known.name})" for known in signal.Signals if known == -code), "")
+        return f"was killed by signal {-code}{name}"  # most real-time signals have no name
 
     def stop_busy(self) -> None:
         """End the workers that are training, e.g. because the round was broken off."""
