@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from fedkeep import methods
 from fedkeep.core.net import Net
+from fedkeep.core.params import clone
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines.mixing import mixes
 from fedkeep.experiments.simulate import simulate
+from tests.tiny import same_bits
 
 
 class Small(nn.Module):
@@ -94,6 +97,75 @@ def test_a_model_that_computes_each_example_alone_is_not(middle: Callable[[Tenso
     assert model.calls == 0  # what it counts is put back
     assert torch.equal(draws, torch.get_rng_state())
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+
+
+class Beside(Small):
+    """Its output has a number beside the logits, e.g. a penalty."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor], *, first: bool) -> None:
+        super().__init__(middle)
+        self.first_of_two = first
+
+    def forward(self, x: Tensor) -> Any:
+        logits, penalty = super().forward(x), self.last.weight.square().mean()
+        if self.first_of_two:
+            return {"penalty": penalty, "logits": logits}
+        return {"logits": logits, "penalty": penalty}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_number_beside_the_logits_says_nothing(first: bool) -> None:
+    assert found(Beside(lambda h: h - h.mean(0), first=first), numbers())
+    assert not found(Beside(torch.relu, first=first), numbers())
+
+
+class Scaled(Small):
+    """Its outputs are as large as wished."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor], scale: float) -> None:
+        super().__init__(middle)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_rounding_is_relative_to_outputs(scale: float) -> None:
+    assert found(Scaled(lambda h: h - h.mean(0), scale), numbers())
+    assert not found(Scaled(lambda h: h * (1 + 1e-5 * len(h)), scale), numbers())
+
+
+def test_what_a_model_writes_into_its_parameters_is_no_mixing_and_stays_here() -> None:
+    model = Small(lambda h: h)
+    model.middle = lambda h: h * model.last.bias.mul_(0.5).sum()
+    net = Net(model)
+    params = net.initial()
+    before = clone(params)
+    assert not mixes(net, params, numbers())
+    assert same_bits(params, before)
+
+
+def test_a_compiled_model_is_not_compiled_for_it() -> None:
+    compiled: list[Any] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    layer = torch.compile(nn.Linear(5, 5), backend=note)
+    assert not found(Small(layer), numbers())
+    assert compiled == []
+    with torch.no_grad():
+        layer(torch.zeros(2, 5))
+    assert len(compiled) == 1
+
+
+def test_the_first_client_with_enough_examples_is_asked() -> None:
+    few = 2 * [0] + 4 * [1]
+    columns = {"x": numbers().columns["x"][:6], "label": [0] * 6}
+    data = FederatedData.from_columns(few, columns, ["train"] * 6)
+    assert found(Small(lambda h: h - h.mean(0)), data)
 
 
 @pytest.mark.parametrize("padding", [True, False])
