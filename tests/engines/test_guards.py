@@ -14,6 +14,7 @@ from fedkeep import Method, simulate
 from fedkeep.core.errors import FedkeepError, MethodError, NonFiniteError
 from fedkeep.core.net import Net
 from fedkeep.engines import Engine, Sequential
+from fedkeep.engines.faults import Faults
 from fedkeep.methods import (
     Finish,
     Finished,
@@ -143,10 +144,10 @@ def test_functions_of_the_server_and_accept_write_into_nothing() -> None:
         return after
 
     assert said(FURL.on_server(send=send)).startswith(
-        "The send of the server wrote into 'linear.bias', which others"
+        "The send of the server to client 'user-0' in round 0 wrote into 'linear.bias', which others"
     )
     assert said(FURL.on_client(accept=accept)).startswith(
-        "The accept of the client wrote into 'user', which others"
+        "The accept of client 'user-0' in round 0 wrote into 'user', which others"
     )
 
 
@@ -177,9 +178,9 @@ def noisy_accept(before: Kept, after: Kept, share: float) -> Kept:
         (FURL.on_server(state=noisy_state), "server's state of 'furl'"),
         (FURL.on_client(state=noisy_state), "client's state of 'furl'"),
         (FURL.on_client(sends=noisy_state, finish=unchanged), "sends of 'furl'"),
-        (FURL.on_server(send=noisy_send), "send of the server"),
+        (FURL.on_server(send=noisy_send), "send of the server to client 'user-0' in round 0"),
         (FURL.on_server(update=noisy_update), "update of 'furl'"),
-        (FURL.on_client(accept=noisy_accept), "accept of the client"),
+        (FURL.on_client(accept=noisy_accept), "accept of client 'user-0' in round 0"),
     ],
 )
 def test_functions_that_draw_from_no_stream_are_refused(method: Method, who: str) -> None:
@@ -246,8 +247,8 @@ def gives(function: str, value: Any) -> Method:
         ("finish", Finished(state={"n": 3}), "The finish of 'furl', state gives 'client/n' as int; wanted a tensor"),  # type: ignore[dict-item]
         ("finish", Finished(sends={"n": 3}), "The finish of 'furl', sends gives 'server/n' as int; wanted a tensor"),  # type: ignore[dict-item]
         ("update", None, "The update of 'furl' gives NoneType; wanted Global."),
-        ("send", None, "The send of the server gives NoneType; wanted Sent."),
-        ("accept", None, "The accept of the client gives NoneType; wanted Kept."),
+        ("send", None, "The send of the server to client 'user-0' in round 0 gives NoneType; wanted Sent."),
+        ("accept", None, "The accept of client 'user-0' in round 0 gives NoneType; wanted Kept."),
     ],
 )  # fmt: skip
 def test_what_is_no_tensor_or_of_another_kind(function: str, value: Any, message: str) -> None:
@@ -284,7 +285,9 @@ def test_a_send_that_gives_something_else(change: Any, kind: type[FedkeepError],
     def send(server: Global, client: str) -> Sent:
         return Sent(params=change(server.params))
 
-    assert f"The send of the server {message}" in said(FURL.on_server(send=send), kind)
+    assert f"The send of the server to client 'user-0' in round 0 {message}" in said(
+        FURL.on_server(send=send), kind
+    )
 
 
 def test_a_send_of_state_that_is_no_number() -> None:
@@ -292,7 +295,7 @@ def test_a_send_of_state_that_is_no_number() -> None:
         return Sent(params=server.params, state={"x": torch.tensor(float("nan"))})
 
     assert said(FURL.on_server(send=send), NonFiniteError) == (
-        "The send of the server gives 'x', which holds a NaN or an infinity."
+        "The send of the server to client 'user-0' in round 0 gives 'x', which holds a NaN or an infinity."
     )
 
 
@@ -310,7 +313,40 @@ def test_an_accept_that_gives_something_else(change: Any, kind: type[FedkeepErro
         return change(after)  # type: ignore[no-any-return]
 
     assert said(FURL.on_client(state=one, accept=accept), kind).startswith(
-        f"The accept of the client {message}"
+        f"The accept of client 'user-0' in round 0 {message}"
+    )
+
+
+def test_who_and_when_is_said_of_send_and_accept() -> None:
+    """Nobody sits out for what ``accept`` gives: by then the server has the upload."""
+
+    def accept(before: Kept, after: Kept, share: float) -> Kept:
+        bad = int(after.state["rounds"]) == 2 and bool(after.state["largest"])
+        return Kept(params={n: v / 0 if bad else v for n, v in after.params.items()}, state=after.state)
+
+    def count(given: Finish) -> Finished:
+        largest = sum(len(batch["label"]) for _, batch in given.outputs(lambda *_: None)) == 9
+        return Finished(
+            state={"rounds": given.kept.state["rounds"] + 1, "largest": torch.tensor(int(largest))}
+        )
+
+    def state(net: Net) -> dict[str, Tensor]:
+        return {"rounds": torch.tensor(0), "largest": torch.tensor(0)}
+
+    def send(server: Global, client: str) -> Sent:
+        return Sent(params={} if (server.round, client) == (1, "user-2") else server.params)
+
+    method = FURL.on_client(state=state, finish=count, accept=accept)
+    for broken in ("stop", "skip"):
+        rounds = Rounds(job(Logits(), method, DATA), faults=Faults(broken=broken))
+        rounds([0, 1, 2])
+        with pytest.raises(NonFiniteError) as error:
+            rounds([0, 1, 2])
+        assert str(error.value).startswith(
+            "The accept of client 'user-1' in round 1 gives 'user', which holds a NaN"
+        )
+    assert said(FURL.on_server(send=send)).startswith(
+        "The send of the server to client 'user-2' in round 1 does not give all: missing "
     )
 
 

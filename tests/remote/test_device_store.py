@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeep.core.errors import StoreError
+from fedkeep.core.errors import NonFiniteError, StoreError
 from fedkeep.core.files import sync_folder
 from fedkeep.methods.client import by_share
 from fedkeep.remote.device_file import DeviceFile, Version
@@ -71,6 +71,16 @@ class TestVersions:
         assert plain(store.begin("a", Wanted(2, 20, 0.5))) == ([5.0625, -5.4375], 8)
         store.commit()
         assert plain(store.begin("a", Wanted(2, 20, 0.5))) == ([5.0625, -5.4375], 8)  # once
+
+    def test_who_kept_what_is_no_number_is_said(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        store = opened(tmp_path, accept=by_share)
+        trained(store, 1, FIRST, 7)
+        with pytest.raises(NonFiniteError) as error:
+            store.begin("a", Wanted(1, 10, float("nan")))
+        assert str(error.value) == (
+            "The accept of client 'a' in round 1 gives 'user', which holds a NaN or an infinity."
+        )
 
     def test_the_same_order_again_stages_once(self, tmp_path: Path) -> None:
         made(tmp_path)

@@ -79,7 +79,7 @@ class States:
     accept: Any = newest
     fixed: Mapping[str, Params] = field(default_factory=dict)
     begun: dict[str, Params] = field(default_factory=dict)
-    _staged: dict[tuple[str, int, int], tuple[Params, Params]] = field(default_factory=dict)
+    _staged: dict[tuple[str, int, int], tuple[Params, Params, int]] = field(default_factory=dict)
 
     def begin(self, client: str, wanted: Wanted) -> Params:
         """Return what a client keeps of a version."""
@@ -88,8 +88,8 @@ class States:
         elif wanted.version == 0:
             values = self.default(client)
         else:
-            before, after = self._staged[client, wanted.version, wanted.attempt]
-            values = accepted(self.accept, before, after, wanted.share)
+            before, after, round = self._staged[client, wanted.version, wanted.attempt]
+            values = accepted(self.accept, before, after, wanted.share, f"{client!r} in round {round}")
         self.begun[client] = values
         return values
 
@@ -102,7 +102,7 @@ class States:
     ) -> None:
         """Note what a client would keep."""
         made = {n: values[n].detach().cpu().clone() for n in self.default.initial}
-        self._staged[client, wanted.version + 1, attempt] = self.begun[client], made
+        self._staged[client, wanted.version + 1, attempt] = self.begun[client], made, round
 
     def commit(self) -> None:
         """Do nothing: it is in memory."""

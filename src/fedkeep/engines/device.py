@@ -142,6 +142,7 @@ class LocalDevice:
         """By client, the pass that each phase of the last adaptation with early stopping kept (0: none)."""
         self._trained: dict[str, tuple[int, ...]] = {}
         """By the client that has the upload, whose versions are staged."""
+        self._round = 0  # in which they trained
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
         """Train clients; the answers come as they are ready, in the order of ``orders``."""
@@ -153,6 +154,7 @@ class LocalDevice:
         flat: dict[int, Params] = {}
         work = [Work(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
         round, progress = orders[0].round, orders[0].progress
+        self._round = round
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         # Nor counted by enumerate, which holds on to what it gave last while the next client is trained.
         done = 0
@@ -186,9 +188,10 @@ class LocalDevice:
             store.accept(clients)
         else:
             before, after = store.read(clients), store.staged(clients)
+            ids, round = self.job.data.ids, self._round
             rows = [
-                accepted(rule, _row(before, k), _row(after, k), share)
-                for k, share in enumerate(taken.values())
+                accepted(rule, _row(before, k), _row(after, k), share, f"{str(ids[c])!r} in round {round}")
+                for k, (c, share) in enumerate(taken.items())
             ]
             store.accept(clients, {n: torch.stack([row[n] for row in rows]) for n in rows[0]})
         self._trained = {}

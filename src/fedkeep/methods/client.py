@@ -194,15 +194,21 @@ def by_share(before: Kept, after: Kept, share: float) -> Kept:
 
 
 def accepted(
-    rule: Callable[[Kept, Kept, float], Kept], before: Params, after: Params, share: float
+    rule: Callable[[Kept, Kept, float], Kept], before: Params, after: Params, share: float, whose: str
 ) -> Params:
     """Return what a client keeps by a rule (``Client.accept``), all of it by name as in a store.
 
+    Args:
+        rule: the rule.
+        before, after, share: what it is given.
+        whose: the client and the round, for messages: "'user-1' in round 3".
+
     Raises:
         MethodError: the rule draws, writes into what it is given, or gives other names, shapes or types.
-        NonFiniteError: it gives a NaN or an infinity.
+        NonFiniteError: it gives a NaN or an infinity. In a simulation this ends the run, with ``on_nonfinite="skip"``
+            too: by then the server has the client's upload.
     """
-    who = "accept of the client"
+    who = f"accept of client {whose}"
     kept = called(who, lambda: rule(Kept.of(before), Kept.of(after), share), before, after, kind=Kept).flat
     check_whole(who, after, kept)
     check_numbers(who, kept, after)

@@ -254,7 +254,7 @@ class Server(Changeable):
         send = self.send
         if send is None:
             return Sent(params=server.params, state=server.state)
-        who = "send of the server"
+        who = f"send of the server to client {client!r} in round {server.round}"
         sent = called(who, lambda: send(server, client), server.params, server.state, kind=Sent)
         check_whole(who, server.params, sent.params)
         check_tensors(who, sent.state)

@@ -123,7 +123,8 @@ class DeviceStore:
             return values
         if self.accept is not newest:
             before = self._before(client, row, rows)
-            values = accepted(self.accept, before, values, wanted.share)
+            whose = f"{client!r} in round {row.round}"
+            values = accepted(self.accept, before, values, wanted.share, whose)
         self._accepted[client] = row._replace(accepted=True), self.file.packed(values, client)
         return values
 
