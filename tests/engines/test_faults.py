@@ -11,10 +11,18 @@ import torch
 from torch import Tensor
 
 from fedkeep import Phase, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, FedkeepError, LostError, NonFiniteError, RoundError, UploadError
+from fedkeep.core.errors import (
+    ConfigError,
+    FailedError,
+    FedkeepError,
+    LostError,
+    NonFiniteError,
+    RoundError,
+    UploadError,
+)
 from fedkeep.core.net import Net
 from fedkeep.engines import Answer, Engine, LocalDevice, Order, Sequential
-from fedkeep.engines.faults import Faults
+from fedkeep.engines.faults import Fault, Faults
 from fedkeep.methods import Start, Started
 from fedkeep.methods.terms import squared_error
 from tests.engines.test_hooks import ENGINES, hooks_may_be_made_on_the_spot
@@ -149,18 +157,30 @@ def state(net: Net) -> dict[str, Tensor]:
     return {"three": torch.full((3,), 0.5)}
 
 
-@pytest.mark.parametrize("least", [2, 5])
-def test_a_round_of_too_few_does_not_count(least: int) -> None:
+@pytest.mark.parametrize(("least", "wanted"), [(2, 2), (5, 3)])
+def test_a_round_of_too_few_does_not_count(least: int, wanted: int) -> None:
     found, work = rounds(Faults(minimum=least), user_1=lost, user_2=lost)
     before = everyone(work.store, 6)
     with pytest.raises(RoundError) as error:
         found([0, 1, 2])
     assert str(error.value) == (
-        f"Round 0 does not count: 1 of 3 clients took part, and at least {least} must. Nothing was lost: the last "
+        f"Round 0 does not count: 1 of 3 clients took part, and at least {wanted} must. Nothing was lost: the last "
         f"finished round is kept. The first fault: Client 'user-1' did not answer."
     )
     assert found.server.round == 0
     assert same_bits(everyone(work.store, 6), before)
+
+
+FAILED, LOST = FailedError("The finish of 'furl' failed."), LostError("Client 'a' did not answer.")
+
+
+@pytest.mark.parametrize(
+    ("found", "failed"), [([FAILED, FAILED], True), ([FAILED, LOST], False), ([LOST], False), ([], False)]
+)
+def test_functions_alone_are_to_blame_or_not(found: list[Fault], failed: bool) -> None:
+    with pytest.raises(RoundError) as error:
+        Faults().check_enough(3, 0, 2, found)
+    assert error.value.failed is failed
 
 
 def test_simulate_says_how_many_must_take_part() -> None:

@@ -55,11 +55,12 @@ class Faults:
 
     def check_enough(self, round: int, taken: int, asked: int, faults: Sequence[Fault]) -> None:
         """Raise RoundError if too few clients took part for a round to count."""
-        if taken >= min(self.minimum, asked):
+        wanted = min(self.minimum, asked)
+        if taken >= wanted:
             return
         first = f" The first fault: {faults[0]}" if faults else ""
         raise RoundError(
-            f"Round {round} does not count: {taken} of {asked} clients took part, and at least {self.minimum} must. "
+            f"Round {round} does not count: {taken} of {asked} clients took part, and at least {wanted} must. "
             f"Nothing was lost: the last finished round is kept.{first}",
             failed=bool(faults) and all(isinstance(fault, FailedError) for fault in faults),
         )
