@@ -1,21 +1,26 @@
 """Every error that fedkeep raises on purpose.
 
     FedkeepError
-    ├── ConfigError      a setting, a configuration file or a call is wrong
-    ├── DataError        a data file or a data set is missing, malformed or out of range
-    ├── SplitError       a split into federated and private parameters is unsound
-    ├── MethodError      a method and a model don't fit each other
-    ├── RunError         a run directory is missing, damaged, in use or from another configuration
-    ├── StoreError       private state cannot be read or written
-    ├── UploadError      an upload was refused: names, shapes or values are wrong
-    │   └── FailedError  a function of the method, or the model, failed on a device
-    ├── NonFiniteError   a loss, gradient or parameter became NaN or infinite
-    ├── LostError        a client did not answer
-    │   └── LateError    a client is there, and its round was closed before it answered
-    ├── RoundError       too few clients took part in a round
-    ├── BudgetError      a round would cost more privacy than is left
-    ├── SecureSumError   a secure sum cannot be made, or would reveal more than the sum
-    └── WorkerError      a process that trains clients could not start, or died
+    ├── ConfigError          a setting, a configuration file or a call is wrong
+    ├── DataError            a data file or a data set is missing, malformed or out of range
+    │   └── LabelError       a label is no number of a class
+    ├── SplitError           a split into federated and private parameters is unsound
+    ├── MethodError          a method and a model don't fit each other
+    ├── RunError             a run directory is missing, damaged, in use or from another configuration
+    ├── StoreError           private state cannot be read or written
+    │   ├── BusyError        another process is at work on it; it will be free again
+    │   └── MissingError     it lacks the version that the server names
+    ├── UploadError          an upload was refused: names, shapes or values are wrong
+    │   └── FailedError      a function of the method, or the model, failed on a device
+    ├── NonFiniteError       a loss, gradient or parameter became NaN or infinite
+    ├── LostError            a client did not answer
+    │   └── LateError        a client is there, and its round was closed before it answered
+    ├── RoundError           too few clients took part in a round
+    ├── BudgetError          a round would cost more privacy than is left
+    ├── SecureSumError       a secure sum cannot be made, or would reveal more than the sum
+    │   └── WrongShareError  shares of a secret are not what should have been dealt
+    ├── RefusalError         a node does not serve a message
+    └── WorkerError          a process that trains clients could not start, or died
 
 A message says what was wanted, what was got, and what to do.
 """
