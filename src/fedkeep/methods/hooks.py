@@ -24,7 +24,7 @@ def called(
     device: str = "cpu",
     kind: type[Any] = object,
 ) -> T:
-    """Return what a method's function gives.
+    """Return what a method's function gives. What it writes through ``.data`` or ``.numpy()`` is not noticed.
 
     Args:
         who: the function, for messages: "finish of 'furl'".
