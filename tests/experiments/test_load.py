@@ -55,6 +55,12 @@ def same(a: Run, b: Run) -> None:
     assert (a.round, a.epoch, a.engine, a.folder) == (b.round, b.epoch, b.engine, b.folder)
     assert a.method == b.method
     assert a.history[-1].round == b.history[-1].round
+    one, two = a.whole, b.whole
+    for name in ("round", "progress", "trainable", "population"):
+        assert getattr(one, name) == getattr(two, name), name
+    for mine, other in ((one.params, two.params), (one.state, two.state), (one.links, two.links)):
+        assert same_bits(mine, other)
+    assert same_bits(one.optimizer.tensors(), two.optimizer.tensors())
 
 
 @pytest.mark.parametrize(
@@ -66,8 +72,9 @@ def same(a: Run, b: Run) -> None:
         {"method": {"kind": "local"}},
         {"run": {"rounds": 2, "engine": "pooled"}},
         {"method": {"kind": "furl", "server_optimizer": {"kind": "adam", "learning_rate": 0.1}}},
+        {"method": {"kind": "scaffold"}},
     ],
-    ids=["furl", "other seed", "fedavg", "local", "pooled", "adam"],
+    ids=["furl", "other seed", "fedavg", "local", "pooled", "adam", "scaffold"],
 )
 def test_a_finished_run_comes_back(tmp_path: Path, tables: dict[str, Any]) -> None:
     run = run_config(config(**tables), out=tmp_path / "r")

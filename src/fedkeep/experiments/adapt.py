@@ -92,8 +92,10 @@ def rooted(run: Run, model: nn.Module, method: Method, prefix: str = "") -> Run:
             f"{type(module).__name__}: {fault}. Take the model that the run was made with, and the prefix of its names."
         )
     default = Default(first_kept(method, net), method.client.keep.value, numpy_seed(run), net.buffers())
+    first = first_global(method, net, run.data)
+    last = run.last.but(links=first.links, optimizer=first.optimizer)
     return replace(
-        run, net=net, method=method, server=server, state=first_global(method, net, run.data).state,
+        run, net=net, method=method, server=server, state=first.state, last=last,
         private=MemoryStore(default, run.data.ids), history=[], folder=None, examples=None,
     )  # fmt: skip
 

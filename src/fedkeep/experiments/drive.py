@@ -343,6 +343,11 @@ def restored(
     )  # fmt: skip
 
 
+def after_round(server: Global, round: int, rounds: int) -> Global:
+    """Return a restored server as it was after a round, by its number from 1, of a run of so many."""
+    return server.but(round=round, progress=max(0, round - 1) / max(1, rounds))
+
+
 def ordered(tensors: Params, like: Params) -> Params:
     """Return the tensors in the order of names of others: a file has none, and sums over names go by it."""
     return {**{name: tensors[name] for name in like if name in tensors}, **tensors}

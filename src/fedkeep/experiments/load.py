@@ -12,11 +12,11 @@ from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Sequential, first_global, first_kept
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
-from fedkeep.experiments.drive import restored
+from fedkeep.experiments.drive import after_round, restored
 from fedkeep.experiments.environment import check_device
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory, read_info
-from fedkeep.experiments.taking_part import take_part
+from fedkeep.experiments.taking_part import take_part, who_trains
 from fedkeep.methods import differentially_private
 from fedkeep.store import Default
 
@@ -87,7 +87,7 @@ def load_run(
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
     default = Default(first_kept(method, net), method.client.keep.value, config.seed, net.buffers())
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
-    server, engine = first_global(method, net, data), Sequential()
+    server = first_global(method, net, data, len(who_trains(data, method, clients)))
     directory = RunDirectory.open(folder, write=False)
     try:
         store = directory.store(default, data.ids)
@@ -96,9 +96,10 @@ def load_run(
     finally:
         directory.close()
     if state is not None:
-        server = restored(folder, state, server, engine, 0)
+        server = restored(folder, state, server, Sequential(), 0)
+        server = after_round(server, directory.round, int(info["rounds"]))
     return Run(
         net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]),
         SomeIds(data.ids, clients), SomeIds(data.ids, held_out), history, directory.round, folder, device,
-        state=server.state, examples=examples,
+        state=server.state, last=server, examples=examples,
     )  # fmt: skip

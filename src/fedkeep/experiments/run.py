@@ -45,6 +45,7 @@ class Run:
         engine_reason: why ``auto`` picked its engine.
         state: the method's own on the server, by name.
         examples: each test example's result at the round that was best on ``valid``; None where there is none.
+        last: what the server had after the last round; ``server``, ``state`` and ``round`` go before its own.
     """
 
     net: Net
@@ -63,11 +64,12 @@ class Run:
     engine_reason: str = ""
     state: State = field(default_factory=dict)
     examples: Examples | None = None
+    last: Global = field(default_factory=lambda: Global(params={}))
 
     @property
     def whole(self) -> Global:
         """All that the server has."""
-        return Global(
+        return self.last.but(
             params=self.server, state=self.state, round=self.round, trainable=self.net.trainable(),
             clients=self.data,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from fedkeep.engines.moves import warn_of_the_model
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.budget import ledger_of, terms_of
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, in_use, pooled_state, restored
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, check_judging, make_engine
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.failed_start import removed_if_it_fails
@@ -36,7 +36,7 @@ from fedkeep.experiments.partitions import partition_counts, write_partition
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.experiments.secure import check_cohorts
-from fedkeep.experiments.taking_part import count_rounds, take_part, train_counts
+from fedkeep.experiments.taking_part import count_rounds, take_part, who_trains
 from fedkeep.experiments.trackers import Tracker, named_trackers, tracked
 from fedkeep.methods import Global, Method, differentially_private
 from fedkeep.methods.kteps import note_on_plateau
@@ -166,7 +166,7 @@ class Simulation:
             first_kept(method, self.net), method.client.keep.value, seed, self.net.buffers()
         )
         self.clients, self.held_out = take_part(data, hold_out, seed)
-        trains = self.clients[train_counts(data, method)[self.clients] > 0]
+        trains = who_trains(data, method, self.clients)
         pooled = engine == "pooled"
         self.sampler = Sampler(trains, max(1, len(trains)) if pooled else cohort, sampling, seed)
         self.terms: Terms | None = None
@@ -233,7 +233,7 @@ class Simulation:
                 if state is not None:
                     phases = len(self.method.client.phases)
                     server = restored(directory.folder, state, server, self.engine, phases)
-                    server = server.but(round=directory.round)
+                    server = after_round(server, directory.round, self.rounds)
                     best = dict(directory.extra.get("best", {}))
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
@@ -255,7 +255,7 @@ class Simulation:
             return Run(
                 self.net, self.method, self.data, drive.server.params, store, name, self.sampler.rounds_per_epoch,
                 SomeIds(self.data.ids, self.clients), SomeIds(self.data.ids, self.held_out), history,
-                drive.server.round, out, self.device, reason, drive.server.state, drive.examples,
+                drive.server.round, out, self.device, reason, drive.server.state, drive.examples, drive.server,
             )  # fmt: skip
         finally:
             self.engine.close()

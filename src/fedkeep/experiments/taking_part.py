@@ -35,6 +35,12 @@ def train_counts(data: FederatedData, method: Method) -> np.ndarray:
     return inside if inside.any() else data.counts("train")
 
 
+def who_trains(data: FederatedData, method: Method, clients: np.ndarray) -> np.ndarray:
+    """Return those of some clients from whom cohorts are drawn: they have something to train on."""
+    found: np.ndarray = clients[train_counts(data, method)[clients] > 0]
+    return found
+
+
 def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> int:
     """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
     if (rounds is None) == (epochs is None):

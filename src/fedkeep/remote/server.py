@@ -36,7 +36,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.judgement import tasks_in
 from fedkeep.engines.round import Sampling
 from fedkeep.experiments.budget import ledger_of
-from fedkeep.experiments.drive import HEADLINE, Drive, Plan, restored
+from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, restored
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
 from fedkeep.experiments.run_directory import RunDirectory, new_run_id, read_info
@@ -333,7 +333,7 @@ class _Serving:
         if state is not None:
             phases = len(self.method.client.phases)
             server = restored(directory.folder, state, self.server, Sequential(), phases)
-            self.server = server.but(round=directory.round)
+            self.server = after_round(server, directory.round, self.rounds)
         self.budget = ledger_of(self.terms, directory)
         if self.budget is not None and self.budget.uncommitted and not self.budget.terms.repeatable:
             # One cohort that is released twice costs more than two, each by coins of its own.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.optim import OptimizerState
 from fedkeep.core.params import Params
 from fedkeep.data import WordVocabulary, text_statistics, vocabulary_from
 from fedkeep.engines import Job, LocalDevice, Sequential, run_round
@@ -114,7 +115,10 @@ def _tables(run: Run, client: int, name: str) -> tuple[Tensor, Tensor, Tensor, T
     rows = bare.upload.rows.get(name, torch.arange(len(run.server[name])))
     rows = rows[rows > 1]  # neither padding nor the unknown word
     device = LocalDevice(job, Sequential())
-    server, _ = run_round(run.method, device, run.whole.but(progress=1.0), list(run.clients), job.declared)
+    # A round moves the optimiser's state, and the run keeps its own.
+    optimizer = OptimizerState.from_tensors(run.last.optimizer.tensors())
+    whole = run.whole.but(progress=1.0, optimizer=optimizer)
+    server, _ = run_round(run.method, device, whole, list(run.clients), job.declared)
     start = run.server[name]
     return (
         _moved(start, bare.upload, name)[rows],

@@ -1,0 +1,47 @@
+"""What a run knows of its server, finished or resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeep import averaging, methods, sgd, simulate
+from fedkeep.data import toy
+from fedkeep.methods import Global, Sent
+from fedkeep.models import Linear
+from fedkeep.privacy import QuantileClip
+
+SEEN: list[tuple[Any, ...]] = []
+
+
+def send(server: Global, client: str) -> Sent:
+    """Note what the server has."""
+    about = (server.round, server.progress, server.population, len(server.clients))
+    SEEN.append((*about, sorted(server.links), server.optimizer.step, sorted(server.optimizer.first)))
+    return Sent(params=server.params, state=server.state)
+
+
+def test_a_send_is_given_after_the_run_what_it_was_given_in_it(tmp_path: Path) -> None:
+    method = (
+        methods.fedavg(server=averaging(sgd(1.0, momentum=0.5)))
+        .on_server(send=send)
+        .but(upload=(QuantileClip(),))
+    )
+    options: dict[str, Any] = {"rounds": 3, "hold_out": 0.3, "out": tmp_path / "run"}
+    data, model = toy(users=7), Linear(4, 3)
+    SEEN.clear()
+    run = simulate(model, method, data, **options)
+    (last,) = {s for s in map(repr, SEEN) if s.startswith("(3,")}
+    for finished in (run, simulate(model, method, data, resume=True, **options)):
+        SEEN.clear()
+        finished.evaluate("test")
+        assert set(map(repr, SEEN)) == {last}
+    assert run.whole.links
+    assert run.whole.optimizer.first
+    assert run.whole.progress == 2 / 3
+    assert run.whole.population == len(run.clients) < len(data)
+    changed = {n: torch.zeros_like(v) for n, v in run.server.items()}
+    run.server = changed
+    assert run.whole.params is changed
