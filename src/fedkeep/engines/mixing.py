@@ -61,7 +61,10 @@ def mixes(net: Net, params: Params, data: FederatedData, device: str = "cpu") ->
 
 
 def _differ(many: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Tell whether examples' outputs are others in two batches than in one, by more than rounding; a number is none."""
+    """Tell whether examples' outputs are others in two batches than in one, by more than rounding.
+
+    A number, e.g. a penalty beside the logits, is no example's output.
+    """
     if not first.dim() == second.dim() == many.dim() > 0:
         return False
     fit = first.shape[1:] == second.shape[1:] == many.shape[1:] and len(first) + len(second) == len(many)
