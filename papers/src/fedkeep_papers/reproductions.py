@@ -98,6 +98,7 @@ kteps_readings = Reproduction(
 kteps_variants = Reproduction(
     about="variants of KTEPS that send the same bytes: one is chosen on held-out reviews, then tested",
     run=variants.variants,
+    in_pieces=True,
     changes=KTEPS,
 )
 moe_table2 = Reproduction(

@@ -277,9 +277,9 @@ def test_a_table_is_run_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_run_in_pieces(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"kteps-variants cannot be run in pieces; these can: channel-adapters, furl-channels, ",
+        match=r"kteps-table1 cannot be run in pieces; these can: channel-adapters, furl-channels, ",
     ):
-        reproduce("kteps-variants", request(tmp_path, only=("*",)))
+        reproduce("kteps-table1", request(tmp_path, only=("*",)))
 
 
 def test_a_sweep_multiplies_all_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,12 @@ def test_a_variant_is_chosen_on_held_out_reviews_and_tested(
     computed.clear()
     reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1]))
     assert computed == []
+    (one,) = (tmp_path / "kteps").glob(f"fdu-variant-fedavg-{slugs[chosen]}-full-1-*")
+    one.unlink()
+    reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1], only=["*-variant-fedavg-*-full-0-*"]))
+    assert computed == []
+    reproduce("kteps-variants", request(data, tmp_path, seeds=[0, 1], only=["*-variant-fedavg-*"]))
+    assert computed == [f"fdu-variant-fedavg-{slugs[chosen]}-full-1"]
 
 
 def test_no_variant_is_chosen_while_one_is_not_tried(
