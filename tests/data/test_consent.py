@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedkeep import methods
 from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData, Ragged, add_censored, opt_out
+from fedkeep.experiments.taking_part import train_counts
 
 
 def made(clients: int = 5, each: int = 20, split: bool = True) -> FederatedData:
@@ -169,3 +171,39 @@ def test_faults_of_copies(data: FederatedData, censor: Any, message: str) -> Non
     with pytest.raises(DataError) as error:
         add_censored(data, censor)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float32])
+def test_ones_and_zeros_opt_in_and_out(kind: type) -> None:
+    """As indices they would choose rows 0 and 1."""
+    truths = np.arange(100) % 3 > 0
+    data = made()
+    columns = {**data.columns, "opted_in": truths.astype(kind)}
+    told = FederatedData(columns, data.offsets, list(data.ids), data.bounds, data.meta)
+    assert np.array_equal(inside(told), truths)
+    counts = train_counts(told, methods.fedavg())
+    assert counts.tolist() == [int(truths[told.rows(c, "train")].sum()) for c in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (np.array([0, 1, 2, 1]), "Column 'opted_in' must be True or False (or 1 or 0); row 2 has 2."),
+        (
+            np.array([1.0, np.nan, 0, 1]),
+            "Column 'opted_in' must be True or False (or 1 or 0); row 1 has nan.",
+        ),
+        (
+            np.ones((4, 1), bool),
+            "Column 'opted_in' must have one True or False for each example; got shape (4, 1).",
+        ),
+        (
+            Ragged.from_rows([[1]] * 4),
+            "Column 'opted_in' must have one True or False for each example; got Ragged.",
+        ),
+    ],
+)
+def test_what_says_neither_in_nor_out_is_refused(column: Any, said: str) -> None:
+    with pytest.raises(DataError) as error:
+        FederatedData({"x": np.zeros(4), "opted_in": column}, [0, 4], ["a"])
+    assert str(error.value) == said

@@ -17,6 +17,8 @@ MANY_CLASSES = 1000
 TASKS = ("multiclass", "binary", "regression", "ranking", "tokens", "next_token")
 TOKENS = ("tokens", "next_token")
 """Tasks with a label for each token, (examples, tokens)."""
+OPTED_IN = "opted_in"
+"""The column that says which examples may influence what leaves their client, see ``consent``."""
 IGNORED = -100
 """The label of a token that does not count, as in torch and transformers."""
 RESERVED = {
@@ -61,6 +63,8 @@ def _as_column(name: str, column: Column) -> Column:
     if name in RESERVED:
         raise DataError(f"The column name {name!r} is reserved: {RESERVED[name]}. Rename the column.")
     if isinstance(column, Ragged):
+        if name == OPTED_IN:
+            raise DataError(f"Column {name!r} must have one True or False for each example; got Ragged.")
         return column
     try:
         array = np.asarray(column)
@@ -87,6 +91,8 @@ def _as_column(name: str, column: Column) -> Column:
         )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"Column {name!r} holds {array.max()}; wanted integers below 2^63.")
+    if name == OPTED_IN:
+        return _as_truths(name, array)
     if name == "label" and array.dtype.kind in "biu":
         return array.astype(np.int64, copy=False)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -94,6 +100,21 @@ def _as_column(name: str, column: Column) -> Column:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _as_truths(name: str, array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return a column of True and False, given as such or as 1 and 0."""
+    if array.ndim != 1:
+        raise DataError(
+            f"Column {name!r} must have one True or False for each example; got shape {array.shape}."
+        )
+    truths = array.astype(np.bool_)
+    other = np.flatnonzero(array != truths)
+    if len(other):
+        raise DataError(
+            f"Column {name!r} must be True or False (or 1 or 0); row {other[0]} has {array[other[0]]}."
+        )
+    return truths
 
 
 def as_split(split: ArrayLike, rows: int) -> NDArray[np.int64]:
