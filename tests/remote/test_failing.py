@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from fedkeep import FederatedData, Method, Phase, methods
 from fedkeep.core.errors import ConfigError, MethodError, RoundError, RunError
 from fedkeep.methods import Finish, Finished, Kept
-from fedkeep.remote.policy import LONGEST_PAUSE, MOST_FAILURES, Retries
+from fedkeep.remote.policy import LONGEST_PAUSE, MOST_FAILURES, Retries, RoundPolicy
 from fedkeep.remote.server import serve_run
 from tests.remote.federations import Devices, federation
 from tests.tiny import Logits, classes
@@ -110,6 +111,47 @@ def test_a_function_that_always_fails_ends_the_run_in_words(
     assert any(line.startswith("Client 'user-0': ") for line in run.told) or any(
         "Client '0'" in line for line in run.told
     )
+
+
+class Endless(BaseException):
+    """Devices were asked more often than any run that ends needs."""
+
+
+def at_the_smaller(given: Finish) -> Finished:
+    if sum(len(batch["label"]) for _, batch in given.outputs(lambda net, params, batch: 0)) < 7:
+        raise ValueError(SECRET)
+    return Finished()
+
+
+@pytest.mark.parametrize(("finish", "buffer", "there"), [(always, 2, 0), (at_the_smaller, 3, 2)])
+def test_buffered_rounds_that_no_upload_can_fill_end_in_words(
+    finish: Any, buffer: int, there: int, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, methods.fedavg(local=LOCAL).on_client(finish=finish))
+    run.federation = replace(run.federation, policy=RoundPolicy(mode="buffered", buffer=buffer))
+
+    def tell(text: str) -> None:
+        run.told.append(text)
+        if len(run.told) > 100:
+            raise Endless
+
+    for node in run.devices.nodes:
+        node.tell = tell
+    with pytest.raises(RunError) as error:
+        run.serve()
+    said = str(error.value)
+    assert said.startswith(
+        f"Round 0 does not count: {there} of {buffer} uploads are there, and all clients that can be asked have "
+        f"failed. Nothing was lost: the last finished round is kept. The first fault: Client 'user-"
+    )
+    assert f"It was tried {MOST_FAILURES} times." in said
+    assert "Anna" not in said + run.all_that_the_server_wrote()
+
+
+def test_buffered_rounds_go_on_without_clients_that_fail(tmp_path: Path) -> None:
+    run = Run(tmp_path, methods.fedavg(local=LOCAL).on_client(finish=at_the_smaller))
+    run.federation = replace(run.federation, policy=RoundPolicy(mode="buffered", buffer=2))
+    assert max(record.round for record in run.serve()) == 3
 
 
 @pytest.mark.parametrize("changes", [{"finish": at_the_smallest}, {"accept": where_it_is_small}])

@@ -8,10 +8,10 @@ who is next follows from the draws of cohorts. What has come at one instant is u
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from fedkeep.core.errors import LateError, MethodError
+from fedkeep.core.errors import FailedError, LateError, MethodError, RoundError
 from fedkeep.core.params import Params, nbytes, prefixed
 from fedkeep.engines import Answer, Device, Order, RoundReport
 from fedkeep.engines.faults import Faults
@@ -61,11 +61,16 @@ class Buffered:
         declared: Params,
         faults: Faults,
     ) -> tuple[Global, RoundReport]:
-        """Wait for a buffer of uploads and update; the clients that are still under way stay so."""
+        """Wait for a buffer of uploads and update; the clients that are still under way stay so.
+
+        Raises:
+            RoundError: functions of the method or the model fail at all clients that are left to fill the buffer.
+        """
         began, policy = time.perf_counter(), self.fleet.policy
         if not self._under_way:
             self._next = _stream(self._draw, server.round)
         received, uploads = Received(), dict[str, Upload]()
+        failed: dict[str, FailedError] = {}  # since the last upload: who is asked again fails again
         self._refill(method, server, uploads)
         while len(uploads) < policy.buffer:
             arrived = False
@@ -78,10 +83,20 @@ class Buffered:
                 if upload is not None:
                     self.fleet.staged([client], one.exchange)
                     uploads[client] = _scaled(upload, (1.0 + age) ** -policy.staleness)
+                    failed.clear()
+                elif isinstance(answer.fault, FailedError):
+                    failed[client] = answer.fault
                 if len(uploads) == policy.buffer:
                     break
             if arrived and len(uploads) < policy.buffer:
-                self._refill(method, server, uploads)
+                self._refill(method, server, {*uploads, *failed})
+            if failed and not self._under_way:
+                raise RoundError(
+                    f"Round {server.round} does not count: {len(uploads)} of {policy.buffer} uploads are there, and "
+                    f"all clients that can be asked have failed. Nothing was lost: the last finished round is kept. "
+                    f"The first fault: {next(iter(failed.values()))}",
+                    failed=True,
+                )
         full = time.perf_counter()
         start = {**server.params, **declared}
         reduction = method.server.reduce.begin(server, start, list(uploads))
@@ -96,8 +111,8 @@ class Buffered:
             received, nbytes(server.params), began, time.perf_counter() - full, reduction.held_bytes
         )
 
-    def _refill(self, method: Method, server: Global, uploads: dict[str, Upload]) -> None:
-        """Send free clients off, until as many are under way as shall be; those in the buffer wait for the update."""
+    def _refill(self, method: Method, server: Global, waiting: Collection[str]) -> None:
+        """Send clients off, until as many are under way as shall be; those that wait are not asked."""
         links = prefixed(UPLOAD, method.chain().sent(server.links))
         shared = None if method.server.send is not None else with_links(method.server.sent(server, ""), links)
         orders: list[Order] = []
@@ -105,7 +120,7 @@ class Buffered:
         free = self.concurrency - len(self._under_way)
         while len(orders) < free and len(tried) < self.population:
             client = next(self._next)
-            if client in tried or client in self._under_way or client in uploads:
+            if client in tried or client in self._under_way or client in waiting:
                 tried.add(client)
                 continue
             tried.add(client)

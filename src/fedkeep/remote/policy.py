@@ -21,7 +21,7 @@ class RoundPolicy:
 
     Attributes:
         deadline: seconds until a round goes on without those that have not answered; None: it waits for all.
-        minimum: clients that must have taken part for a round to count.
+        minimum: clients that must have taken part for a synchronous round to count; a buffered one takes ``buffer``.
         over_selection: asks ``ceil(over_selection * cohort)`` clients and takes the first ``cohort`` answers; at
             least 1.
         mode: ``"synchronous"`` rounds, or ``"buffered"`` asynchrony (FedBuff, Nguyen et al. 2022, algorithm 1): the
