@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from fedkeep import Phase, methods
+from fedkeep.data.ids import PackedIds
 from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote.device_store import Wanted
-from fedkeep.remote.headers import Refused, header_of
+from fedkeep.remote.headers import Fits, Named, Refused, header_of
+from fedkeep.remote.node import Node
 from fedkeep.remote.wire import work_packet
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
@@ -82,4 +84,24 @@ def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
     order = Order(round=0, client="user-0", sent=Sent(params=params))
     work = hand.work([hand.order(order, train=False, judge=(only(),))], 0, 5)
     assert said in header_of(hand.say(node, work_packet(work)), Refused).reason
+    hand.close()
+
+
+def test_a_message_to_many_clients_looks_each_of_them_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 30
+    data = classes(counts=(3,) * count, kind="f4")
+    hand = Hand(Logits, methods.fedavg(local=Phase(batch_size=4)), data)
+    node, read, listed = hand.node(tmp_path, range(count)), list[Any](), list[bool]()
+    one, all_of = PackedIds.__getitem__, Node.clients.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(PackedIds, "__getitem__", lambda ids, client: read.append(client) or one(ids, client))
+    monkeypatch.setattr(Node, "clients", property(lambda node: listed.append(True) or all_of(node)))
+    versions = {f"user-{k}": Named(version=0, attempt=0, share=0.0) for k in range(count)}
+    header_of(hand.say(node, hand.encode(versions=versions)), Fits)
+    assert len(listed) <= 3
+    read.clear()
+    orders = [hand.order(hand.first_order(f"user-{k}"), train=False) for k in range(count)]
+    assert {answer.fault for answer in hand.ask(node, hand.work(orders, 0, 5)).answers} == {None}
+    assert len(read) <= 3 * count
     hand.close()

@@ -277,11 +277,10 @@ class Node:
         about = About(
             owner=self.terms.owner, run=message.run, columns=columns_of(default.initial), agreed=agreed, began_from=old
         )  # fmt: skip
-        wanted = {
-            client: Wanted(v.version, v.attempt, v.share)
-            for client, v in message.versions.items()
-            if client in self.clients
-        }
+        wanted, here = {}, set(self.clients)
+        for client, v in message.versions.items():
+            if client in here:
+                wanted[client] = Wanted(v.version, v.attempt, v.share)
         if old and wanted and self.terms.on_missing == "anew" and not file_of(self.folder, old).exists():
             self.tell(
                 f"The run {old!r} has no private state on this device. Its clients start from default values."

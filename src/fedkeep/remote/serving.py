@@ -199,7 +199,7 @@ def _begin(
 ) -> None:
     """Hold what a client begins with; nobody begins anew by a message older than what the client keeps."""
     client, wanted = one.order.client, Wanted(one.version, one.attempt, one.share)
-    place = job.data.ids.index(client) if client in job.data.ids else -1
+    place = job.data.ids.position(client)
     if place < 0:
         raise LostError(f"Client {client!r} is not on this device.")
     try:
