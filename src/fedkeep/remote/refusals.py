@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import site
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 import fedkeep
 from fedkeep.core.errors import BusyError, ConfigError, DataError, FedkeepError, StoreError, UploadError
 from fedkeep.remote.headers import Refused, told
 from fedkeep.remote.packet import Packet
 
-OURS, TORCHS = (Path(str(module.__file__)).parent for module in (fedkeep, torch))
+OURS = Path(fedkeep.__file__).parent
+INSTALLED = {
+    site.getusersitepackages(),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+}
+"""Folders of Python's own library and of packages that were installed."""
 
 
 class RefusalError(FedkeepError):
@@ -32,7 +37,8 @@ def place_of(error: BaseException) -> str:
         folders = Path(frame.filename).parents
         if OURS in folders:
             break
-        if TORCHS not in folders:
+        frozen = frame.filename.startswith("<frozen ")  # Python's own, too
+        if not frozen and INSTALLED.isdisjoint(map(str, folders)):
             return f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
     return ""
 
