@@ -13,6 +13,7 @@ from fedkeep.methods import Sent
 from fedkeep.remote import exchange as module
 from fedkeep.remote.events import Events
 from fedkeep.remote.exchange import Exchange, Rules
+from fedkeep.remote.headers import Refused, told
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Reply
 from fedkeep.remote.wire import Answers, ClientOrder, Judging
@@ -23,7 +24,7 @@ class Transport:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, Packet]] = []
-        self.inbox: list[tuple[str, Packet]] = []
+        self.inbox: list[tuple[str, Packet | None]] = []
 
         self.time = 0.0
 
@@ -103,3 +104,38 @@ def test_a_node_that_fails_at_each_order_is_asked_ever_more_seldom() -> None:
     assert transport.time == 300.0
     assert 8 <= len(transport.sent) <= 12  # after 0, 0, 4, 8, 16, 32, 60, 60, ... seconds
     assert set(forgot) == {"Flower: it died"}
+
+
+def asked(transport: Transport, place: dict[str, str]) -> Exchange:
+    """Return an exchange with client "one" over nodes that only say where it is."""
+    nodes: Any = SimpleNamespace(
+        transport=transport, place=place, look=lambda: None, refusal=lambda client: None,
+        forget=lambda name, why: None, ask_anew=lambda name: None,
+    )  # fmt: skip
+    rules: Any = Rules(run="r", fingerprint="", encoding="", split=None, tasks=(), again=60.0)  # type: ignore[arg-type]
+    order = ClientOrder(order=Order(round=0, client="one", sent=Sent(params={}, state={})))
+    return Exchange(rules, nodes, Events(transport.now), 0, 1, {"one": order})
+
+
+def test_that_clients_are_on_no_node_is_told_though_one_was_busy_before() -> None:
+    transport, place = Transport(), {"one": "A"}
+    one = asked(transport, place)
+    transport.inbox.append(("0", told(Refused(run="r", reason="at work", busy=True))))
+    one.poll()
+    place.clear()
+    one.poll()
+    said = [event.text for event in one.events.said]
+    assert said == ["Node 'A' is busy with an earlier message: at work"], "it may be asked again soon"
+    transport.wait(60.0)
+    one.poll()
+    assert one.events.said[-1].text == "1 clients are on no node, e.g. one; waiting for them."
+
+
+def test_a_node_that_answers_between_two_failures_is_asked_again_at_once() -> None:
+    """Only failures that follow one another put it off."""
+    transport = Transport()
+    one = asked(transport, {"one": "A"})
+    for reply in (None, told(Refused(run="r", reason="not yet")), None):
+        transport.inbox.append((transport.sent[-1][0], reply))
+        one.poll()
+    assert (len(transport.sent), transport.time) == (4, 0.0)

@@ -150,7 +150,8 @@ class Exchange:
                 fault = LostError(f"Client {client!r}: its node takes no part: {reason}")
                 self._settle(client, Answer(client=client, fault=fault))
         self._send(self.open)
-        if not self._sent and not self._busy and self.open and not self._told:
+        busy = any(until > transport.now() for until in self._busy.values())
+        if not self._sent and not busy and self.open and not self._told:
             self._told = True
             some = ", ".join(sorted(self.open)[:3])
             self.events.note(
