@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,6 @@ def test_the_code_is_the_version_and_a_digest_of_the_files() -> None:
 
 NET = """
 import torch
-from fedkeep.methods import Finished
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -84,3 +85,41 @@ def test_every_part_is_told_apart() -> None:
         "layers, initial values, uploads"
     )
     assert fingerprint.differing({**first, "more": "x"}, first) == "more"
+
+
+def own(
+    folder: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch, wrap: Any = None
+) -> dict[str, str]:
+    """Return the own code of a method whose ``finish`` is in a file of this content."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    (folder / f"{name}.py").write_bytes(content)
+    finish = importlib.import_module(name).finish
+    return fingerprint.own_code(Logits(), FURL.on_client(finish=wrap(finish) if wrap else finish))
+
+
+def test_a_file_is_the_same_with_another_systems_ends_of_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = NET.format(how="tanh").encode()
+    first = own(tmp_path, "a_file_of_lines", content, monkeypatch)
+    assert "a_file_of_lines" in first
+    assert own(tmp_path, "a_file_of_lines", content.replace(b"\n", b"\r\n"), monkeypatch) == first
+
+
+def test_the_file_of_a_function_whose_arguments_are_bound_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = NET.format(how="tanh").encode()
+    assert "a_bound_file" in own(tmp_path, "a_bound_file", content, monkeypatch, functools.partial)
+
+
+def test_a_compiled_module_is_not_read_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each system has another one."""
+    module = types.ModuleType("a_compiled_one")
+    module.__file__ = str(tmp_path / "a_compiled_one.so")
+    Path(module.__file__).write_bytes(b"\x7fELF")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    net = type("Net", (Logits,), {"__module__": module.__name__})()
+    assert module.__name__ not in fingerprint.own_code(net, FURL)
