@@ -1,11 +1,13 @@
 """What a project is told when it is started reaches its server app through Flower's own reader of settings."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from flwr.common.config import parse_config_args
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.flower import guard
 from fedkeep.flower.link import Link
 
 
@@ -37,3 +39,17 @@ def test_a_path_that_flower_would_cut_is_refused(link, tmp_path):
     ):
         made.submit(tmp_path, {"status": '/home/a"b'})
     assert words == []
+
+
+def test_what_other_programs_read_is_utf_8_whatever_the_systems_encoding(tmp_path, monkeypatch):
+    write, given = Path.write_text, {}
+
+    def noting(path, text, encoding=None, **options):
+        given[path.name] = encoding
+        return write(path, text, encoding, **options)
+
+    monkeypatch.setattr(Path, "write_text", noting)
+    Link(tmp_path / "Zoë", tmp_path / "keys")
+    guard.install(tmp_path / "commands")
+    assert given
+    assert set(given.values()) == {"utf-8"}

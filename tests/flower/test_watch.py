@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,20 @@ def test_what_it_watches_ends_when_it_is_killed() -> None:
     while node.exists() and time.monotonic() < end:
         time.sleep(0.1)
     assert not node.exists()
+
+
+@pytest.mark.parametrize("libc", [None, object()])
+def test_only_linux_is_asked_to_end_what_it_watches(libc: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows refuses every function that would run before the command."""
+    given: dict[str, Any] = {}
+
+    def popen(command: list[str], **options: Any) -> None:
+        given.update(options)
+        raise OSError
+
+    monkeypatch.setattr(watch, "LIBC", libc)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(watch.signal, "signal", lambda *_: None)
+    with pytest.raises(OSError, match=r"^$"):
+        watch.Watch(["x"]).run()
+    assert (given["preexec_fn"] is None) == (libc is None)

@@ -40,7 +40,7 @@ def install(folder: Path) -> None:
     for command in sorted(commands):
         words = shlex.join([sys.executable, "-P", os.path.abspath(__file__), command])
         path = folder / command
-        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         path.chmod(0o755)
 
 

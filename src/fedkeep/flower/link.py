@@ -39,7 +39,8 @@ class Link:
             "root-certificates": str(self.keys / "ca.pem"),
             "insecure": False,
         }
-        (home / "config.toml").write_text(to_toml({"superlink": {"default": "local", "local": connection}}))
+        settings = to_toml({"superlink": {"default": "local", "local": connection}})
+        (home / "config.toml").write_text(settings, encoding="utf-8")
         self.environment = {
             "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll), "PYTHONUNBUFFERED": "1",

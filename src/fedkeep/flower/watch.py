@@ -91,7 +91,7 @@ class Watch:
     def _once(self) -> tuple[int, str]:
         process = self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", preexec_fn=functools.partial(end_with, os.getpid()),
+            errors="replace", preexec_fn=None if LIBC is None else functools.partial(end_with, os.getpid()),
         )  # fmt: skip
         if self.ended.is_set():  # since it was asked last
             process.terminate()
