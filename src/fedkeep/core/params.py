@@ -127,3 +127,9 @@ def misfit(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
         return fault
     pairs = ((name, tuple(value.shape), tuple(got[name].shape)) for name, value in wanted.items())
     return next((f"{name!r} wants {want}, is {have}" for name, want, have in pairs if want != have), "")
+
+
+def mistyped(wanted: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+    """Say of tensors that are no misfit which type differs first, or return an empty string."""
+    pairs = ((name, value.dtype, got[name].dtype) for name, value in wanted.items())
+    return next((f"{name!r} wants {want}, is {have}" for name, want, have in pairs if want != have), "")

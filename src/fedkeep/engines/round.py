@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 import numpy as np
-from torch import Tensor
 
 from fedkeep.core.errors import (
     ConfigError,
@@ -19,7 +18,7 @@ from fedkeep.core.errors import (
     UploadError,
     check_choice,
 )
-from fedkeep.core.params import Params, check_finite, misfit, nbytes, prefixed, under
+from fedkeep.core.params import Params, check_finite, misfit, mistyped, nbytes, prefixed, under
 from fedkeep.core.seeds import numpy_generator, stream
 from fedkeep.engines.base import paired
 from fedkeep.engines.device import Answer, Device, Order
@@ -340,16 +339,11 @@ def updated(method: Method, server: Global, reduced: Reduced) -> Global:
         raise MethodError(f"The {who} sets {other[0]!r}; it may set params, state and optimizer alone.")
     for what, old, new in (("parameters", server.params, after.params), ("state", server.state, after.state)):
         check_tensors(who, new)
-        fault = misfit(old, new) or _types(old, new)
+        fault = misfit(old, new) or mistyped(old, new)
         if fault:
             raise MethodError(f"The update of {method.name!r} changes the server's {what}: {fault}.")
         check_finite(new, f"The server's {what} after round {server.round}")
     return after
-
-
-def _types(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> str:
-    pairs = ((name, value.dtype, new[name].dtype) for name, value in old.items())
-    return next((f"{name!r} wants {want}, is {have}" for name, want, have in pairs if want != have), "")
 
 
 def round_mean(values: Iterable[int], default: int) -> int:

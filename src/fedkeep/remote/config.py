@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
@@ -29,10 +29,9 @@ from fedkeep.experiments.build import build_method, build_model, build_source
 from fedkeep.experiments.config import DataConfig, checked, parse_config, parse_toml, read_text
 from fedkeep.experiments.environment import check_device
 from fedkeep.methods import Method
+from fedkeep.remote.migration import OnChange
 from fedkeep.remote.node import Node, Terms
 from fedkeep.remote.own_clients import of_clients
-
-OnChange = Literal["refuse", "anew"]
 
 
 class _Strict(BaseModel):

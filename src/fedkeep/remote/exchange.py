@@ -16,10 +16,9 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Refused, header_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.packet import Packet
-from fedkeep.remote.wire import Answers, ClientOrder, Step, Work, read_answers, work_packet
+from fedkeep.remote.wire import LEAVES, Answers, ClientOrder, Step, Work, read_answers, work_packet
 from fedkeep.split import Split
 
-RANK: Sequence[Leaves] = ("sums", "clients", "examples")
 MOST_REFUSALS = 2
 """Refusals of a client's order until the client sits out: after the first its node is told of the run anew."""
 BUSY = 10
@@ -277,7 +276,7 @@ class Exchange:
         for split, judged in answers.judged:
             key = (split, judged.task)
             fine = (split, judged.models) in asked and judged.task in known and key not in seen
-            fine = fine and RANK.index(judged.leaves) <= RANK.index(self.rules.leaves)
+            fine = fine and LEAVES.index(judged.leaves) <= LEAVES.index(self.rules.leaves)
             if not (fine and _of_these(judged, sent.orders)):
                 raise UploadError(
                     f"The answers of node {sent.node!r} were refused: they hold a result of judging {split!r} that "

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.parts import settled
 from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
 from fedkeep.remote.serving import Held, serve
-from fedkeep.remote.wire import answers_packet, read_work
+from fedkeep.remote.wire import LEAVES, answers_packet, read_work
 from fedkeep.store import Default
 from fedkeep.store.rows import RowFormat
 
@@ -352,7 +352,7 @@ class Node:
         if work.fingerprint != fingerprint.digest(running.parts):
             raise RefusalError("The order is of another experiment than this device has agreed on.")
         assert running.store is not None
-        leaves: Leaves = min(work.leaves, self.terms.leaves, key=_LEAVES.index)
+        leaves: Leaves = min(work.leaves, self.terms.leaves, key=LEAVES.index)
         work = replace(work, leaves=leaves)
         answers = serve(
             work, running.job, running.held, running.store, self.engine, running.received,
@@ -373,6 +373,3 @@ def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:
     inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows].astype(bool)]), minlength=len(data))
     alone = any(phase.examples == "all" for phase in method.client.phases) & (counts > 0)
     return np.maximum(inside, alone)
-
-
-_LEAVES: Sequence[Literal["sums", "clients", "examples"]] = ("sums", "clients", "examples")

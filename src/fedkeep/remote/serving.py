@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fedkeep.core.errors import FailedError, LostError, SecureSumError, StoreError, UploadError
-from fedkeep.core.params import Params, misfit
+from fedkeep.core.params import Params, misfit, mistyped
 from fedkeep.engines import Answer, Engine, Job, Judged, LocalDevice, Model, Order
 from fedkeep.engines import Work as Train
 from fedkeep.engines.base import paired
@@ -271,9 +271,5 @@ def _without_links(sent: Sent) -> Sent:
 
 def _check_sent(wanted: Params, sent: Sent) -> None:
     """Raise UploadError unless the parameters are those of the model."""
-    fault = misfit(wanted, sent.params)
-    if not fault:
-        types = ((name, value.dtype, sent.params[name].dtype) for name, value in wanted.items())
-        fault = next((f"{name!r} wants {want}, is {have}" for name, want, have in types if want != have), "")
-    if fault:
+    if fault := misfit(wanted, sent.params) or mistyped(wanted, sent.params):
         raise UploadError(f"The parameters that were sent do not fit the model: {fault}.")

@@ -8,9 +8,9 @@ and ``answer/I/rows/NAME``, losses under ``losses`` (JSON has no NaN), results o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -26,6 +26,7 @@ from fedkeep.split import Split
 
 Partition = Literal["train", "valid", "test"]
 Step = Literal["keys", "shares", "masked", "revealed"]
+LEAVES: Sequence[Leaves] = get_args(Leaves)  # from the least to the most
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
     "broken": NonFiniteError, "failed": FailedError, "malformed": UploadError, "lost": LostError
 }  # fmt: skip
