@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeep import Phase, methods, sgd
-from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.errors import ConfigError, MethodError, NonFiniteError
 from fedkeep.engines import (
     Centralised,
     ClientResult,
@@ -91,6 +91,18 @@ def test_an_upload_is_let_go_of_before_the_next_client_is_trained(
     for answer in LocalDevice(work, engine).train(orders(work, [0, 1, 3])):
         del answer
     assert len(alive) == 3
+
+
+def test_orders_that_differ_in_when_they_are_are_not_trained_together() -> None:
+    work = job(Logits(), FURL, DATA)
+    first, second = orders(work, [0, 1])
+    for changes in ({"round": 1}, {"progress": 0.5}):
+        with pytest.raises(ConfigError) as error:
+            list(LocalDevice(work, Sequential()).train([first, dataclasses.replace(second, **changes)]))
+        later = f"({changes.get('round', 0)}, {changes.get('progress', 0.0)})"
+        assert str(error.value) == (
+            f"Orders that are trained together must have one round and one progress; got (0, 0.0) and {later}."
+        )
 
 
 def test_what_was_staged_and_never_accepted_is_dropped_by_the_next_round() -> None:

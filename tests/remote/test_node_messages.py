@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_what_was_agreed_on_first_counts_for_a_process_that_starts_later(hand: H
     hand.ask(again, work)
     again.close()
     assert hand.left[-1] == before
+
+
+def test_orders_of_different_parts_of_the_run_are_refused(hand: Hand, tmp_path: Path) -> None:
+    """One schedule is followed in a message."""
+    node = hand.node(tmp_path, [0, 1, 2])
+    hand.meet(node)
+    early, late = (replace(hand.first_order(f"user-{k}"), progress=p) for k, p in enumerate((0.1, 0.9)))
+    judged = hand.order(hand.first_order("user-2"), train=False, judge=(only(),))
+    work = hand.work([hand.order(early), hand.order(late), judged], 0, 5)
+    assert header_of(hand.say(node, work_packet(work)), Refused).reason == (
+        "A message was refused: the orders to train must have one progress; got 0.1 and 0.9."
+    )
+    assert hand.ask(node, hand.work([hand.order(late), judged], 0, 6)).answers[0].upload is not None
+    hand.close()
 
 
 @pytest.mark.parametrize(

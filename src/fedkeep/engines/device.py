@@ -145,7 +145,11 @@ class LocalDevice:
         self._round = 0  # in which they trained
 
     def train(self, orders: Sequence[Order]) -> Iterator[Answer]:
-        """Train clients; the answers come as they are ready, in the order of ``orders``."""
+        """Train clients; the answers come as they are ready, in the order of ``orders``.
+
+        Raises:
+            ConfigError: the orders are of several rounds, or of several parts of the run.
+        """
         store = self.job.store
         store.accept(())
         self._trained = {}
@@ -153,7 +157,12 @@ class LocalDevice:
             return
         flat: dict[int, Params] = {}
         work = [Work(self._position(o.client), flat.setdefault(id(o.sent), o.sent.flat)) for o in orders]
-        round, progress = orders[0].round, orders[0].progress
+        if len(times := sorted({(o.round, o.progress) for o in orders})) > 1:
+            got = " and ".join(map(str, times))
+            raise ConfigError(
+                f"Orders that are trained together must have one round and one progress; got {got}."
+            )
+        round, progress = times[0]
         self._round = round
         # Not held by a name: a round that is broken off lets go of it at once, and the engine ends what still runs.
         # Nor counted by enumerate, which holds on to what it gave last while the next client is trained.

@@ -94,6 +94,9 @@ def serve(
         _check_sent(received, sent)
     for one in work.orders:
         _check_asks(one, masking)
+    if len(progress := sorted({one.order.progress for one in work.orders if one.train})) > 1:
+        got = " and ".join(map(str, progress))
+        raise UploadError(f"A message was refused: the orders to train must have one progress; got {got}.")
     held.forget()
     store.discard()
     begun: dict[str, ClientOrder] = {}

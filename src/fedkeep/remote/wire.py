@@ -60,7 +60,7 @@ class ClientOrder:
     """What the server asks of one client, and which of its private versions it builds on.
 
     Attributes:
-        order: its round is that of the whole message.
+        order: its round is that of the whole message, and so is its progress if it trains.
         version: how many of the client's rounds the server has accepted in this run; 0: it starts from the default.
         attempt: of the message whose answer made this version, see ``Work.attempt``; 0 for version 0.
         share: z = c_k / Σ c of the round that made this version, where clients accept by it (FURL eq. 6); else 0.
