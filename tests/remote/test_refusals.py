@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 
 from fedkeep import Phase, methods
 from fedkeep.core.errors import ConfigError
-from fedkeep.data.preparation import Encoding
+from fedkeep.data.preparation import Encoding, Ready, Rules, Summary
 from fedkeep.experiments.build import build_model
 from fedkeep.experiments.config import parse_config
 from fedkeep.remote import Packet
@@ -104,3 +104,37 @@ def test_an_error_that_fedkeep_raises_is_at_no_place_of_the_owners() -> None:
     with pytest.raises(ConfigError) as caught:
         in_fedkeep()
     assert place_of(caught.value) == ""
+
+
+class Reading(Ready):
+    """A source of the owner's own that fails."""
+
+    kind: ClassVar[type[Exception]]
+
+    def summary(self, rules: Rules = Rules()) -> Summary:
+        raise self.kind(SECRET)
+
+
+@pytest.mark.parametrize("kind", [TypeError, ConfigError])
+def test_what_a_reader_of_the_owners_says_while_it_sums_up_stays_on_the_device(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reading, "kind", kind, raising=False)
+    hand = Hand(Logits, methods.furl("user", local=Phase(batch_size=4)), classes(kind="f4"))
+    node, said = hand.node(tmp_path, [0]), list[str]()
+    node.source, node.tell = Reading(data=hand.data), said.append
+    reason = header_of(hand.say(node, hand.hello(summarise={})), Refused).reason
+    assert "Its own log says more." in reason
+    assert "Anna" not in reason
+    assert SECRET in said[0]
+
+
+def test_a_rule_that_is_for_no_column_is_refused_by_name(tmp_path: Path) -> None:
+    hand = Hand(Logits, methods.furl("user", local=Phase(batch_size=4)), classes(kind="f4"))
+    reason = header_of(
+        hand.say(hand.node(tmp_path, [0]), hand.hello(summarise={"tokens": "word"})), Refused
+    ).reason
+    assert reason.startswith(
+        "The rules of the summary cannot be used: preparation.tokens: wanted a column of the kind 'text', which it is "
+        "for; got "
+    )

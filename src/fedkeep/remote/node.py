@@ -33,7 +33,7 @@ from fedkeep.core.errors import (
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import SPLITS, FederatedData
-from fedkeep.data.preparation import Encoding, Rules, Source
+from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method, SecureMean
@@ -183,13 +183,17 @@ class Node:
         self._check(hello)
         summary = None
         if hello.summarise is not None:
+            unused = "The rules of the summary cannot be used"
             try:
                 rules = Rules(**hello.summarise)
                 here = max(rules.clients_a_word_here, self.terms.clients_a_word)
-                told = self.source.summary(replace(rules, clients_a_word_here=here))
+                rules = replace(rules, clients_a_word_here=here)
             except (TypeError, ConfigError) as error:
-                raise RefusalError(f"The rules of the summary cannot be used: {error}") from error
-            summary = json.loads(told.to_json())
+                raise RefusalError(f"{unused}: {error}") from error
+            try:
+                summary = json.loads(self.source.summary(rules).to_json())
+            except RuleError as error:  # what else a reader says may hold data
+                raise RefusalError(f"{unused}: {error}") from error
         return Here(run=hello.run, clients=list(self.clients), summary=summary)
 
     def _check(self, hello: Hello) -> None:

@@ -11,12 +11,13 @@ from fedkeep.data.preparation.encoding import Encoding
 from fedkeep.data.preparation.features import Features
 from fedkeep.data.preparation.labels import Labels
 from fedkeep.data.preparation.numbers import Keys, Plain, Times
-from fedkeep.data.preparation.rules import Rules
+from fedkeep.data.preparation.rules import RuleError, Rules
 from fedkeep.data.preparation.source import Raw, Ready, Source, encoded_alone, prepared
 from fedkeep.data.preparation.summary import About, Summary, agreeing, merged
 from fedkeep.data.preparation.texts import Texts
 
 __all__ = [
     "About", "Code", "ColumnSummary", "Encoding", "Features", "Keys", "Labels", "Plain", "Raw", "RawColumn",
-    "Ready", "Rules", "Source", "Summary", "Texts", "Times", "agreeing", "encoded_alone", "merged", "prepared",
+    "Ready", "RuleError", "Rules", "Source", "Summary", "Texts", "Times", "agreeing", "encoded_alone", "merged",
+    "prepared",
 ]  # fmt: skip

@@ -18,6 +18,10 @@ KINDS = {
 LEAST = {"clients_a_word": 1, "clients_a_word_here": 1, "vocabulary": 2, "max_length": 1}
 
 
+class RuleError(ConfigError):
+    """A rule is for none of the columns."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """How data are summed up and numbered. None leaves a matter to each device's own reader.
@@ -55,11 +59,11 @@ class Rules:
                 raise ConfigError(f"preparation.{name}: wanted at least {least}; got {value}.")
 
     def check_used(self, kinds: Mapping[str, str]) -> None:
-        """Raise ConfigError where a rule is given and none of the columns, by name with their kinds, follows it."""
+        """Raise RuleError where a rule is given and none of the columns, by name with their kinds, follows it."""
         for name, kind in KINDS.items():
             if getattr(self, name) != getattr(Rules, name) and kind not in kinds.values():
                 there = ", ".join(f"{column} ({its})" for column, its in kinds.items())
-                raise ConfigError(
+                raise RuleError(
                     f"preparation.{name}: wanted a column of the kind {kind!r}, which it is for; got {there}. Leave it "
                     f"out. Columns that a reader encoded already are plain, and no rule changes them."
                 )
