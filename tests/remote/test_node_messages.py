@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedkeep.engines import Order
 from fedkeep.methods import Sent
 from fedkeep.remote.device_store import Wanted
 from fedkeep.remote.headers import Fits, Named, Refused, header_of
-from fedkeep.remote.node import Node
+from fedkeep.remote.node import MOST_RUNS, Node
 from fedkeep.remote.wire import work_packet
 from tests.remote.hand import RUN, Hand, only
 from tests.tiny import Logits, classes
@@ -120,3 +121,60 @@ def test_a_message_to_many_clients_looks_each_of_them_up_once(
     assert {answer.fault for answer in hand.ask(node, hand.work(orders, 0, 5)).answers} == {None}
     assert len(read) <= 3 * count
     hand.close()
+
+
+def test_runs_that_are_not_asked_for_any_more_are_let_go_of_and_served_if_they_are(tmp_path: Path) -> None:
+    hands = [Hand(Logits, FURL, DATA, run=f"run-{number}") for number in range(MOST_RUNS + 1)]
+    node = hands[0].node(tmp_path, [0])
+    for hand in hands:
+        hand.meet(node)
+    first = hands[0]
+    assert list(node._runs) == [hand.run for hand in hands[1:]]
+    for attempt in (5, 6):
+        work = first.work([first.order(first.first_order("user-0"))], 0, attempt)
+        assert first.ask(node, work).answers[0].upload is not None
+        assert list(node._runs)[-1] == first.run
+        assert len(node._runs) == MOST_RUNS
+    node.close()
+
+
+def test_a_file_is_let_go_of_where_a_message_fails_and_the_next_one_settles_its_examples(
+    hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, calls, opens = [], list[bool](), Node._open
+    monkeypatch.setattr(Node, "_open", lambda *given: opened.append(opens(*given)) or opened[-1])
+
+    def failing(*_: Any) -> None:
+        calls.append(True)
+        raise ZeroDivisionError
+
+    node, other = hand.node(tmp_path, [0]), hand.node(tmp_path, [0])
+    work = hand.work([hand.order(hand.first_order("user-0"))], 0, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "_settle", failing)
+        assert "ZeroDivisionError" in header_of(hand.say(node, hand.encode()), Refused).reason
+    header_of(hand.say(other, hand.encode()), Fits)
+    other.close()
+    hand.meet(node)
+    node.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "_settle", failing)
+        for _ in range(2):
+            assert "ZeroDivisionError" in header_of(hand.say(node, work_packet(work)), Refused).reason
+    assert len(calls) == 3, "at each message until it has come through"
+    hand.ask(other, work)
+    other.close()
+    hand.ask(node, work)
+    node.close()
+
+
+def test_a_node_is_closed_between_messages(hand: Hand, tmp_path: Path) -> None:
+    node = hand.node(tmp_path, [0])
+    hand.meet(node)
+    closing = threading.Thread(target=node.close)
+    with node._turn:
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+    closing.join()
+    assert node._runs == {}

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedkeep.core.errors import (
-    ConfigError,
-    MethodError,
-    SplitError,
-    UploadError,
-)
+from fedkeep.core.errors import ConfigError, MethodError, SplitError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.data import SPLITS, FederatedData
@@ -55,6 +51,10 @@ from fedkeep.store.rows import RowFormat
 
 Experiment = Callable[[str, Mapping[str, Any]], tuple[nn.Module, Method]]
 """Makes model and method of a configuration's text and an encoding as JSON; server and device call the same."""
+
+
+MOST_RUNS = 2
+"""Runs that are held in memory, each with its data and its model; an order of another builds it anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +174,11 @@ class Node:
 
     def close(self) -> None:
         """Let go of all files, and of what the engine holds."""
-        for running in self._runs.values():
-            running.let_go()
-        self._runs = {}
-        self.engine.close()
+        with self._turn:
+            for running in self._runs.values():
+                running.let_go()
+            self._runs = {}
+            self.engine.close()
 
     def _hello(self, hello: Hello) -> Here:
         self._check(hello)
@@ -214,18 +215,16 @@ class Node:
         agreed = agreement(message, running.parts, running.job.method)
         if not path.exists():
             self._create(path, message, running, agreed)
-        running.store = self._open(message.run, running)
-        about = running.store.file.about
-        if about.agreed and (names := differing(about.agreed, agreed)):
-            running.let_go()
-            raise RefusalError(
-                f"The run {message.run!r} is not the one that this device has agreed on; what differs: {names}. Go on "
-                f"with that one, or begin a new run."
-            )
-        if about.agreed != agreed:
-            running.store.file.write_about(replace(about, agreed=agreed))
-        self._settle(running, running.store)
-        self._runs[message.run] = running
+        with self._opened(message.run, running) as store:
+            about = store.file.about
+            if about.agreed and (names := differing(about.agreed, agreed)):
+                raise RefusalError(
+                    f"The run {message.run!r} is not the one that this device has agreed on; what differs: {names}. Go "
+                    f"on with that one, or begin a new run."
+                )
+            if about.agreed != agreed:
+                store.file.write_about(replace(about, agreed=agreed))
+        self._hold(message.run, running)
         data = running.job.data
         counts = {split: data.counts(split).tolist() for split in SPLITS}
         counts["train"] = told_counts(data, running.job.method).tolist()
@@ -315,6 +314,17 @@ class Node:
             accept=running.job.method.client.accept, patience=self.terms.patience,
         )  # fmt: skip
 
+    @contextmanager
+    def _opened(self, run: str, running: Running) -> Iterator[DeviceStore]:
+        """Open a run's file, settle its examples after what is done within, and let go of it where anything fails."""
+        running.store = store = self._open(run, running)
+        try:
+            yield store
+            self._settle(running, store)
+        except BaseException:
+            running.let_go()
+            raise
+
     def _running(self, run: str) -> Running:
         """Return a run, built from what was agreed on where this process has not heard of it yet."""
         if run not in self._runs:
@@ -325,12 +335,20 @@ class Node:
                 raise RefusalError(f"This device has not agreed on the run {run!r} yet. Say hello first.")
             hello = Hello.model_validate(agreed["hello"])
             running = self._built(hello, agreed["encoded"], agreed["fingerprint"])
-            self._runs[run] = running
-        running = self._runs[run]
+        else:
+            running = self._runs[run]
         if running.store is None:
-            running.store = self._open(run, running)
-            self._settle(running, running.store)
+            with self._opened(run, running):
+                pass
+        self._hold(run, running)
         return running
+
+    def _hold(self, run: str, running: Running) -> None:
+        """Hold a run, and let go of those that were not asked for lately."""
+        self._runs.pop(run, None)
+        self._runs[run] = running
+        for old in list(self._runs)[:-MOST_RUNS]:
+            self._runs.pop(old).let_go()
 
     def _settle(self, running: Running, store: DeviceStore) -> None:
         """Keep each example in the part where this run has had it, if the device divides its examples itself."""
