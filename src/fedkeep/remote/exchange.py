@@ -146,7 +146,7 @@ class Exchange:
                 self.events.note("again", said, node=sent.node)
         for client in list(self.open):
             if (reason := self.nodes.refusal(client)) is not None:
-                fault = LostError(f"Client {client!r}: its node takes no part: {reason}")
+                fault = LostError(f"Client {client!r} takes no part: {reason}")
                 self._settle(client, Answer(client=client, fault=fault))
         self._send(self.open)
         busy = any(until > transport.now() for until in self._busy.values())

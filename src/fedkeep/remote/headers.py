@@ -84,11 +84,19 @@ class Encode(Header):
 
 
 class Fits(Header):
-    """A node's answer to ``Encode``: the clients that take part, each with its numbers of examples by partition."""
+    """A node's answer to ``Encode``: the clients that take part, each with its numbers of examples by partition.
+
+    ``unfit`` are those whose data cannot be used.
+    """
 
     kind: Literal["fits"] = "fits"
     run: str
     clients: dict[str, dict[str, int]]
+    unfit: list[str] = []
+
+
+UNFIT = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
+"""What the server is told of clients whose data cannot be used."""
 
 
 class Refused(Header):

@@ -16,31 +16,31 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, MethodError, SplitError, UploadError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params
-from fedkeep.data import SPLITS, FederatedData
+from fedkeep.data import SPLITS
 from fedkeep.data.preparation import Encoding, RuleError, Rules, Source
 from fedkeep.engines import Engine, Job, Leaves, Sequential, first_kept
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.methods import Method, SecureMean
 from fedkeep.remote import fingerprint
 from fedkeep.remote.agreement import agreement, differing, fault_of
+from fedkeep.remote.counts import told_counts
 from fedkeep.remote.device_file import About, DeviceFile, Version, create, packed
 from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
 from fedkeep.remote.headers import Encode, Fits, Hello, Here, header_of, told
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.migration import OnChange, migrated
+from fedkeep.remote.own_clients import fitting
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.parts import settled
 from fedkeep.remote.refusals import RefusalError, is_ours, place_of, refusal
@@ -88,13 +88,14 @@ class Terms:
 
 @dataclass
 class Running:
-    """A run as this device has built it."""
+    """A run as this device has built it; ``unfit`` are its clients whose data do not fit the encoding."""
 
     hello: Hello
     parts: Mapping[str, str]
     job: Job
     held: Held
     received: Params
+    unfit: Sequence[str] = ()
     store: DeviceStore | None = field(default=None)
 
     def let_go(self) -> None:
@@ -234,6 +235,7 @@ class Node:
                 str(client): {split: counts[split][place] for split in SPLITS}
                 for place, client in enumerate(data.ids)
             },
+            unfit=list(running.unfit),
         )
 
     def _built(self, hello: Hello, encoding: Mapping[str, Any], wanted: Mapping[str, str]) -> Running:
@@ -243,7 +245,9 @@ class Node:
             RefusalError: it can't be built, or differs from the server's; names the parts.
         """
         self._check(hello)
-        data: FederatedData = self.source.encoded(Encoding.from_json(json.dumps(encoding)))
+        data, faults = fitting(self.source, Encoding.from_json(json.dumps(encoding)))
+        for client, fault in faults.items():
+            self.tell(f"Client {client!r} takes no part: {fault}")
         try:
             model, method = self.experiment(hello.experiment, encoding)
             module = method.made_for(model).to(self.terms.compute)
@@ -272,7 +276,7 @@ class Node:
             resolved(method, net, data, self.terms.compute), net, data, held, hello.seed, self.terms.compute,
             entropy="run" if hello.simulated_noise else "system",
         )  # fmt: skip
-        return Running(hello, parts, job, held, method.split.halves(module).federated(initial))
+        return Running(hello, parts, job, held, method.split.halves(module).federated(initial), list(faults))
 
     def _create(self, path: Path, message: Encode, running: Running, agreed: Mapping[str, Any]) -> None:
         """Make the run's file; with ``continue_from`` clients begin it with what they kept of that run."""
@@ -328,9 +332,9 @@ class Node:
     def _running(self, run: str) -> Running:
         """Return a run, built from what was agreed on where this process has not heard of it yet."""
         if run not in self._runs:
-            file = DeviceFile(file_of(self.folder, run), self.terms.owner, self.terms.patience)
-            agreed = file.about.agreed
-            file.close()
+            path = file_of(self.folder, run)
+            with closing(DeviceFile(path, self.terms.owner, self.terms.patience)) as file:
+                agreed = file.about.agreed
             if not agreed:
                 raise RefusalError(f"This device has not agreed on the run {run!r} yet. Say hello first.")
             hello = Hello.model_validate(agreed["hello"])
@@ -379,19 +383,6 @@ class Node:
         answers = serve(
             work, running.job, running.held, running.store, self.engine, running.received,
             anew=self.terms.on_missing == "anew", tell=self.tell, masking=running.masking(self.folder),
+            unfit=running.unfit,
         )  # fmt: skip
         return answers_packet(answers)
-
-
-def told_counts(data: FederatedData, method: Method) -> NDArray[np.int64]:
-    """Return for each client how many training examples the server gets to know of: those that are opted in.
-
-    Where private phases use all of them, a client that opted out wholly trains too, and tells of one.
-    """
-    counts, opted = data.counts("train"), data.columns.get("opted_in")
-    if opted is None:
-        return counts
-    rows = data.split_rows("train")
-    inside = np.bincount(data.clients_of(rows[np.asarray(opted)[rows].astype(bool)]), minlength=len(data))
-    alone = any(phase.examples == "all" for phase in method.client.phases) & (counts > 0)
-    return np.maximum(inside, alone)

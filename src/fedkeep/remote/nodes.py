@@ -16,7 +16,7 @@ from fedkeep.core.errors import DataError, UploadError
 from fedkeep.data.ids import check_ids
 from fedkeep.data.preparation import Summary
 from fedkeep.remote.events import Events
-from fedkeep.remote.headers import Encode, Fits, Header, Hello, Here, Refused, header_of, told
+from fedkeep.remote.headers import UNFIT, Encode, Fits, Header, Hello, Here, Refused, header_of, told
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Transport
 
@@ -33,6 +33,8 @@ class _Node:
     since: float = 0.0
     here: Here | None = None
     fits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unfit: tuple[str, ...] = ()
+    """Its clients whose data cannot be used; it is asked again whether they can."""
     claims: dict[str, str] = field(default_factory=dict)
     """Clients that another node, named here, has too: it is asked whether it is still there."""
     pause: float = 0.0
@@ -74,13 +76,16 @@ class Nodes:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why nodes take no part, refusals and failures."""
-        return {**self.failures, **self.refusals}
+        """Why nodes take no part, refusals and failures, or clients of theirs."""
+        unfit = {name: " ".join(map(_unfit, node.unfit)) for name, node in self._nodes.items() if node.unfit}
+        return {**unfit, **self.failures, **self.refusals}
 
     def refusal(self, client: str) -> str | None:
-        """Return why a client's node takes no part; None where the client has a place, or nobody has told of it."""
+        """Return why a client takes no part; None where it has a place, or nobody has told of it."""
         if client in self.place:
             return None
+        if any(client in node.unfit for node in self._nodes.values()):
+            return UNFIT
         here = self.here
         name = next((n for n in self.refusals if n in here and client in here[n].clients), None)
         return None if name is None else self.refusals[name]
@@ -118,7 +123,11 @@ class Nodes:
             passed = self.transport.now() - node.since
             if node.ticket and passed > self.patience:
                 self.forget(name, f"it did not answer for {self.patience:g} s")
-            elif node.state in ("refused", "failed") and passed > node.pause:
+            elif (
+                (node.state in ("refused", "failed") or node.unfit)
+                and not node.ticket
+                and passed > node.pause
+            ):
                 self._send(name, "asked", self.hello)
 
     def ask_anew(self, name: str) -> None:
@@ -195,7 +204,7 @@ class Nodes:
         if reason != known:
             self.events.note("refused", f"Node {name!r} does not answer: {reason}", node=name)
 
-    def _pauses(self, name: str, state: Literal["refused", "failed"], pause: float) -> None:
+    def _pauses(self, name: str, state: Literal["refused", "failed", "fits"], pause: float) -> None:
         node = self._nodes[name]
         node.state, node.since = state, self.transport.now()
         node.pause = min(max(pause, 2 * node.pause), self.patience * 2**MOST_DOUBLINGS)
@@ -220,10 +229,15 @@ class Nodes:
             self._send_encoding(name, self._encode)
 
     def _fits(self, name: str, node: _Node, fits: Fits) -> None:
-        _check_ids(fits.clients)
+        _check_ids([*fits.clients, *fits.unfit])
         if not all(0 <= count < 2**63 for counts in fits.clients.values() for count in counts.values()):
             raise UploadError("its numbers of examples make no sense.")
-        node.state, node.fits, node.pause = "fits", fits.clients, 0.0
+        for client in [client for client in fits.unfit if client not in node.unfit]:
+            self.events.note("refused", _unfit(client), node=name, client=client)
+        node.fits, node.unfit = fits.clients, tuple(fits.unfit)
+        self._pauses(name, "fits", self.patience)
+        if not fits.unfit:
+            node.pause = 0.0
         self.refusals.pop(name, None)
         self.failures.pop(name, None)
         for client in fits.clients:
@@ -241,6 +255,10 @@ class Nodes:
         if client in self.counts and self.place.get(client) != name:
             self.events.note("moved", f"Client {client!r} is on node {name!r}.", node=name, client=client)
         self.place[client], self.counts[client] = name, node.fits[client]
+
+
+def _unfit(client: str) -> str:
+    return f"Client {client!r} takes no part: {UNFIT}"
 
 
 def _check_ids(clients: Iterable[str]) -> None:

@@ -1,4 +1,6 @@
-"""Some of a source's clients: the others' examples are not encoded, and shape no summary.
+"""Some of a source's clients: those that its owner names, or whose data fit an encoding.
+
+The others' examples are not encoded. Of clients that the owner leaves out they shape no summary.
 
 Data that are encoded already keep their number of classes, see ``FederatedData.meta``.
 """
@@ -11,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, did_you_mean
-from fedkeep.data import Ragged
+from fedkeep.core.errors import ConfigError, DataError, did_you_mean
+from fedkeep.data import FederatedData, Ragged
 from fedkeep.data.ids import as_id, group_rows
-from fedkeep.data.preparation import Labels, Raw, Ready, Source
+from fedkeep.data.preparation import Encoding, Labels, Raw, Ready, Source
 from fedkeep.data.preparation.columns import Where
 from fedkeep.experiments.sources import ConfiguredSource
+
+MOST_UNFIT = 10
+"""Clients of a device whose data do not fit while it takes part with the others."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,48 @@ def of_clients(source: Source, clients: Sequence[str], what: str) -> Source:
     return _of(source, ids)
 
 
+def fitting(source: Source, encoding: Encoding) -> tuple[FederatedData, dict[str, DataError]]:
+    """Return the data of the clients that fit an encoding, and what is wrong with each of the others.
+
+    Raises:
+        DataError: the first fault; none fits or many do not, or the source cannot be cut.
+    """
+    try:
+        return source.encoded(encoding), {}
+    except DataError as error:
+        faults = dict[str, DataError]()
+        if _can_be_cut(source):
+            _look(source, encoding, source.ids, faults)
+        left = [client for client in source.ids if client not in faults]
+        if not left or not 0 < len(faults) <= MOST_UNFIT:
+            raise
+        try:
+            return _of(source, left).encoded(encoding), faults
+        except DataError:  # what is wrong is no client's alone
+            raise error from None
+
+
+def _can_be_cut(source: Source) -> bool:
+    """Tell whether cutting a source to some of its clients changes nothing of theirs."""
+    if isinstance(source, ConfiguredSource):  # who opts out is drawn among all
+        return source.settings.opt_out is None and _can_be_cut(source.read)
+    return isinstance(source, Raw)
+
+
+def _look(source: Source, encoding: Encoding, ids: Sequence[str], faults: dict[str, DataError]) -> None:
+    """Find clients that do not fit by halves, until they are too many."""
+    for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]):
+        if not half or len(faults) > MOST_UNFIT:
+            continue
+        try:
+            _of(source, half).encoded(encoding)
+        except DataError as error:
+            if len(half) == 1:
+                faults[half[0]] = error
+            else:
+                _look(source, encoding, half, faults)
+
+
 def _of(source: Source, ids: Sequence[str]) -> Source:
     if isinstance(source, ConfiguredSource):
         return replace(source, read=_of(source.read, ids))
@@ -60,7 +107,8 @@ def _of(source: Source, ids: Sequence[str]) -> Source:
         return Ready(data=source.data.select(sorted(source.data.index(client) for client in ids)))
     if isinstance(source, Raw):
         names, client = group_rows(source.client)
-        chosen = np.isin(client, [names.index(each) for each in ids]).nonzero()[0]
+        wanted = set(ids)
+        chosen = np.isin(client, [k for k, name in enumerate(names) if name in wanted]).nonzero()[0]
         split = None if source.split is None else [source.split[row] for row in chosen.tolist()]
         columns: dict[str, Any] = {
             name: replace(column, values=_taken(column.values, chosen))  # type: ignore[attr-defined, type-var]
@@ -68,7 +116,9 @@ def _of(source: Source, ids: Sequence[str]) -> Source:
         }
         for name, column in columns.items():
             if isinstance(column, Labels):
-                own = {client: labels for client, labels in column.elsewhere.items() if as_id(client) in ids}
+                own = {
+                    client: labels for client, labels in column.elsewhere.items() if as_id(client) in wanted
+                }
                 columns[name] = replace(column, elsewhere=own)
         inside = None if source.opted_in is None else source.opted_in[chosen]
         owner = [names[c] for c in client[chosen]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fedkeep
 from fedkeep.core.errors import BusyError, ConfigError, DataError, FedkeepError, StoreError, UploadError
-from fedkeep.remote.headers import Refused, told
+from fedkeep.remote.headers import UNFIT, Refused, told
 from fedkeep.remote.packet import Packet
 
 OURS = Path(fedkeep.__file__).parent
@@ -53,7 +53,7 @@ def refusal(error: Exception, packet: Packet, tell: Callable[[str], None]) -> Pa
     if isinstance(error, RefusalError | StoreError | UploadError):
         reason = str(error)
     elif isinstance(error, DataError):
-        reason = "Its data cannot be used: they are damaged or do not fit. Its own log says more."
+        reason = UNFIT
     elif isinstance(error, ConfigError):
         reason = "Its configuration cannot be used. Its own log says more."
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedkeep.methods import Sent
 from fedkeep.methods.hooks import UPLOAD
 from fedkeep.privacy.secure import WrongShareError
 from fedkeep.remote.device_store import MissingError, Wanted
+from fedkeep.remote.headers import UNFIT
 from fedkeep.remote.masking import Masking
 from fedkeep.remote.refusals import place_of
 from fedkeep.remote.wire import Answers, ClientOrder, Partition, Step, Work
@@ -69,6 +70,7 @@ def serve(
     anew: bool,
     tell: Tell,
     masking: Masking | None = None,
+    unfit: Collection[str] = (),
 ) -> Answers:
     """Do what a message asks of this device's clients.
 
@@ -82,6 +84,7 @@ def serve(
         anew: whether a client whose version is missing starts from default values.
         tell: called with what the device's owner should know.
         masking: takes the steps of secure sums; None: the method has none.
+        unfit: clients whose data cannot be used.
 
     Returns:
         An answer for each order. Nothing of it is valid on the device that is not durable there.
@@ -104,6 +107,8 @@ def serve(
     for one in (one for one in work.orders if one.begins):
         client = one.order.client
         try:
+            if client in unfit:
+                raise LostError(f"Client {client!r} takes no part: {UNFIT}")
             _begin(one, work.attempt, job, held, store, anew, tell)
             begun[client] = one
         except (LostError, StoreError) as error:
