@@ -13,7 +13,7 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from fedkeep import Phase, Split, methods, sgd, simulate
-from fedkeep.core.errors import ConfigError, MethodError
+from fedkeep.core.errors import ConfigError, MethodError, StoreError
 from fedkeep.engines import Sampler
 from fedkeep.methods import METHODS
 from fedkeep.methods.client import nothing
@@ -21,6 +21,7 @@ from fedkeep.methods.server import no_state
 from fedkeep.privacy import Chain
 from fedkeep.remote import Packet, RoundPolicy
 from fedkeep.remote.buffered import _scaled, check_buffered
+from fedkeep.remote.device_store import DeviceStore
 from fedkeep.remote.memory import Died
 from fedkeep.remote.server import serve_run
 from tests.engines.test_conformance import CASES, Case
@@ -229,3 +230,29 @@ def test_an_upload_that_is_too_old_reports_nothing(tmp_path: Path, monkeypatch: 
     assert len(seen) == 8
     assert max(seen) <= 2
     assert "versions old; the oldest taken are 0." in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+def test_who_is_lost_at_once_is_not_asked_again_and_again_while_others_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before something has changed the answer is the same; where all are lost they are asked ever more seldom."""
+    begin, asked, heals = DeviceStore.begin, list[tuple[float, str]](), {"user-3": 1e9}
+
+    def lost(store: DeviceStore, client: str, wanted: Any) -> Any:
+        asked.append((devices.transport.now(), client))
+        if devices.transport.now() < heals.get(client, 100.0):
+            raise StoreError("Its disk cannot be read.")
+        return begin(store, client, wanted)
+
+    monkeypatch.setattr(DeviceStore, "begin", lost)
+    takes = lambda name, packet: 50.0 if packet.header["kind"] == "work" and name != "node-3" else 0.5  # noqa: E731
+    devices = Devices("plain", tmp_path / "devices", 6, takes=takes)
+    run = federation(
+        "plain", policy=RoundPolicy(mode="buffered", buffer=2), cohort=6, rounds=3, evaluate_every=0
+    )
+    serve_run(run, devices.transport, tmp_path / "run", progress=False)
+    devices.close()
+    first = [client for when, client in asked if when < 60]
+    assert sorted(first) == [f"user-{k}" for k in range(6)]
+    assert sum(client == "user-3" for _, client in asked) <= 12
+    assert '"kind": "round"' in (tmp_path / "run" / "events.jsonl").read_text()

@@ -141,8 +141,8 @@ def test_buffered_rounds_that_no_upload_can_fill_end_in_words(
         run.serve()
     said = str(error.value)
     assert said.startswith(
-        f"Round 0 does not count: {there} of {buffer} uploads are there, and all clients that can be asked have "
-        f"failed. Nothing was lost: the last finished round is kept. The first fault: Client 'user-"
+        f"Round 0 does not count: {there} of {buffer} uploads are there, and no client is left to be asked. "
+        f"Nothing was lost: the last finished round is kept. The first fault: Client 'user-"
     )
     assert f"It was tried {MOST_FAILURES} times." in said
     assert "Anna" not in said + run.all_that_the_server_wrote()

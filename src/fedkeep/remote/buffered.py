@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fedkeep.core.errors import FailedError, LateError, MethodError, RoundError
 from fedkeep.core.params import Params, nbytes, prefixed
 from fedkeep.engines import Answer, Device, Order, RoundReport
-from fedkeep.engines.faults import Faults
+from fedkeep.engines.faults import Fault, Faults
 from fedkeep.engines.round import Received, report_of, take, updated, with_links
 from fedkeep.methods import Global, Method
 from fedkeep.methods.hooks import UPLOAD
@@ -64,13 +64,13 @@ class Buffered:
         """Wait for a buffer of uploads and update; the clients that are still under way stay so.
 
         Raises:
-            RoundError: functions of the method or the model fail at all clients that are left to fill the buffer.
+            RoundError: all clients that are left to fill the buffer have failed, or take no part.
         """
         began, policy = time.perf_counter(), self.fleet.policy
         if not self._under_way:
             self._next = _stream(self._draw, server.round)
         received, uploads = Received(), dict[str, Upload]()
-        failed: dict[str, FailedError] = {}  # since the last upload: who is asked again fails again
+        out: dict[str, Fault] = {}  # since the last upload: asked again, they would be out again
         self._refill(method, server, uploads)
         while len(uploads) < policy.buffer:
             arrived = False
@@ -83,19 +83,19 @@ class Buffered:
                 if upload is not None:
                     self.fleet.staged([client], one.exchange)
                     uploads[client] = _scaled(upload, (1.0 + age) ** -policy.staleness)
-                    failed.clear()
-                elif isinstance(answer.fault, FailedError):
-                    failed[client] = answer.fault
+                    out.clear()
+                elif not isinstance(fault := received.faults[-1], LateError):
+                    out[client] = fault
                 if len(uploads) == policy.buffer:
                     break
             if arrived and len(uploads) < policy.buffer:
-                self._refill(method, server, {*uploads, *failed})
-            if failed and not self._under_way:
+                self._refill(method, server, {*uploads, *out})
+            if out and not self._under_way:
                 raise RoundError(
                     f"Round {server.round} does not count: {len(uploads)} of {policy.buffer} uploads are there, and "
-                    f"all clients that can be asked have failed. Nothing was lost: the last finished round is kept. "
-                    f"The first fault: {next(iter(failed.values()))}",
-                    failed=True,
+                    f"no client is left to be asked. Nothing was lost: the last finished round is kept. The first "
+                    f"fault: {next(iter(out.values()))}",
+                    failed=all(isinstance(fault, FailedError) for fault in out.values()),
                 )
         full = time.perf_counter()
         start = {**server.params, **declared}
