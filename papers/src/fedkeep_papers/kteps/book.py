@@ -143,8 +143,8 @@ class Line:
 
 OF_FDU = """
 **The data.** FDU-MTL is the paper's data set in the copy that is published, in which 559 test reviews stand word for
-word among the training reviews; they are kept, as in the paper. IYY is run where the folder `tang` of the data holds
-Tang's files.
+word among the training reviews; they are kept. The paper does not speak of them. IYY is run where the folder `tang` of
+the data holds Tang's files.
 """.strip()
 CAVEATS = """
 **The missing settings.** The word vectors are not GloVe 6B but skip-gram vectors of 137 million tokens. Lost in every
