@@ -30,12 +30,51 @@ def test_the_last_rating_is_tested_and_the_one_before_validates() -> None:
     assert right == {"train": [3, 9, 0, 2, 1], "valid": [4], "test": [7]}
     assert (data.meta["task"], data.meta["classes"], data.meta["items"]) == ("ranking", 6, 12)
     assert item.shape == (7, 6)
+    trained = {"anna": {3, 9, 0}, "bo": {1, 2}}  # a training example knows of no others
     for row in range(7):
-        others = np.delete(item[row], label[row])
-        assert not set(others) & set(ANNA[1] if data.clients_of([row])[0] == 0 else BO[1])
+        others, who = np.delete(item[row], label[row]), data.ids[int(data.clients_of([row])[0])]
+        own = trained[who] if row in data.split_rows("train") else set(ANNA[1] if who == "anna" else BO[1])
+        assert not set(others.tolist()) & own
     for split in ("valid", "test"):
         (row,) = data.split_rows(split)
         assert len(set(item[row].tolist())) == 6  # no item twice
+
+
+def test_what_is_left_out_is_drawn_against_training_as_often_as_any_other_item() -> None:
+    """Else a user's own vector would learn which item was never a wrong answer, and that is the test's."""
+    users, items = 400, 30
+    rng = np.random.default_rng(0)
+    taken = np.concatenate([rng.permutation(items)[:10] for _ in range(users)])
+    ratings = FederatedData.from_columns(
+        client=[str(u) for u in range(users) for _ in range(10)],
+        columns={
+            "item": taken,
+            "label": np.ones(len(taken), np.float32),
+            "time": np.tile(np.arange(10), users),
+        },
+        meta={"items": items, "task": "regression"},
+    )
+    data = leave_one_out(ratings, against=9)
+    item, label = np.asarray(data.columns["item"]), np.asarray(data.columns["label"])
+    held = other = 0
+    for client in range(users):
+        (test,), train = data.rows(client, "test"), item[list(data.rows(client, "train"))]
+        right, shown = int(item[test, label[test]]), label[list(data.rows(client, "train"))]
+        wrong = np.concatenate([np.delete(row, place) for row, place in zip(train, shown, strict=True)])
+        held += int((wrong == right).sum())
+        other += len(wrong)
+    # 72 draws a user from 22 items without a training rating
+    assert other == users * 72
+    assert held / users == pytest.approx(72 / 22, rel=0.05)
+    assert not set(item[list(data.split_rows("test"))].ravel()) - set(range(items))
+
+
+def test_the_questions_are_part_of_what_the_data_are() -> None:
+    ratings = rated(*ANNA)
+    made = {seed: leave_one_out(ratings, 5, seed).meta["source"] for seed in (0, 0, 1)}
+    assert made[0] == leave_one_out(ratings, 5).meta["source"]
+    assert made[0].keys() == {"questions"}
+    assert made[0] != made[1]
 
 
 def test_places_are_random_and_draws_are_a_users_own() -> None:

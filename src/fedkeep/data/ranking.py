@@ -1,7 +1,14 @@
-"""From ratings to a ranking: which of some items did the user take? Leave-one-out, with items drawn against each."""
+"""From ratings to a ranking: which of some items did the user take? Leave-one-out, with items drawn against each.
+
+Training knows nothing of what is left out. So the items that are drawn against a training example are those without a
+training rating of this user: the test item may be among them. Were it never, a user's vector would learn which items
+it had not seen as a wrong answer.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +21,8 @@ LEAST = 3  # ratings of a user whose last two are left out
 
 
 def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> FederatedData:
-    """Make each rating a question: the item that was rated, among others that this user never rated.
+    """Make each rating a question: the item that was rated, among others: for validation and test among items that this
+    user never rated, for training among those without a training rating.
 
     A user's last rating is the test example, the one before it the validation example; the others are for training
     (He et al., WWW 2017, §4.1, which has no validation example). Ratings at the same time go by the item's number.
@@ -27,7 +35,7 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
 
     Returns:
         Data of the task ``"ranking"``: ``item`` (examples, 1 + against), and ``label``, the right one's place. What was
-        opted out stays so.
+        opted out stays so. ``meta["source"]`` has the sha256 of the questions too.
 
     Raises:
         DataError: a column or the number of items is missing, an item is out of its range, or a user left too few.
@@ -50,14 +58,14 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
     split: list[str] = []
     for client, name in enumerate(data.ids):
         own = item[order[starts[client] : starts[client + 1]]]
-        others = np.setdiff1d(np.arange(items), own)
+        left = 2 if len(own) >= LEAST else 0
+        trained, others = (np.setdiff1d(np.arange(items), taken) for taken in (own[: len(own) - left], own))
         if len(others) < against:
             raise DataError(
                 f"Client {name!r} left {len(others)} of {items} items, too few to draw {against}. Lower against."
             )
         rng = numpy_generator(seed, "leave_one_out", name)
-        left = 2 if len(own) >= LEAST else 0
-        drawn = others[rng.integers(len(others), size=(len(own), against))]
+        drawn = trained[rng.integers(len(trained), size=(len(own), against))]
         for row in range(len(own) - left, len(own)):
             drawn[row] = rng.choice(others, against, replace=False)
         label = rng.integers(against + 1, size=len(own))
@@ -68,12 +76,21 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
         parts.append(whole.astype(np.int32))
         labels.append(label)
         split += ["train"] * (len(own) - left) + (["valid", "test"] if left else [])
-    known = ("items", "item_ids", "source")
+    columns = {"item": np.concatenate(parts), "label": np.concatenate(labels)}
+    known = ("items", "item_ids")
     return FederatedData.from_columns(
         client=[name for name, n in zip(data.ids, np.diff(starts), strict=True) for _ in range(n)],
-        columns={"item": np.concatenate(parts), "label": np.concatenate(labels)}
+        columns=columns
         | {name: np.asarray(column)[order] for name, column in data.columns.items() if name == "opted_in"},
         split=split,
         meta={name: data.meta[name] for name in known if name in data.meta}
-        | {"name": f"{data.meta.get('name', 'data')}-ranking", "task": "ranking", "classes": against + 1},
+        | {"name": f"{data.meta.get('name', 'data')}-ranking", "task": "ranking", "classes": against + 1}
+        | {"source": {**data.meta.get("source", {}), "questions": _digest(columns)}},
     )
+
+
+def _digest(columns: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    found = hashlib.sha256()
+    for column in columns.values():
+        found.update(np.ascontiguousarray(column, column.dtype.newbyteorder("<")).tobytes())
+    return found.hexdigest()
