@@ -31,7 +31,7 @@ from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pa
 from fedkeep.engines.dropout import InOrder
 from fedkeep.engines.failures import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
 from fedkeep.engines.opt_out import READS_HIDDEN, tainted, trains_federated, veiled
-from fedkeep.engines.stopping import Stopper
+from fedkeep.engines.stopping import Stopper, watched
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
 from fedkeep.methods import Client
 from fedkeep.split import Split
@@ -279,12 +279,10 @@ class Pass(ABC):
         counts = [len(usable(lanes.data, rows, self.phase, draws)) for rows, draws in each_lane]
         self.per_pass = [steps_per_pass(count, self.phase) for count in counts]
         self.batches = [0] * len(counts)
-        for draws, valid in zip(lanes.draws, lanes.valid, strict=True):
-            if valid is None or not len(valid):
-                raise MethodError(
-                    f"{draws}: a phase is to stop early by the validation loss, but there is no example in the split "
-                    f"'valid'. Hold some out (data.split), or set early_stopping=None."
-                )
+        self.watched = [
+            watched(lanes.data, valid, self.phase, draws, trains=count > 0)
+            for valid, draws, count in zip(lanes.valid, lanes.draws, counts, strict=True)
+        ]
         losses = (partial(self.validation_loss, k) for k in range(len(counts)))
         each = [partial(without_draws, "validation loss", loss, lanes.device) for loss in losses]
         return [Stopper(rule, loss, lanes.lane(k)) for k, loss in enumerate(each)]
@@ -359,9 +357,8 @@ class Pass(ABC):
 
     @torch.no_grad()
     def validation_loss(self, position: int) -> float:
-        """Return the phase's loss on one lane's validation examples, in evaluation mode."""
-        lanes, rows = self.lanes, self.lanes.valid[position]
-        assert rows is not None
+        """Return the phase's loss on the validation examples that stop one lane, in evaluation mode."""
+        lanes, rows = self.lanes, self.watched[position]
         self.catch_up()
         params, received = self.lane(position)
         total = torch.zeros((), dtype=torch.float64)

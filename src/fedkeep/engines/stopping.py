@@ -7,8 +7,44 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from fedkeep.core.errors import MethodError
 from fedkeep.core.params import Params, clone
-from fedkeep.methods import EarlyStopping
+from fedkeep.engines.batches import Stream
+from fedkeep.engines.tables.local_rows import Examples, allowed
+from fedkeep.methods import EarlyStopping, Phase
+
+
+def watched(
+    data: Examples, valid: np.ndarray | None, phase: Phase, draws: Stream, *, trains: bool
+) -> np.ndarray:
+    """Return the validation examples that may stop a phase.
+
+    A stop picks values that a federated phase may read. So opted-out examples stop phases on all examples alone: what
+    these train no federated phase may read.
+
+    Args:
+        data: the data set.
+        valid: the client's validation examples in it.
+        phase: the phase.
+        draws: names the client, for messages.
+        trains: whether the phase has examples to train on; without any it is never measured.
+
+    Raises:
+        MethodError: there are none.
+    """
+    if valid is None or not len(valid):
+        raise MethodError(
+            f"{draws}: a phase is to stop early by the validation loss, but there is no example in the split "
+            f"'valid'. Hold some out (data.split), or set early_stopping=None."
+        )
+    rows = allowed(data, valid, phase.examples)
+    if trains and not len(rows):
+        raise MethodError(
+            f"{draws}: a phase on opted-in examples is to stop early by the validation loss, but no example in the "
+            f"split 'valid' is opted in. Leave the client out, set early_stopping=None, or train what no federated "
+            f"phase reads with examples='all'."
+        )
+    return rows
 
 
 class Stopper:

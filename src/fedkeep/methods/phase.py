@@ -70,8 +70,9 @@ class Phase:
             ``"support"`` or ``"query"``: one of two disjoint random halves of these, the same in every round (an odd
             one belongs to the query half); ``"all"``: every example, allowed only where nothing that is trained leaves
             the client.
-        early_stopping: ends the phase by the client's examples ``valid``; allowed only where nothing that is trained
-            leaves the client.
+        early_stopping: ends the phase by the client's examples ``valid``, opted-out ones too where ``examples`` is
+            ``"all"``; allowed only where nothing that is trained leaves the client. A federated phase that reads what
+            it ends with tells something of these examples.
     """
 
     loss: Term = field(default_factory=cross_entropy)
