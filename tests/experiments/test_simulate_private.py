@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
+import dp_accounting.pld
 import pytest
 
 from fedkeep import Phase, averaging, methods, sgd, simulate
 from fedkeep.core.errors import BudgetError, ConfigError, FedkeepError, RunError
+from fedkeep.engines import Sampler
+from fedkeep.experiments import drive
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.config import parse_config
 from fedkeep.experiments.drive import Drive
@@ -120,6 +125,70 @@ def test_a_round_is_charged_before_anything_of_it_is_judged_or_written(
     monkeypatch.setattr(Drive, "_commit", committing)
     run(out=tmp_path / "r", evaluate_every=2)
     assert seen == [0] * (4 + 2)
+
+
+def cohorts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
+    """Note each round that is run, with its cohort."""
+    seen, plain = list[tuple[int, tuple[str, ...]]](), drive.run_round
+
+    def noted(method: Any, device: Any, server: Any, cohort: Any, *given: Any) -> Any:
+        seen.append((server.round, tuple(sorted(cohort))))
+        return plain(method, device, server, cohort, *given)
+
+    monkeypatch.setattr(drive, "run_round", noted)
+    return seen
+
+
+def stopped_in_round(
+    number: int, out: Path, asked: DifferentialPrivacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop a run in a round that was charged, before it was committed."""
+
+    def stop(self: Drive, *given: Any) -> None:
+        if self.server.round == number + 1:
+            raise KeyboardInterrupt
+        commit(self, *given)
+
+    commit = Drive._commit
+    with monkeypatch.context() as patch:
+        patch.setattr(Drive, "_commit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked, out=out)
+
+
+def test_a_charged_round_that_is_run_again_has_coins_of_its_own_as_its_charge_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ε is that of five independent rounds by the exact privacy loss; one cohort twice would cost more than it says."""
+    asked, seen = DifferentialPrivacy(noise=2.0, clip=0.1, delta=1e-2), cohorts(monkeypatch)
+    stopped_in_round(1, tmp_path / "r", asked, monkeypatch)
+    run(asked, out=tmp_path / "r", rounds=3, resume=True)
+    run(asked, out=tmp_path / "r", resume=True)  # nothing is run again: the secret stays
+    assert [number for number, _ in seen] == [0, 1, 1, 2, 3]
+    secret = json.loads((tmp_path / "r" / "run.json").read_text())["cohort_seed"]
+    for (number, cohort), seed in zip(seen, [0, 0, secret, secret, secret], strict=True):
+        assert cohort == tuple(sorted(f"user-{k}" for k in Sampler(8, 3, "poisson", seed)(number)))
+    ledger = Ledger.read(tmp_path / "r" / "budget.jsonl", run_id(tmp_path / "r"))
+    exact = dp_accounting.pld.PLDAccountant()
+    once = dp_accounting.PoissonSampledDpEvent(3 / 8, dp_accounting.GaussianDpEvent(2.0))
+    exact.compose(once, 5)
+    assert ledger.spent() == pytest.approx(exact.get_epsilon(1e-2))
+    twice = dp_accounting.PoissonSampledDpEvent(3 / 8, dp_accounting.GaussianDpEvent(2.0 / math.sqrt(2)))
+    same_cohort = dp_accounting.pld.PLDAccountant()
+    same_cohort.compose(once, 3).compose(twice)
+    assert same_cohort.get_epsilon(1e-2) > ledger.spent()
+
+
+def test_with_noise_from_a_seed_the_same_round_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = cohorts(monkeypatch)
+    with one_run_id():
+        stopped_in_round(1, tmp_path / "r", SEEDED, monkeypatch)
+        parts = run(out=tmp_path / "r", resume=True)
+        assert seen[1] == seen[2]
+        assert same_bits(parts.server, run(out=tmp_path / "whole").server)
+    assert "cohort_seed" not in json.loads((tmp_path / "r" / "run.json").read_text())
 
 
 def test_a_run_whose_ledger_was_lost_does_not_go_on(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.engines import Sampler
 from fedkeep.experiments.run_directory import RunDirectory
@@ -46,3 +48,19 @@ def ledger_of(terms: Terms | None, directory: RunDirectory | None) -> Ledger | N
     if directory.round and not known:
         raise RunError(f"{directory.folder / 'commit.json'} knows of no ledger. Restore the run from a copy.")
     return Ledger.open(directory.folder / FILE, directory.id, terms, known)
+
+
+def secret_seed() -> int:
+    """Return what cohorts are drawn by that nobody can know."""
+    return secrets.randbits(63)
+
+
+def draw_anew(sampler: Sampler, ledger: Ledger | None, directory: RunDirectory) -> None:
+    """Draw cohorts by a new secret where rounds that may have been released are run again.
+
+    One cohort that is released twice costs more than two, each by coins of its own, which is what is charged. Noise
+    from a seed comes again too, and then nothing new is released.
+    """
+    if ledger is not None and ledger.uncommitted and not ledger.terms.repeatable:
+        sampler.seed = secret_seed()
+        directory.write_info({**directory.read_info(), "cohort_seed": sampler.seed})

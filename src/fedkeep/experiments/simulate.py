@@ -26,7 +26,7 @@ from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_the_model
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.experiments.budget import ledger_of, terms_of
+from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, in_use, pooled_state, restored
 from fedkeep.experiments.engine import check_engine, check_judging, make_engine
 from fedkeep.experiments.environment import check_device, environment
@@ -92,7 +92,8 @@ def simulate(
             process may use. The result doesn't depend on it.
         device: e.g. ``"cpu"`` or ``"cuda"``.
         out: a folder for the run: configuration, records, states. Every round is committed there. None: memory only.
-        resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped.
+        resume: go on with the run in ``out``; it ends with the same bits as one that was never stopped. With
+            differential privacy and noise from the system it does not: rounds that are run again draw new cohorts.
         epochs: passes over the training data, instead of ``rounds``.
         sampling: ``"shuffled"`` (every client once an epoch), ``"independent"`` draws, or ``"poisson"`` (each client
             by a coin of its own, ``cohort`` of them on average).
@@ -238,6 +239,9 @@ class Simulation:
                     history = directory.history()
             drive = self._drive(store, server, history, best, directory, progress)
             drive.ledger = ledger_of(self.terms, directory)
+            if directory is not None:
+                self.sampler.seed = int(directory.read_info().get("cohort_seed", self.sampler.seed))
+                draw_anew(self.sampler, drive.ledger, directory)
             self._decide(drive.device, directory, resume)
             settings = self.config or {"seed": self.seed, "rounds": self.rounds, "method": self.method.name}
             with tracked(self.trackers, directory, history, self.name, settings) as drive.told:

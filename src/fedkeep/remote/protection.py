@@ -5,8 +5,6 @@ Devices train as ever, and know nothing of it; the server is trusted with each u
 
 from __future__ import annotations
 
-import secrets
-
 from fedkeep.core.errors import ConfigError
 from fedkeep.engines.round import Sampler
 from fedkeep.experiments.budget import terms_of
@@ -14,11 +12,6 @@ from fedkeep.methods import Method
 from fedkeep.methods.private import differentially_private
 from fedkeep.privacy import DifferentialPrivacy, Terms
 from fedkeep.remote.policy import RoundPolicy
-
-
-def secret_seed() -> int:
-    """Return what cohorts are drawn by: devices know the run's seed, and ε rests on cohorts that nobody knows."""
-    return secrets.randbits(63)
 
 
 def protected(

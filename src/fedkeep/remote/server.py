@@ -35,7 +35,7 @@ from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.judgement import tasks_in
 from fedkeep.engines.round import Sampling
-from fedkeep.experiments.budget import ledger_of
+from fedkeep.experiments.budget import draw_anew, ledger_of, secret_seed
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, restored
 from fedkeep.experiments.environment import environment
 from fedkeep.experiments.identity import initial_hashes, model_identity
@@ -55,7 +55,7 @@ from fedkeep.remote.ledger import COLUMNS, Attempts, Ledger
 from fedkeep.remote.migration import OnChange
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.policy import Retries, RoundPolicy
-from fedkeep.remote.protection import protected, secret_seed
+from fedkeep.remote.protection import protected
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
 from fedkeep.remote.transport import Transport
@@ -291,6 +291,7 @@ class _Serving:
 
     def _plan(self, info: Mapping[str, Any]) -> None:
         federation = self.federation
+        # Devices know the run's seed, and ε rests on cohorts that nobody knows.
         drawn_by = federation.seed if federation.privacy is None else secret_seed()
         own = drawn_by if federation.cohort_seed is None else federation.cohort_seed
         over = federation.policy.over_selection
@@ -335,10 +336,7 @@ class _Serving:
             server = restored(directory.folder, state, self.server, Sequential(), phases)
             self.server = after_round(server, directory.round, self.rounds)
         self.budget = ledger_of(self.terms, directory)
-        if self.budget is not None and self.budget.uncommitted and not self.budget.terms.repeatable:
-            # One cohort that is released twice costs more than two, each by coins of its own.
-            self.sampler.seed = secret_seed()
-            directory.write_info({**directory.read_info(), "cohort_seed": self.sampler.seed})
+        draw_anew(self.sampler, self.budget, directory)
         rules = Rules(
             run=directory.id, fingerprint=fingerprint.digest(self.parts), encoding=self.parts["encoding"],
             split=self.method.split, tasks=self.tasks, leaves=federation.leaves, poll=self.poll, again=self.again,
