@@ -131,7 +131,8 @@ def test_partial_sums_are_merged_and_noise_is_added_once() -> None:
     assert torch.equal(parts[0].value().state[INSIDE], parts[2].value().state[INSIDE])
 
 
-SUMS = sorted(set(ROWS) - {"ifca", "pfedhn", "fedamp", "fedpac", "local", "asp_mtl"})
+REFUSED = {"ifca", "pfedhn", "fedamp", "fedpac", "scaffold", "feddyn"}
+SUMS = sorted(set(ROWS) - REFUSED - {"local", "asp_mtl"})
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -170,6 +171,16 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
         (ROWS["ifca"][1], "'ifca' reduces uploads by MeanByGroup, which is no plain sum over clients"),
         (ROWS["pfedhn"][1], "'pfedhn' reduces uploads by PullBack, which is no plain sum over clients"),
         (ROWS["fedamp"][1], "'fedamp' reduces uploads by KeepEach, which is no plain sum over clients"),
+        (
+            ROWS["scaffold"][1],
+            "'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
+            "would part for good. Differential privacy wants clipping. Take another method.",
+        ),
+        (
+            ROWS["feddyn"][1],
+            "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes that clients keep, "
+            "which would part for good. Differential privacy wants clipping. Take another method.",
+        ),
         (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
         (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),
         (methods.fedavg(), "'fedavg' weights clients by their numbers of examples, which have no bound."),

@@ -79,8 +79,6 @@ SUMS = [
     "fedavg",
     "furl",
     "fedrep",
-    "scaffold",
-    "feddyn",
     "kteps",
     "fedproto",
     "mixture",
@@ -127,6 +125,12 @@ def test_a_run_repeats_bit_for_bit_though_masks_are_new() -> None:
         (ROWS["ifca"][1], "'ifca' reduces uploads by MeanByGroup, which looks at single uploads"),
         (ROWS["fedamp"][1], "'fedamp' reduces uploads by KeepEach, which looks at single uploads"),
         (ROWS["fedpac"][1], "'fedpac' reduces uploads by GatherHeads, which looks at single uploads"),
+        (
+            ROWS["scaffold"][1],
+            "'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
+            "would part for good. Secure sums want clipping. Take another method.",
+        ),
+        (ROWS["feddyn"][1], "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes"),
         (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
         (methods.fedavg(server=averaging().but(reduce=methods.Krum())), "'fedavg' reduces uploads by Krum"),
         (methods.fedavg(server=averaging().but(reduce=methods.TrimmedMean())), "'fedavg' reduces uploads by Trimmed"),

@@ -35,7 +35,7 @@ UNIFORM = averaging(by="uniform")
 PLAIN = {
     "furl": methods.furl("user", server=UNIFORM),
     "fedavg": methods.fedavg(server=UNIFORM),
-    "scaffold": methods.scaffold(server=UNIFORM),
+    "mr_mtl": methods.mr_mtl(server=UNIFORM),
 }
 DATA = classes((4, 6, 5, 4, 6, 5, 4))
 OPTIONS: dict[str, Any] = {"rounds": 3, "cohort": 4, "seed": 3, "sampling": "independent"}
@@ -144,11 +144,11 @@ def test_what_is_lost_said_twice_late_or_damaged_on_its_way_changes_nothing(
     seed: int, tmp_path: Path
 ) -> None:
     weather = Weather(lose=0.1, corrupt=0.05, duplicate=0.3, delay=0.3, latest=40.0)
-    devices = devices_of("scaffold", tmp_path, seed=seed, weather=weather)
+    devices = devices_of("mr_mtl", tmp_path, seed=seed, weather=weather)
     _mortal(devices, seed, 0.08)
     found = served(devices, tmp_path)
     devices.close()
-    assert same_bits(found, on_server(simulated("scaffold")))
+    assert same_bits(found, on_server(simulated("mr_mtl")))
     assert devices.transport.deaths or seed
 
 

@@ -24,6 +24,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot
+from fedkeep.methods.unfit import unfit
 
 
 @reveals("loss")  # the server could follow λ_k from what is uploaded
@@ -56,6 +57,7 @@ def parameters_alone(server: Global, client: str) -> Sent:
     return Sent(params=server.params)
 
 
+@unfit(clipping="the server's h is the mean of the slopes that clients keep, which would part for good")
 @dataclass(frozen=True, kw_only=True)
 class MoveDynamic:
     """h ← h − α/m Σ_P (θ − w), and a step by the mean change less h/α; ``sgd(1.0)`` is the algorithm's."""

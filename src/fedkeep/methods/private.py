@@ -22,6 +22,7 @@ from fedkeep.methods.aggregate import Reduced, RunningMean
 from fedkeep.methods.base import Method
 from fedkeep.methods.client import Sent, by_share, newest
 from fedkeep.methods.server import Global, Reduction, Roster, WeightedMean
+from fedkeep.methods.unfit import why_unfit
 from fedkeep.privacy import Adaptive, DifferentialPrivacy, Link
 from fedkeep.privacy.dp import floating
 from fedkeep.split import Upload
@@ -174,6 +175,10 @@ def bounded_mean(
         kept = f" Its server keeps {mean.keeps}." if mean.keeps else ""
         kind = type(mean).__name__
         raise MethodError(f"{name} reduces uploads by {kind}, {other}. {wants} a WeightedMean.{kept}")
+    if why := why_unfit(method.server.update, "clipping"):
+        raise MethodError(
+            f"{name} cannot have its uploads clipped: {why}. {wants} clipping. Take another method."
+        )
     if mean.missing_rows == "owners_only":
         raise MethodError(
             f"{name} divides each row by the weights of those who hold it, {rows}. {wants} missing_rows='unchanged'."

@@ -25,6 +25,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Server, averaging, check_uniform, zeros_on_server
 from fedkeep.methods.terms import Term, dot
+from fedkeep.methods.unfit import unfit
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def new_control(f: Finish) -> Finished:
     return Finished(sends={n: v - f.kept.state[n] for n, v in new.items()}, state=new)
 
 
+@unfit(clipping="the server's control is the mean of what clients keep, which would part for good")
 @dataclass(frozen=True, kw_only=True)
 class MoveControl:
     """The server's step of w, and c ← c + |S|/N · mean Δc_k."""
