@@ -217,6 +217,11 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
         rows="and who does is private",
         shares="so each client's number reaches the others' private values, and from there their uploads",
     )  # fmt: skip
+    if mean.by == "uniform" and privacy.heaviest is not None:
+        raise MethodError(
+            f"{method.name!r} counts every client as 1, so there is no number of examples that counts as weight 1. Leave "
+            f"out privacy.heaviest."
+        )
     talks = next((link for link in method.upload if type(link).update is not Link.update), None)
     if talks is not None:
         raise MethodError(

@@ -67,7 +67,7 @@ class DifferentialPrivacy:
         budget: the largest ε that rounds may come to; None: they are counted, not bounded.
         accountant: ``"pld"`` (privacy loss distributions, the tighter) or ``"rdp"`` (Rényi).
         heaviest: the weight that counts as 1, and above which weights count as 1 too; wanted where a method weights
-            clients by their numbers of examples.
+            clients by their numbers of examples, and refused where all weigh the same.
         noise_seed: None: noise comes from the system, and nobody can draw it again. A number: from streams of that
             seed, so that a simulation can be repeated; that protects nobody.
         unit: what is protected; ``"client"`` alone.
