@@ -131,7 +131,7 @@ def test_partial_sums_are_merged_and_noise_is_added_once() -> None:
     assert torch.equal(parts[0].value().state[INSIDE], parts[2].value().state[INSIDE])
 
 
-REFUSED = {"ifca", "pfedhn", "fedamp", "fedpac", "scaffold", "feddyn"}
+REFUSED = {"ifca", "pfedhn", "fedamp", "fedpac", "scaffold", "feddyn", "fedproto"}
 SUMS = sorted(set(ROWS) - REFUSED - {"local", "asp_mtl"})
 
 
@@ -153,7 +153,7 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
         torch.testing.assert_close(same[n], value, rtol=1e-9, atol=1e-12, msg=n)
     noisy_method = differentially_private(
         even, DifferentialPrivacy(noise=1.0, clip=0.1, adaptive=Adaptive(noise=3.0), noise_seed=1), 6
-    )  # from a seed, as FedProto leaves prototypes alone whose noisy counts all fall below 0
+    )
     third = Rounds(job(noisy_method.made_for(build()).double(), noisy_method, classes()))
     before = dict(third.server.params), dict(third.server.state)
     assert third([]).clients == 0  # nobody came: noise alone
@@ -180,6 +180,11 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
             ROWS["feddyn"][1],
             "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes that clients keep, "
             "which would part for good. Differential privacy wants clipping. Take another method.",
+        ),
+        (
+            ROWS["fedproto"][1],
+            "'fedproto' bears no noise: a prototype is a sum of features over a count, and noise over noise has no bound. "
+            "Take another method.",
         ),
         (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
         (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),

@@ -29,6 +29,7 @@ from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Global, Roster, Server, WeightedMean
 from fedkeep.methods.terms import Term, class_of, cross_entropy, example_mean
+from fedkeep.methods.unfit import unfit
 from fedkeep.split import Split
 
 FAR = 1e30
@@ -96,6 +97,7 @@ class SumFeatures:
         return Finished(sends={"sums": sums, "counts": counts})
 
 
+@unfit(noise="a prototype is a sum of features over a count, and noise over noise has no bound")
 def new_prototypes(server: Global, reduced: Reduced) -> Global:
     """Return the server with the cohort's mean features; means of sums and of counts have the quotient of the sums."""
     sums, counts = reduced.state["sums"], reduced.state["counts"]

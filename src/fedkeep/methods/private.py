@@ -217,6 +217,8 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
         rows="and who does is private",
         shares="so each client's number reaches the others' private values, and from there their uploads",
     )  # fmt: skip
+    if why := why_unfit(method.server.update, "noise"):
+        raise MethodError(f"{method.name!r} bears no noise: {why}. Take another method.")
     if mean.by == "uniform" and privacy.heaviest is not None:
         raise MethodError(
             f"{method.name!r} counts every client as 1, so there is no number of examples that counts as weight 1. Leave "
