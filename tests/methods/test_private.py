@@ -22,6 +22,10 @@ START = {
     "w": torch.zeros(2, dtype=torch.float64), "t": torch.zeros(4, 1, dtype=torch.float64), "n": torch.tensor(3),
 }  # fmt: skip
 UNIFORM = averaging(by="uniform")
+NOTHING = (
+    "Nothing is federated, so nothing leaves the clients that could be clipped. Leave differential privacy and secure "
+    "sums out, or take another method."
+)
 PLAIN = DifferentialPrivacy(noise=0.0, clip=1.0)
 
 
@@ -173,18 +177,18 @@ def test_every_method_that_sums_runs_with_privacy_and_without_noise_moves_as_bef
         (ROWS["fedamp"][1], "'fedamp' reduces uploads by KeepEach, which is no plain sum over clients"),
         (
             ROWS["scaffold"][1],
-            "'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
-            "would part for good. Differential privacy wants clipping. Take another method.",
+            ("'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
+             "would part for good. Differential privacy wants clipping. Take another method."),
         ),
         (
             ROWS["feddyn"][1],
-            "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes that clients keep, "
-            "which would part for good. Differential privacy wants clipping. Take another method.",
+            ("'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes that clients keep, "
+             "which would part for good. Differential privacy wants clipping. Take another method."),
         ),
         (
             ROWS["fedproto"][1],
-            "'fedproto' bears no noise: a prototype is a sum of features over a count, and noise over noise has no bound. "
-            "Take another method.",
+            ("'fedproto' bears no noise: a prototype is a sum of features over a count, and noise over noise has no bound. "
+             "Take another method."),
         ),
         (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
         (methods.fedavg(server=averaging().but(reduce=methods.ClippedMean())), "'fedavg' reduces uploads by ClippedM"),
@@ -218,10 +222,9 @@ def test_equal_weights_have_no_heaviest() -> None:
 def test_a_method_that_sends_nothing_has_nothing_to_clip() -> None:
     build, method = ROWS["local"]
     nothing = differentially_private(method.on_server(reduce=WeightedMean(by="uniform")), PLAIN, 4)
-    with pytest.raises(
-        ConfigError, match="The pattern '\\*' of clip matches nothing that leaves the clients."
-    ):
+    with pytest.raises(ConfigError) as error:
         Rounds(job(build().double(), nothing, classes()))(range(3))
+    assert str(error.value) == NOTHING
 
 
 def test_one_client_moves_the_server_by_no_more_than_its_bound() -> None:

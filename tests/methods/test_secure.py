@@ -127,8 +127,8 @@ def test_a_run_repeats_bit_for_bit_though_masks_are_new() -> None:
         (ROWS["fedpac"][1], "'fedpac' reduces uploads by GatherHeads, which looks at single uploads"),
         (
             ROWS["scaffold"][1],
-            "'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
-            "would part for good. Secure sums want clipping. Take another method.",
+            ("'scaffold' cannot have its uploads clipped: the server's control is the mean of what clients keep, which "
+             "would part for good. Secure sums want clipping. Take another method."),
         ),
         (ROWS["feddyn"][1], "'feddyn' cannot have its uploads clipped: the server's h is the mean of the slopes"),
         (methods.fedavg(server=averaging().but(reduce=methods.Median())), "'fedavg' reduces uploads by Median"),
@@ -150,6 +150,16 @@ def test_what_looks_at_single_uploads_is_refused(method: Method, message: str) -
     with pytest.raises(MethodError) as error:
         securely(method, LOOSE)
     assert str(error.value).startswith(message)
+
+
+def test_a_method_that_sends_nothing_has_no_secure_sum() -> None:
+    nothing = securely(methods.local().on_server(reduce=WeightedMean(by="uniform")), LOOSE)
+    with pytest.raises(ConfigError) as error:
+        simulate(Logits(), nothing, classes(), rounds=1, cohort=3, evaluate_every=0)
+    assert str(error.value) == (
+        "Nothing is federated, so nothing leaves the clients that could be clipped. Leave differential privacy and "
+        "secure sums out, or take another method."
+    )
 
 
 def test_noise_of_the_clients_own_goes_with_secure_sums() -> None:

@@ -221,8 +221,8 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
         raise MethodError(f"{method.name!r} bears no noise: {why}. Take another method.")
     if mean.by == "uniform" and privacy.heaviest is not None:
         raise MethodError(
-            f"{method.name!r} counts every client as 1, so there is no number of examples that counts as weight 1. Leave "
-            f"out privacy.heaviest."
+            f"{method.name!r} counts every client as 1, so there is no number of examples that counts as weight 1. "
+            f"Leave out privacy.heaviest."
         )
     talks = next((link for link in method.upload if type(link).update is not Link.update), None)
     if talks is not None:

@@ -99,6 +99,7 @@ class Vectors:
     def __init__(self, rule: SecureSums, start: Params, cohort: int) -> None:
         self.rule, self.start, self.names = rule, start, sorted(floating(start))
         self.clipping = Clipping((("*", rule.clip),))
+        self.clipping.groups(self.names)  # says now where nothing leaves
         bound = rule.clip * (1 + ROUNDING)
         self.ring = FixedPoint(bound=bound, clients=max(cohort, 1), bits=rule.bits)
         self.size = sum(start[n].numel() for n in self.names) + 1

@@ -186,8 +186,13 @@ class Clipping:
         """Return the names of each pattern.
 
         Raises:
-            ConfigError: a name is of no pattern, so nothing bounds it; or a pattern has no name.
+            ConfigError: there are no names; a name is of no pattern, so nothing bounds it; or a pattern has no name.
         """
+        if not names:
+            raise ConfigError(
+                "Nothing is federated, so nothing leaves the clients that could be clipped. Leave differential privacy "
+                "and secure sums out, or take another method."
+            )
         found: dict[str, list[str]] = {pattern: [] for pattern, _ in self.bounds}
         for name in sorted(names):
             pattern = next((p for p in found if fnmatchcase(name, p)), None)
