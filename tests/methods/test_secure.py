@@ -56,6 +56,16 @@ def test_a_round_by_hand_with_a_drop_out() -> None:
     assert found.held_bytes == 0
 
 
+def test_a_weight_above_the_heaviest_counts_as_one() -> None:
+    """Of a million examples and of the heaviest's four: half each; a number out of range would be refused."""
+    uploads = {"a": upload([1.0, 0.0], 0, 0.0, 1e6), "b": upload([0.0, 0.5], 0, 0.0, 4.0)}
+    found = summed(uploads, "ab", heaviest=4.0)
+    made = found.value()
+    wanted = torch.tensor([0.5, 0.25]).double()
+    torch.testing.assert_close(made.changes["w"], wanted, rtol=0, atol=3 * found.ring.step)
+    assert made.weight == pytest.approx(8.0, abs=1e-6)
+
+
 def test_which_rows_a_client_holds_leaves_no_trace_but_in_the_sum() -> None:
     """All send all rows: vectors are as long whoever holds what, and masked they are all different."""
     seen = [summed({"a": upload([0.1, 0.2], row, 0.5)}, "ab") for row in (0, 3)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,16 +21,17 @@ from fedkeep.engines.single import LanePass
 from fedkeep.engines.tables import local_rows
 from fedkeep.methods import Finish, Finished, Start, Started
 from fedkeep.methods.copies import PulledCopy
-from fedkeep.prove import prove
+from fedkeep.prove import prove, proving, rounds
 from fedkeep.prove.falsifier import AGREES, CHANGES
 from fedkeep.prove.labels import Tracer
-from fedkeep.prove.rounds import Channels
+from fedkeep.prove.rounds import Channels, Labelled
 from fedkeep.report.page import write_content
 from tests.audit import leaks
 from tests.audit.clients import users
 from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words
 from tests.methods.table import DATA, ROWS
+from tests.prove.planted import a_number
 from tests.tiny import texts
 
 CLIPPED = Phase(batch_size=4, clip_norm=0.1)
@@ -189,6 +192,33 @@ def test_the_rows_of_a_table_that_examples_use_are_no_path(
     proof = prove(Words(300), method.on_client(tables="local"), texts(counts=(4, 5, 3), vocabulary=300))
     assert proof.verdict("rows/embedding.weight") == "independent"
     assert proof.verdict("upload/embedding.weight") == "independent"
+
+
+class Shown(Labelled):
+    """Lets a hook at all of the data, as a device's own code could."""
+
+    seen: ClassVar[list[Labelled]] = []
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.seen[:] = [self]
+
+
+def sends_a_validation_example(f: Finish) -> Finished:
+    data = Shown.seen[0]
+    batch = data.batch(np.arange(1) + data.rows(0, "valid").start)
+    return Finished(sends={"seen": batch["x"].sum().float()})
+
+
+def test_validation_examples_are_no_training_examples_that_may_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "Labelled", Shown)
+    monkeypatch.setattr(proving, "falsified", lambda made, seed: {})
+    proof = prove(Own(), furl(sends=a_number, finish=sends_a_validation_example), DATA)
+    sent = next(item for item in proof.items if item.leaves == "sent/seen")
+    assert sent.verdict == "path named"
+    assert any("validation and test examples" in step for step in sent.path)
 
 
 def keep_in_memory(f: Finish) -> Finished:

@@ -80,6 +80,15 @@ def test_the_largest_sums_never_wrap(bits: Any, bound: float, clients: int) -> N
     )
 
 
+def test_rounding_up_never_makes_a_sum_wrap() -> None:
+    """13 numbers of 165,191,049.6 steps are 13 · 165,191,050 = 2^31 + 2 when rounded; half the precision is room."""
+    bound = 165191049.6 * 2.0**-20
+    ring = FixedPoint(bound=bound, clients=13)
+    assert ring.step == 2.0**-19
+    total = 13 * int(ring.encode(np.array([bound]))[0])
+    assert total <= 2**31 - 1 < 13 * round(bound * 2**20)
+
+
 def test_fixed_point_by_hand() -> None:
     """3 clients of at most 1: step 2^-29, as 3 · (2^29 + ½) ≤ 2^31 − 1 < 3 · (2^30 + ½)."""
     ring = FixedPoint(bound=1.0, clients=3)
