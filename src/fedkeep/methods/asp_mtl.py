@@ -28,7 +28,7 @@ from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, linear, part, width
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit
 
 
 class Task(nn.Module):
@@ -97,7 +97,7 @@ def orthogonality(s: Tensor, p: Tensor, weight: Tensor | None = None) -> Tensor:
         p: (B, F).
         weight: (B,) of the examples.
     """
-    s, p = nn.functional.normalize(s), nn.functional.normalize(p)
+    s, p = unit(s, 1), unit(p, 1)
     if weight is not None:
         s = s * (weight > 0).to(s.dtype).unsqueeze(1)
     return (s.mT @ p).square().sum()

@@ -1,7 +1,8 @@
 """How two sets of features of one batch are related: HSIC (are they dependent?) and MMD² (are they alike?).
 
 Both look at examples through Gaussian kernels of several widths, in units of the mean squared distance within the
-batch. Examples of weight 0 (padding) don't count; other weights are not told apart.
+batch. Examples of weight 0 (padding) don't count; other weights are not told apart. Features in float16 are computed
+with in float32: in float16 the 1e-8 that guards a division is 0, and squares soon are infinite.
 
 The unit is a constant to the gradient, as in the code that these kernels come from. So HSIC does not depend on the
 features' length, but its gradient says that shorter features are better. Two forms are without that, as the gradient
@@ -48,6 +49,7 @@ def hsic(
         normalised: HSIC(a, b) / √(HSIC(a, a) HSIC(b, b)), in [0, 1] (Cortes, Mohri and Rostamizadeh, Algorithms for
             Learning Kernels Based on Centered Alignment, 2012, definition 2); the gradient flows into s² likewise.
     """
+    kind, a, b = a.dtype, _wide(a), _wide(b)
     counted = _counted(a, weight)
     centring, others = _centring(counted)
     if unit == "median" or normalised:
@@ -57,9 +59,9 @@ def hsic(
     else:
         k_a, k_b = (gaussians(x, centring, others, widths) for x in (a, b))
     if not normalised:
-        return (centring @ k_a @ centring * k_b).sum() / others**2
+        return ((centring @ k_a @ centring * k_b).sum() / others**2).to(kind)
     k_a, k_b = centring @ k_a @ centring, centring @ k_b @ centring
-    return (k_a * k_b).sum() / (k_a.square().sum() * k_b.square().sum() + TINY).sqrt()
+    return ((k_a * k_b).sum() / (k_a.square().sum() * k_b.square().sum() + TINY).sqrt()).to(kind)
 
 
 def mmd2(
@@ -76,12 +78,13 @@ def mmd2(
         weight: as for ``hsic``.
         widths: as for ``hsic``; s² is taken over the 2n examples of x and y together.
     """
+    kind, x, y = x.dtype, _wide(x), _wide(y)
     counted = _counted(x, weight)
     n = counted.sum()
     kernel = gaussians(torch.cat((x, y)), *_centring(torch.cat((counted, counted))), widths)
     share = counted * (n > 1) / n.clamp_min(1)
     signed = torch.cat((share, -share))
-    return (kernel * signed.outer(signed)).sum()
+    return (kernel * signed.outer(signed)).sum().to(kind)
 
 
 def gaussians(x: Tensor, centring: Tensor, others: Tensor, widths: tuple[float, ...]) -> Tensor:
@@ -119,6 +122,10 @@ def _free_of_length(
         scale = far.gather(0, middle.unsqueeze(0))
         scale = torch.where(scale.isfinite(), scale, 0.0)
     return sum((torch.exp(-distance / (m * (scale + 1e-8))) for m in widths), torch.zeros_like(distance))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.float16 else x
 
 
 def _counted(x: Tensor, weight: Tensor | None) -> Tensor:

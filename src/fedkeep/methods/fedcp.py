@@ -31,7 +31,7 @@ from fedkeep.methods.features import Known, as_received, drawn_for, extended, fe
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.reveals import reveals
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy, unit
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """a of the kernels e^(−‖x − y‖² / (2 a)) of MMD²."""
@@ -66,7 +66,7 @@ def condition_of(net: Net, params: Params, classifier: str) -> Tensor:
     sums = own[names[-1]].sum(0)
     for name in reversed(names[:-1]):
         sums = sums @ own[name]
-    return nn.functional.normalize(sums, dim=0)
+    return unit(sums, 0)
 
 
 @dataclass(frozen=True)

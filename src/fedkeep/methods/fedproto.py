@@ -33,7 +33,7 @@ from fedkeep.methods.unfit import unfit
 from fedkeep.split import Split
 
 FAR = 1e30
-"""The squared distance of a prototype that is not known."""
+"""The squared distance of a prototype that is not known; in half precision the largest number."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def predict_nearest(net: Net, params: Params, batch: Batch) -> Tensor:
     """Return logits, (B, C): −‖f(x) − C_j‖² up to a constant; a class that is not known has next to no probability."""
     found, prototypes = features(net, params, batch), params["server/prototypes"]
     squares = (found.unsqueeze(1) - prototypes).square().sum(2)
-    squares = torch.where(params["server/known"], squares, FAR)
+    far = min(FAR, torch.finfo(found.dtype).max)
+    squares = torch.where(params["server/known"], squares, far)
     lowest = math.log(torch.finfo(found.dtype).tiny)
     return (squares.amin(1, keepdim=True) - squares).clamp_min(lowest)
 

@@ -30,7 +30,7 @@ from fedkeep.methods.features import Known, drawn_for, extended, features, head,
 from fedkeep.methods.fedrod import Count, NoCounts
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, class_of, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, Term, class_of, cross_entropy, example_mean, unit
 from fedkeep.split import Split
 
 EMBEDDING = "categories"
@@ -100,9 +100,7 @@ class GenericAndPersonal(Around):
         own = through(net, params, found, own_condition(params, frozen))
         value: Tensor = self.loss(Known(net, head(net, params, own)), params, batch, received)
         generic, label = through(net, params, found, frozen.mean(0)), class_of(batch, self.label)
-        alike = nn.functional.linear(
-            nn.functional.normalize(generic), nn.functional.normalize(params[EMBEDDING])
-        )
+        alike = nn.functional.linear(unit(generic, 1), unit(params[EMBEDDING], 1))
         angle = nn.functional.cross_entropy(alike, label, reduction="none")
         apart = (generic - frozen[label]).square().sum(1)
         far = torch.where(apart > 0, apart, 1.0).sqrt() * (apart > 0)  # a distance of 0 has no direction

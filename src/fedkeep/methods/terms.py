@@ -140,6 +140,11 @@ def dot(slopes: Params, params: Params) -> Tensor:
     return torch.stack([(slopes[n] * params[n]).sum() for n in sorted(slopes)]).sum()
 
 
+def unit(x: Tensor, dim: int) -> Tensor:
+    """Return x / ‖x‖ along a dimension; zeros stay zeros, also in float16, whose least normal number is 6e-5."""
+    return nn.functional.normalize(x, dim=dim, eps=max(1e-12, torch.finfo(x.dtype).tiny))
+
+
 def example_mean(values: Tensor, weight: Tensor | None, keep: Tensor | None = None) -> Tensor:
     """Return the weighted mean of per-example values, shape (examples,); 0 where no weight is left.
 
