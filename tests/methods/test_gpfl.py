@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,14 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.experiments.build import build_method
 from fedkeep.experiments.config import MethodConfig
+from fedkeep.experiments.personalize import adapt_client, fit_private
 from fedkeep.methods import Phase
 from fedkeep.methods.gpfl import GenericAndPersonal, own_condition
 from fedkeep.methods.terms import cross_entropy
 from tests.engines.reference import averaged, close
 from tests.methods.parts import Parts, Words
 from tests.methods.plain import COHORT, DATA, ROUNDS, SEED, State, count, examples_of, plan
-from tests.tiny import everyone, texts
+from tests.tiny import everyone, same_bits, texts
 
 LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.1, momentum=0.9))
 HEAD = ("classifier.weight", "classifier.bias")
@@ -122,6 +124,41 @@ def test_who_counted_nothing_takes_the_generic_condition() -> None:
     counts = {False: torch.zeros(2).double(), True: torch.tensor([1.0, 3.0]).double()}
     assert own_condition({"client/counts": counts[False]}, e).tolist() == [2.0, 4.0]
     assert own_condition({"client/counts": counts[True]}, e).tolist() == [2.5, 5.0]
+
+
+def test_a_client_that_only_adapts_has_a_condition_of_its_own() -> None:
+    """Its counts are of the examples that it adapts on, before the first step; one of the federation keeps its own."""
+    run = trained(methods.gpfl(local=LOCAL), hold_out=0.4)
+    new, old = (next(c for c in DATA.ids if (c in run.held_out) == out) for out in (True, False))
+    rows = DATA.rows(DATA.index(new), "train")
+    for some in (3, len(rows)):
+        own = fit_private(run, new, np.arange(rows.start, rows.start + some))
+        labels = DATA.columns["label"][rows.start : rows.start + some]  # type: ignore[index]
+        assert own["client/counts"].tolist() == np.bincount(labels, minlength=3).tolist()
+    none = fit_private(run, new, np.arange(0))
+    assert none["client/counts"].tolist() == [0, 0, 0]
+    kept = run.private.read([DATA.index(old)])
+    few = DATA.rows(DATA.index(old), "train")
+    start = {name: value[0] for name, value in kept.items()}
+    again = adapt_client(run, old, np.arange(few.start, few.start + 1), start=start).own
+    assert again["client/counts"].tolist() == start["client/counts"].tolist()
+
+
+def test_the_phases_of_adaptation_see_the_condition() -> None:
+    """The head is trained on V(f(x), p_k), so with the generic condition it would become another."""
+    method = methods.gpfl(local=LOCAL)
+    run = trained(method, hold_out=0.4)
+    new = next(iter(run.held_out))
+    rows = DATA.rows(DATA.index(new), "train")
+    every = np.arange(rows.start, rows.stop)
+    own = fit_private(run, new, every)
+    none = dict(run.private.default(new))
+    given, generic = (
+        adapt_client(run, new, every, start={**none, **counts}).own
+        for counts in ({"client/counts": own["client/counts"]}, {})
+    )
+    assert same_bits(own, given)
+    assert not torch.equal(own[HEAD[0]], generic[HEAD[0]])
 
 
 def test_a_distance_of_zero_has_a_gradient() -> None:

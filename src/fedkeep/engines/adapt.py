@@ -12,13 +12,15 @@ from typing import Literal
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, MethodError
-from fedkeep.core.params import Params
+from fedkeep.core.params import CLIENT, Params, is_state, prefixed, to
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.engines.base import Job
 from fedkeep.engines.batches import Stream
+from fedkeep.engines.client import outputs
 from fedkeep.engines.judgement import Model
 from fedkeep.engines.single import local_run
-from fedkeep.methods import Adapt, Client, Method, Sent
+from fedkeep.methods import Adapt, Client, Method, Recall, Recalls, Sent
+from fedkeep.methods.hooks import check_hook
 from fedkeep.split import Split
 
 
@@ -111,6 +113,7 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
         own |= split.personal(adapt.start({**sent.params, **own}))
     if not len(fitting.rows):
         return Adapted(own)
+    own |= counted(job, {**sent.params, **own}, fitting)
     trainable = sorted(job.net.trainable())
     for phase in adapt.phases:
         federated = [n for n in phase.trained_names(split, trainable) if not split.is_private(n)]
@@ -128,6 +131,23 @@ def fit(job: Job, adapt: Adapt, fitting: Fitting) -> Adapted:
     )  # fmt: skip
     found = {name: value.cpu() for name, value in split.personal(result.params).items()}
     return Adapted(found, tuple(result.stopped))
+
+
+def counted(job: Job, params: Params, fitting: Fitting) -> Params:
+    """Return the state that a client without any makes of the examples it adapts on, where the method says how."""
+    hook = job.method.client.start
+    if not isinstance(hook, Recalls) or any(map(is_state, fitting.start)):
+        return {}
+    held = job.data.rows(fitting.client, "valid")
+    rows = {"train": fitting.rows, "valid": np.arange(held.start, held.stop)}
+    here = to(params, job.device)
+    given = Recall(
+        net=job.net, params=here, outputs=lambda function, split: outputs(job, here, rows[split], function)
+    )
+    with job.net.still():
+        state = prefixed(CLIENT, hook.recall(given))
+    check_hook(f"recall of {job.method.name!r}", params, state)
+    return to(state, "cpu")
 
 
 def own_split(method: Method, adapt: Adapt | None = None) -> Split:

@@ -45,6 +45,9 @@ class Recalls(Protocol):
 
     It is asked on the device, each time that the client's model (``own`` or ``adapted``) is judged; nothing of it is
     stored or sent. ``default``, ``shared`` and ``local`` recall nothing: there it must predict without.
+
+    A ``Client.start`` with this method gives a client that adapts without having kept any state its own, made of the
+    examples that it adapts on (the split ``train``). It is kept with what the client adapts; nothing is sent.
     """
 
     def recall(self, given: Recall) -> State:

@@ -227,7 +227,8 @@ class Client(Changeable):
         state: what a new client keeps beside them, by name, given the model. Terms find it as
             ``params["client/NAME"]``.
         sends: zeros of what ``finish`` sends along, by name: the names, shapes and types that are allowed to leave.
-        start: what happens before the first phase.
+        start: what happens before the first phase. One with a method ``recall`` is asked before a client adapts that
+            has kept no state, see ``Recalls``.
         finish: what happens after the last. What it sends along or uploads in place of what was trained is the one
             door through which numbers made of private values may leave.
         accept: what is kept once the server has taken the round, given what was kept before, what was trained, and

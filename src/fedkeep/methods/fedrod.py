@@ -12,7 +12,7 @@ with g.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params, State, under
-from fedkeep.methods.base import Method, private_part
+from fedkeep.methods.base import Method, Recall, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.client import Client, Start, Started
 from fedkeep.methods.features import Known, features, head, no_counts, one_hot
@@ -73,11 +73,19 @@ class Count:
     label: str
 
     def __call__(self, start: Start) -> Started:
-        """Return n."""
-        count = torch.zeros_like(start.kept.state["counts"])
-        for label, _ in start.outputs(self.labels):
+        """Return n of the examples that are opted in."""
+        return Started(state={"counts": self.total(start.kept.state["counts"], start.outputs(self.labels))})
+
+    def recall(self, given: Recall) -> State:
+        """Return n of the examples that a client which has counted none adapts on."""
+        return {"counts": self.total(given.params["client/counts"], given.outputs(self.labels, "train"))}
+
+    def total(self, like: Tensor, found: Iterable[tuple[Tensor, Batch]]) -> Tensor:
+        """Return how many examples of each class there are, (C,)."""
+        count = torch.zeros_like(like)
+        for label, _ in found:
             count += one_hot(label, count).sum(0)
-        return Started(state={"counts": count})
+        return count
 
     def labels(self, net: Net, params: Params, batch: Batch) -> Tensor:
         """Return the classes of a batch's examples, (B,)."""

@@ -8,7 +8,8 @@ One round: (1) a cohort downloads f, E and V; from E as received, frozen in the 
 condition g = mean_c E_c and its own p_k = Σ_c (n_c / n) E_c, n_c its examples of class c; (2) it trains all parts on
 F_k of its head on V(f(x), p_k), plus the angle −log softmax_c cos(V(f(x), g), E_c)[y] with the E that it trains, plus
 λ ‖V(f(x), g) − E_y‖ with E as received; (3) it uploads the changes of f, E and V, and keeps its head and n_c; (4) the
-server averages. A client predicts with its head on V(f(x), p_k), of the newest E.
+server averages. A client predicts with its head on V(f(x), p_k), of the newest E. One that only adapts takes n_c of
+the examples that it adapts on.
 The paper's μ is the optimiser's ``weight_decay``. Its code takes λ times the norm over a whole mini-batch; here it is
 the mean over examples.
 """
