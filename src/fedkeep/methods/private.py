@@ -219,7 +219,7 @@ def differentially_private(method: Method, privacy: DifferentialPrivacy, cohort:
     )  # fmt: skip
     if why := why_unfit(method.server.update, "noise"):
         raise MethodError(f"{method.name!r} bears no noise: {why}. Take another method.")
-    if mean.by == "uniform" and privacy.heaviest is not None:
+    if privacy.heaviest is not None and mean.by == "uniform":
         raise MethodError(
             f"{method.name!r} counts every client as 1, so there is no number of examples that counts as weight 1. "
             f"Leave out privacy.heaviest."
