@@ -6,7 +6,7 @@ import pytest
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.build import build_data, build_method
-from fedkeep.experiments.config import Config, parse_config
+from fedkeep.experiments.config import AdaptConfig, Config, parse_config
 from fedkeep.experiments.protections import PrivacyConfig
 from fedkeep.experiments.variants import Variant, fitted, with_method
 
@@ -58,6 +58,14 @@ def test_settings_that_all_methods_know_go_along(config: Config) -> None:
 
 def test_the_configurations_own_method_keeps_its_options(config: Config) -> None:
     assert with_method(config, "furl").method == config.method
+
+
+def test_how_the_configurations_method_adapts_is_its_own(config: Config) -> None:
+    config = parse_config(TEXT.replace("[run]", "[method.adapt]\nepochs = 9\n[run]"))
+    assert with_method(config, "furl").method.adapt == AdaptConfig(epochs=9)
+    assert with_method(config, "fedavg").method.adapt is None
+    phase = build_method(with_method(config, "fine_tuned").method).adapt.phases[0]
+    assert (phase.batch_size, phase.optimizer.learning_rate) == (7, 0.3)
 
 
 def test_a_method_without_a_server_leaves_the_servers_settings_out(config: Config) -> None:

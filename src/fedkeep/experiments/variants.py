@@ -45,7 +45,7 @@ def with_method(config: Config, kind: str) -> Config:
     """Return an experiment with another method, and its own name for it.
 
     Loss, optimisers, passes, batches, clipping, weights of clients and protections go along as far as the method knows
-    them. Options that are a method's own do not, so it has its defaults.
+    them. Options that are a method's own do not, nor how it adapts (``[method.adapt]``): there it has its defaults.
 
     Raises:
         ConfigError: there is no such method.
@@ -56,9 +56,8 @@ def with_method(config: Config, kind: str) -> Config:
         return config.model_copy(update={"name": kind})
     has_server = "server" in accepted(make)
     also = LOCAL | (SERVER if has_server else {})
-    left_out = (
-        set(old.options) | {"kind"} | (set() if has_server else {"server_optimizer", "reduce", "secure"})
-    )
+    of_server = set() if has_server else {"server_optimizer", "reduce", "secure"}
+    left_out = set(old.options) | {"kind", "adapt"} | of_server
     table = {k: v for k, v in old.model_dump(exclude_unset=True).items() if k not in left_out}
     table |= {k: v for k, v in old.options.items() if k in also}
     return config.model_copy(
