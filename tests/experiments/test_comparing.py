@@ -20,6 +20,7 @@ from fedkeep.experiments.comparing import Plan, found, plan, run
 from fedkeep.experiments.config import Config, parse_config
 from fedkeep.report import figure_files
 from fedkeep.report.standings import not_beating, plain_rows, said, table
+from fedkeep.version import NUMERICS
 from tests.experiments.configs import shops
 
 TOY = """
@@ -371,3 +372,16 @@ def test_runs_on_other_data_are_not_mixed(tmp_path: Path) -> None:
     edit(folder, data=data | {"fingerprint": data["fingerprint"] | {"partition": "0" * 64}})
     with pytest.raises(ConfigError, match=r"was run on other data than .*: partition differ\."):
         found(made)
+
+
+def test_a_run_of_other_numerics_is_not_compared(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    run(planned(out, seeds=(0,), references=False), progress=False)
+    folder = out / "runs" / "furl-0"
+    edit(folder, numerics=NUMERICS - 1)
+    with pytest.raises(ConfigError) as error:
+        planned(out, seeds=(0,), references=False)
+    assert str(error.value) == (
+        f"furl-0 was run by a fedkeep whose numbers may differ from this one's (NUMERICS {NUMERICS - 1} there, "
+        f"{NUMERICS} here). Delete {folder}, and it is run again, or name another folder with --out."
+    )

@@ -17,6 +17,7 @@ from fedkeep.core.errors import RunError, StoreError
 from fedkeep.core.files import read_tensors
 from fedkeep.core.records import Record, read_records
 from fedkeep.nn import Linear
+from fedkeep.version import NUMERICS
 from tests.experiments.runs import DATA, METHOD, damage, run, stopped
 from tests.tiny import Logits, classes, everyone, files, lasting, same_bits
 
@@ -159,6 +160,25 @@ def test_a_run_of_another_configuration_is_refused_and_the_difference_named(
     assert message.endswith("\nUse the settings it was made with, or name another folder.")
     assert f"\n  {line}" in message
     assert files(out) == before
+
+
+def test_a_run_of_other_numerics_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    stopped(out, 2)
+    assert json.loads((out / "run.json").read_text())["numerics"] == NUMERICS
+    whole = run(tmp_path / "whole")
+    monkeypatch.setattr("fedkeep.experiments.run_directory.NUMERICS", NUMERICS + 1)
+    before = files(out)
+    with pytest.raises(RunError) as error:
+        run(out, resume=True)
+    assert str(error.value) == (
+        f"{out} was begun by a fedkeep whose numbers may differ from this one's (NUMERICS {NUMERICS} there, "
+        f"{NUMERICS + 1} here), so it does not go on with this one. Go on with that one, or name another folder."
+    )
+    assert files(out) == before
+    assert run(tmp_path / "whole", resume=True).history == whole.history  # finished: it is only read
+    with pytest.raises(RunError, match="was begun by a fedkeep whose numbers may differ"):
+        run(tmp_path / "whole", resume=True, rounds=6)
 
 
 class Wider(Logits):

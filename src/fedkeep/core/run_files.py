@@ -12,6 +12,8 @@ from fedkeep.core.errors import RunError
 from fedkeep.core.records import NONE, Extent
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 
+FIRST_NUMERICS = 2
+"""The ``NUMERICS`` of runs of format 2 that do not say which: there was no other until runs said it."""
 EXAMPLES = re.compile(r"examples-([1-9]\d{0,17})\.safetensors")
 
 
@@ -75,6 +77,11 @@ def read_info(folder: Path) -> dict[str, Any]:
             f"{folder / 'run.json'} is damaged: it lacks the run's id. Restore the run from a copy."
         )
     return info
+
+
+def numerics_of(info: Mapping[str, Any]) -> int:
+    """Return the ``NUMERICS`` that a run was begun under; ``info`` is the content of its ``run.json``."""
+    return int(info.get("numerics", FIRST_NUMERICS))
 
 
 def read_commit(folder: Path, info: Mapping[str, Any]) -> Commit:

@@ -26,6 +26,7 @@ from fedkeep.engines import tasks_of
 from fedkeep.experiments.adapt import AdaptedClients
 from fedkeep.experiments.personalize import ColdStart, labels_of
 from fedkeep.experiments.run import Run
+from fedkeep.experiments.run_lock import locked
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
 from fedkeep.report import wording
@@ -278,9 +279,17 @@ def write_analyses(folder: Path, analyses: Mapping[str, Any]) -> Path:
     What was made after another round of the run is not kept.
 
     Raises:
-        RunError: the folder holds no run, or the file is damaged or of another run.
+        RunError: the folder holds no run or is in use, or the file is damaged or of another run.
     """
-    info = read_info(folder)
+    read_info(folder)  # so that no lock is left where there is no run
+    lock = locked(folder)
+    try:
+        return _written(folder, read_info(folder), analyses)
+    finally:
+        lock.release()
+
+
+def _written(folder: Path, info: Mapping[str, Any], analyses: Mapping[str, Any]) -> Path:
     about = {"run": info["run"], "round": read_commit(folder, info).round}
     path = folder / "analyses.json"
     before, of = read_sealed_analyses(path)

@@ -20,13 +20,13 @@ from typing import Any
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import write_whole
+from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
 from fedkeep.data.checks import TOKENS
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config, run_config
 from fedkeep.experiments.config import Config
 from fedkeep.experiments.counting import counting_side
-from fedkeep.experiments.run_directory import read_info
 from fedkeep.experiments.sources import build_rules, build_source
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.experiments.variants import Variant, fitted, with_method
@@ -35,6 +35,7 @@ from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import check_metric, own_side
 from fedkeep.report.runs import read_run
 from fedkeep.report.standings_page import Found, find, write
+from fedkeep.version import NUMERICS
 
 REFERENCES = ("local", "fine_tuned")
 """Methods that every comparison has as references; the shared part alone and counting need no run of their own."""
@@ -79,7 +80,7 @@ class Cell:
         return (self.folder / "run.json").exists()
 
     def check(self) -> None:
-        """Check that a run that is there was made with these settings.
+        """Check that a run that is there was made with these settings, and under today's ``NUMERICS``.
 
         Raises:
             ConfigError: it was not.
@@ -87,13 +88,17 @@ class Cell:
         """
         if not self.begun:
             return
-        lines = differences(
-            _settings(describe(self.config.model_dump())), _settings(read_info(self.folder).get("config"))
-        )
+        info = read_info(self.folder)
+        lines = differences(_settings(describe(self.config.model_dump())), _settings(info.get("config")))
         if lines:
             raise ConfigError(
                 f"{self.folder.parent.parent} holds another comparison: {self.name} was run with other settings "
                 f"({'; '.join(lines[:3])}). Name another folder with --out, or delete {self.folder}."
+            )
+        if (there := numerics_of(info)) != NUMERICS:
+            raise ConfigError(
+                f"{self.name} was run by a fedkeep whose numbers may differ from this one's (NUMERICS {there} there, "
+                f"{NUMERICS} here). Delete {self.folder}, and it is run again, or name another folder with --out."
             )
 
     def __call__(self, *, alone: bool, progress: bool | None) -> None:

@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
@@ -38,9 +37,12 @@ from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_whole
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
-from fedkeep.core.run_files import Commit, read_commit, read_info
+from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
+from fedkeep.experiments.run_length import of_length
+from fedkeep.experiments.run_lock import is_lockable, locked
 from fedkeep.store import Default, PrivateStore, SqliteStore
+from fedkeep.version import NUMERICS
 
 GROWING = ("records", "timings")
 LEFTOVER = re.compile(r"(\w+\.jsonl?|config\.toml|store\.db|[\w-]+\.safetensors)(\.[0-9a-f]{16})?\.part")
@@ -76,7 +78,7 @@ class RunDirectory:
         self._hashes = {name: hashlib.sha256() for name in GROWING}
         self._next_info: dict[str, Any] | None = None  # of a run that is to have another length
         self._store: SqliteStore | None = None
-        self._lock = _acquired(folder, writable)
+        self._lock = locked(folder) if writable or is_lockable(folder) else None
         if writable:
             remove_leftovers(folder)
 
@@ -87,20 +89,15 @@ class RunDirectory:
         Raises:
             RunError: the folder exists and is not empty, or can't be written.
         """
-        if folder.exists() and (
-            not folder.is_dir() or any(p.name != "lock" and p.suffix != ".part" for p in folder.iterdir())
-        ):
-            raise RunError(
-                f"{folder} already exists and is not empty. Resume that run (resume=True, on the command line "
-                f"--resume), or name another folder."
-            )
+        _check_free(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"Cannot make the run's folder {folder}: {error.strerror}.") from error
-        content = {**info, "format": FORMAT, "run": run_id or new_run_id()}
+        content = {**info, "format": FORMAT, "run": run_id or new_run_id(), "numerics": NUMERICS}
         run = cls(folder, content)
         with run._closed_on_error():
+            _check_free(folder)  # another process may have made a run here before it was locked
             run.write_info(content)
         return run
 
@@ -123,9 +120,18 @@ class RunDirectory:
             length: what ``run.json`` is to say of a run of another length: entries that replace those there.
 
         Raises:
-            RunError: no run is there, it is damaged or in use, or it was made for something else.
+            RunError: no run is there, it is damaged or in use, it was made for something else, or it is to go on and
+                was begun under other ``NUMERICS``.
         """
-        info = read_info(folder)
+        run = cls(folder, read_info(folder), write)
+        with run._closed_on_error():
+            run._begin(identity, length or {})
+        return run
+
+    def _begin(self, identity: Mapping[str, Any] | None, length: Mapping[str, Any]) -> None:
+        """Read what the folder says, now that nobody else writes it, and compare it with what is to be run."""
+        folder, info = self.folder, self.read_info()
+        self.id = str(info["run"])
         lines = [] if identity is None else differences(_plain(identity), info.get("identity"))
         other_length = len(lines) == 1 and lines[0].startswith("rounds: ")
         if lines and not other_length:
@@ -135,42 +141,15 @@ class RunDirectory:
                 f"{folder} is a run of another configuration, so it cannot be resumed with this one:\n  {shown}\n"
                 f"Use the settings it was made with, or name another folder."
             )
-        run = cls(folder, info, write)
-        with run._closed_on_error():
-            run.last = read_commit(folder, info)
-            if identity is not None and other_length:
-                run._next_info = run._of_length(info, identity, length or {})
-        return run
-
-    def _of_length(
-        self, info: Mapping[str, Any], identity: Mapping[str, Any], length: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return what ``run.json`` is to say once the run has another number of rounds."""
-        before, rounds = info["identity"]["rounds"], identity["rounds"]
-        if rounds < self.round:
+        there = numerics_of(info)
+        if identity is not None and there != NUMERICS and (other_length or info.get("status") != "finished"):
             raise RunError(
-                f"{self.folder} has finished {self.round} rounds already, so it cannot end after {rounds}. Name at "
-                f"least {self.round}, or another folder."
+                f"{folder} was begun by a fedkeep whose numbers may differ from this one's (NUMERICS {there} there, "
+                f"{NUMERICS} here), so it does not go on with this one. Go on with that one, or name another folder."
             )
-        every = identity["evaluate_every"]
-        waits = rounds == self.extra.get("pending")  # to be judged with the next round's training
-        ends = self.round and self.round in (before, rounds)
-        if every and ends and (waits or self.round % every):
-            raise RunError(
-                f"{self.folder} is a run of {before} rounds and has finished {self.round}, so it cannot end after "
-                f"{rounds}: with evaluate_every = {every}, a run of {rounds} judges round {self.round} otherwise. "
-                f"Name another folder."
-            )
-        places = list(_scheduled(identity))
-        if places:
-            raise RunError(
-                f"{self.folder} is a run of {before} rounds and cannot be continued to {rounds}: the learning rate of "
-                f"{' and '.join(places)} follows the run's length, so its rounds so far would have been others. Only "
-                f"a constant schedule can be continued; name another folder."
-            )
-        kept = {key: value for key, value in info.items() if key != "analyses"}  # they were of another round
-        now = {"identity": {**info["identity"], "rounds": rounds}, "rounds": rounds, "status": "running"}
-        return {**kept, **length, **now}
+        self.last = read_commit(folder, info)
+        if identity is not None and other_length:
+            self._next_info = of_length(folder, info, identity, length, self.last)
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -358,42 +337,21 @@ class RunDirectory:
         return Extent(before.size + len(content), found.hexdigest())
 
 
+def _check_free(folder: Path) -> None:
+    if folder.exists() and (
+        not folder.is_dir() or any(p.name != "lock" and p.suffix != ".part" for p in folder.iterdir())
+    ):
+        raise RunError(
+            f"{folder} already exists and is not empty. Resume that run (resume=True, on the command line --resume), "
+            f"or name another folder."
+        )
+
+
 def new_run_id() -> str:
     """Return a random id for a run."""
     return secrets.token_hex(16)
 
 
-def _acquired(folder: Path, writable: bool) -> FileLock | None:
-    """Lock the folder. One that is only read is locked where it can be: a copy on a read-only disk cannot."""
-    path = folder / "lock"
-    if not writable and not (path.exists() and os.access(path, os.W_OK)):
-        return None
-    lock = FileLock(str(path))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RunError(
-            f"{folder} is in use by another process. Wait for it, or name another folder."
-        ) from error
-    except OSError as error:
-        raise RunError(
-            f"Cannot lock {folder}: {error.strerror or error}. A run must be writable to go on with it."
-        ) from error
-    return lock
-
-
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
-
-
-def _scheduled(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the places of a description where a schedule is not constant."""
-    if isinstance(value, Mapping):
-        if value.get("schedule", "constant") != "constant":
-            yield f"{path} ({value['schedule']})"
-        for key, inner in value.items():
-            yield from _scheduled(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            yield from _scheduled(inner, f"{path}[{number}]")
