@@ -249,10 +249,10 @@ def measured(metric: str, ks: tuple[int | None, ...], each: tuple[tuple[float, .
 
 
 def test_changes_are_paired_over_users_and_falls_are_corrected_over_all_pairs() -> None:
-    each = ((0.5, 0.25, 0.75), (0.375, 0.125, 0.609375), (0.5, 0.25, 0.5))
+    each = ((0.5, 0.25, 0.75) * 4, (0.375, 0.125, 0.609375) * 4, (0.5, 0.25, 0.5) * 4)
     found = measured("accuracy", (10, 50, None), each)
-    # From 10 to 50: −0.125, −0.125, −0.140625; mean −0.390625 / 3, t of 2 degrees 4.3027.
-    half = 4.302653 * np.std([0.125, 0.125, 0.140625], ddof=1) / np.sqrt(3)
+    # From 10 to 50: −0.125, −0.125, −0.140625; mean −0.390625 / 3, t of 11 degrees 2.2010.
+    half = 2.200985 * np.std([0.125, 0.125, 0.140625] * 4, ddof=1) / np.sqrt(12)
     first, second, third = found.changes
     assert first is None
     assert second is not None
@@ -264,12 +264,12 @@ def test_changes_are_paired_over_users_and_falls_are_corrected_over_all_pairs() 
     assert [(few, many) for few, many, _ in found.falls] == [(10, 50)]
     assert falls_in_words(found) == (
         "Significantly worse with more examples (95 %, paired over users, corrected over all pairs of k): "
-        "k = 10 to 50: −13.0 points (−15.3 to −10.8)."
+        "k = 10 to 50: −13.0 points (−13.5 to −12.5)."
     )
-    # −0.125, −0.125, −0.1875: the interval leaves 0 out, p is 0.020; three times that is above 5 %
-    alone = ((0.5, 0.25, 0.75), (0.375, 0.125, 0.5625))
+    # −0.25 of four users in twelve: the interval leaves 0 out, p is 0.039; three times that is above 5 %
+    alone = ((0.5,) * 12, (0.25,) * 4 + (0.5,) * 8)
     assert [(few, many) for few, many, _ in measured("accuracy", (10, 50), alone).falls] == [(10, 50)]
-    assert measured("accuracy", (10, 50, None), (*alone, each[2])).falls == ()
+    assert measured("accuracy", (10, 50, None), (*alone, (0.375, 0.625) * 6)).falls == ()
     shuffled = measured("accuracy", (None, 50, 10), each[::-1])
     assert shuffled.falls == found.falls  # whatever the order of k
     better = measured("rmse", (10, 50, None), each)  # lower is better
@@ -280,6 +280,25 @@ def test_changes_are_paired_over_users_and_falls_are_corrected_over_all_pairs() 
     )
     worse = measured("rmse", (10, 50), each[1::-1])
     assert [(few, many) for few, many, _ in worse.falls] == [(10, 50)]
+
+
+def test_few_users_and_changes_that_do_not_vary_have_no_interval() -> None:
+    few = measured("accuracy", (10, 50), ((0.5, 0.25, 0.75) * 3, (0.375, 0.125, 0.609375) * 3))
+    assert (few.changes, few.falls) == ((None, None), ())
+    assert (
+        falls_in_words(few) == "With 9 users nothing is claimed about users like these; that takes 10 users."
+    )
+    alike = measured("accuracy", (10, 50), ((0.5,) * 12, (0.25,) * 12))
+    assert (alike.changes, alike.falls) == ((None, None), ())
+
+
+def test_an_interval_of_a_fraction_does_not_go_beyond_a_hundred_points() -> None:
+    each = ((0.0,) * 10, (1.0,) * 9 + (0.0,))
+    fraction, other = (measured(metric, (10, 50), each).changes[1] for metric in ("accuracy", "rmse"))
+    assert fraction is not None
+    assert other is not None
+    assert (fraction.mean, fraction.low, fraction.high) == (other.mean, other.low, 1.0)
+    assert other.high > 1.1
 
 
 def test_no_example_is_the_shared_model(run: Run) -> None:

@@ -29,6 +29,7 @@ from fedkeep.experiments.run import Run
 from fedkeep.experiments.run_lock import locked
 from fedkeep.methods.aggregate import RunningMean
 from fedkeep.metrics import chance_agreement, knn_agreement, knn_r2, linear_cka, silhouette, user_map
+from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import wording
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.split import Split
@@ -188,8 +189,12 @@ def cold_start_form(result: ColdStart) -> dict[str, Any]:
 
 def falls_in_words(result: ColdStart) -> str:
     """Return a sentence on whether the metric becomes worse from some k to a larger one."""
-    if len(result.each[0]) < 2:
+    if result.clients < 2:
         return "A single user allows no test."
+    if result.clients < FEW:
+        return (
+            f"With {result.clients} users nothing is claimed about users like these; that takes {FEW} users."
+        )
     if not result.falls:
         return "Nowhere is a larger k significantly worse (95 %, paired over users, corrected over all pairs of k)."
     said = [

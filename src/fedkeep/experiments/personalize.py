@@ -5,6 +5,7 @@ Source: FURL, §6 (future work); the local step of Federated Reconstruction (Sin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -23,8 +24,9 @@ from fedkeep.experiments.drive import HEADLINE
 from fedkeep.experiments.progress import make_progress
 from fedkeep.experiments.run import Run
 from fedkeep.metrics.worth.best import holm
+from fedkeep.metrics.worth.gains import FEW
 from fedkeep.metrics.worth.intervals import Interval, chance_of_users, users_like_these
-from fedkeep.report.wording import lower_is_better
+from fedkeep.report.wording import is_fraction, lower_is_better
 from fedkeep.store import Default, MemoryStore
 
 ALPHA = 0.05
@@ -64,7 +66,8 @@ class ColdStart:
     def changes(self) -> tuple[Interval | None, ...]:
         """From the k before to each k: the mean change and its 95 % interval for users like these.
 
-        None at the first k, and everywhere with a single client.
+        None at the first k, everywhere with fewer than ten clients, and where all change alike: nothing says then how
+        much of it is chance. Ends of fractions lie within ±1.
         """
         return (None, *(self._change(i, j) for i, j in pairwise(range(len(self.k)))))
 
@@ -78,14 +81,15 @@ class ColdStart:
         size = [float("inf") if k is None else k for k in self.k]
         rising = sorted(range(len(size)), key=size.__getitem__)
         pairs = [(i, j) for i, j in combinations(rising, 2) if self.k[i] is not None]
-        if not pairs or len(self.each[0]) < 2:
+        if not pairs or len(self.each[0]) < FEW:
             return ()
         chance = holm([float(chance_of_users(self._each_change(i, j))) for i, j in pairs])
         found = []
         for (i, j), p in zip(pairs, chance, strict=True):
             few, change = self.k[i], self._change(i, j)
             assert few is not None  # left out above
-            assert change is not None  # of two clients or more
+            if change is None:
+                continue
             worse = change.mean > 0 if lower_is_better(self.user_metric) else change.mean < 0
             if worse and p <= ALPHA:
                 found.append((few, self.k[j], change))
@@ -97,7 +101,11 @@ class ColdStart:
 
     def _change(self, first: int, second: int) -> Interval | None:
         change = self._each_change(first, second)
-        return Interval(*users_like_these(change).tolist()) if change.size > 1 else None
+        if change.size < FEW:
+            return None
+        mean, low, high = users_like_these(change).tolist()
+        most = 1.0 if is_fraction(self.user_metric) else math.inf
+        return None if low == high else Interval(mean, max(low, -most), min(high, most))
 
 
 def fit_private(run: Run, client: str | int, rows: np.ndarray, data: FederatedData | None = None) -> Params:
