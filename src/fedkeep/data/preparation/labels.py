@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,11 +56,11 @@ class Labels:
         """Tell which labels examples that opted in have, in any split, where nobody knows them beforehand."""
         names = self.names if rules.label_names is None else rules.label_names
         if names is not None:
-            return LabelSummary(task=self.task, names=names)
+            return LabelSummary(task=self.task, names=tuple(map(one_form, names)))
         inside = counted.inside
         words = set(self.values if inside is None else compress(self.values, inside))
         more = self.elsewhere.values() if inside is None else ()
-        return LabelSummary(task=self.task, words=tuple(sorted(words.union(*more))))
+        return LabelSummary(task=self.task, words=tuple(sorted(set(map(one_form, words.union(*more))))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +187,13 @@ class LabelCode(Code):
 
     def _number(self, word: str) -> int | None:
         if not self.integers:
-            return self._position.get(word)
+            return self._position.get(one_form(word))
         plain = word.isascii() and word.isdigit() and len(word) <= 18 and int(word) < len(self.names)
         return int(word) if plain else None
 
     @cached_property
     def _position(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
+        return {one_form(name): number for number, name in enumerate(self.names)}
 
     def fault(self, summary: ColumnSummary) -> str | None:
         """Return why a device's column does not fit; None where it does."""
@@ -217,3 +218,8 @@ class LabelCode(Code):
         classes = max(2, len(self.names))
         task = self.task or ("binary" if classes <= 2 else "multiclass")
         return {"task": task, "classes": classes, "label_names": list(self.names)}
+
+
+def one_form(label: str) -> str:
+    """Return a label in Unicode's normal form C, as ids are: é is one class however it was typed."""
+    return label if label.isascii() else unicodedata.normalize("NFC", label)

@@ -14,16 +14,14 @@ from fedkeep.data.readers.files import lines
 def delimited(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line number, cells by column) of a text file with a header."""
     header: list[str] = []
-    # a mark of the byte order would stand before the quotes of the first cell
-    found = (line.removeprefix("\ufeff") + "\n" if n == 1 else line + "\n" for n, line in lines(path))
-    reader = csv.reader(found, delimiter=delimiter, strict=True)
+    reader = csv.reader((line + "\n" for _, line in lines(path)), delimiter=delimiter, strict=True)
     try:
-        for cells in reader:
+        for cells in filter(None, reader):  # an empty line is no row
             if not header:
                 header = cells
                 check_different(path, header)
-                _check_separated(path, header, delimiter)
-            elif cells:
+                _check_separated(f"{path}, line {reader.line_num}", header, delimiter)
+            else:
                 if len(cells) != len(header):
                     raise DataError(
                         f"{path}, line {reader.line_num}: wanted {len(header)} cells, as in the header; "
@@ -48,10 +46,10 @@ def check_different(path: Path, names: Sequence[str]) -> None:
         raise DataError(f"{path} has several columns {shown(twice[0])}. Rename or drop all but one.")
 
 
-def _check_separated(path: Path, header: Sequence[str], delimiter: str) -> None:
+def _check_separated(where: str, header: Sequence[str], delimiter: str) -> None:
     other = [mark for mark in (",", ";", "\t", "|") if mark != delimiter and mark in header[0]]
     if len(header) == 1 and other:
         raise DataError(
-            f"{path}, line 1: wanted cells with {delimiter!r} between them; got {shown(header[0])}. In a .csv file "
+            f"{where}: wanted cells with {delimiter!r} between them; got {shown(header[0])}. In a .csv file "
             f"this is a comma, in a .tsv file a tab. Save it so, numbers with a decimal point."
         )

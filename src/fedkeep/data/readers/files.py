@@ -64,7 +64,8 @@ def sha256(path: Path) -> str:
 def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     r"""Yield (number from 1, line without its end) of a text file, gzipped if it ends in ``.gz``.
 
-    Lines end at ``\n`` or ``\r\n`` alone: other separators of Unicode may stand inside a text.
+    Lines end at ``\n`` or ``\r\n`` alone: other separators of Unicode may stand inside a text. A mark of the byte order
+    before the first line is left out.
     """
     existing(path)
     number = 0
@@ -76,7 +77,8 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
                     raise DataError(
                         f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB. Is it a file of lines?"
                     )
-                yield number, raw.decode(encoding).rstrip("\r\n")
+                line = raw.decode(encoding).rstrip("\r\n")
+                yield number, line.removeprefix("\ufeff") if number == 1 else line
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}, line {number}: not {encoding} text ({error.reason} at byte {error.start}). Save the file as "

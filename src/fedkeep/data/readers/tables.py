@@ -115,6 +115,8 @@ class Table:
             try:
                 if value is None or isinstance(value, bool):
                     raise ValueError
+                if isinstance(value, str) and ("_" in value or not value.isascii()):
+                    raise ValueError  # Python takes 1_000 and digits of any script
                 values.append(float(value))
             except (TypeError, ValueError, OverflowError):
                 raise DataError(

@@ -1,0 +1,59 @@
+"""Tables as editors, spreadsheets and hands write them: empty lines, marks, forms of letters, digits."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from fedkeep.data.preparation import Rules, prepared
+from fedkeep.data.readers.tables import raw_table
+from tests.data.readers.written import ROWS, WRITERS, read, refused
+
+CAFE = ("caf\u00e9", "cafe\u0301")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_empty_lines_before_the_header(tmp_path: Path, name: str) -> None:
+    assert list(read(tmp_path, b"\n\r\n" + WRITERS[name](ROWS), name).ids) == ["al", "bo"]
+    mark = {"t.csv": ",", "t.tsv": "\t"}[name]
+    expected = "line 4: wanted 3 cells, as in the header; got 2."
+    content = f"\n\n{mark.join(('user', 'text', 'label'))}\na{mark}x\n".encode()
+    assert refused(tmp_path, content, name) == f"{tmp_path / name}, {expected}"
+    assert refused(tmp_path, b"\nuser;text;label\n", name).startswith(
+        f"{tmp_path / name}, line 2: wanted cells with"
+    )
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])
+def test_a_mark_of_the_byte_order(tmp_path: Path, name: str) -> None:
+    assert list(read(tmp_path, b"\xef\xbb\xbf" + WRITERS[name](ROWS), name).ids) == ["al", "bo"]
+
+
+def test_a_label_is_one_class_however_its_letters_were_typed(tmp_path: Path) -> None:
+    assert CAFE[0] == unicodedata.normalize("NFC", CAFE[1])
+    rows = [
+        {"user": "a", "text": "x", "label": label, "split": split}
+        for split in ("train", "test")
+        for label in (*CAFE, "tea", "tea ")
+    ]
+    data = read(tmp_path, rows)
+    assert data.meta["label_names"] == [CAFE[0], "tea", "tea "]
+    assert data.columns["label"].tolist() == [0, 0, 1, 2] * 2  # type: ignore[union-attr]
+    names = [CAFE[1], "tea ", "tea"]
+    assert read(tmp_path, rows, label_names=names).meta["label_names"] == [CAFE[0], "tea ", "tea"]
+    raw = raw_table(tmp_path / "t.jsonl")
+    assert prepared(raw, Rules(label_names=tuple(names))).meta["label_names"] == [CAFE[0], "tea ", "tea"]
+
+
+@pytest.mark.parametrize("number", ["1_000", "\uff11\uff12", "\u0663"])
+@pytest.mark.parametrize("column", ["x", "time"])
+def test_a_number_has_ascii_digits_and_nothing_between_them(tmp_path: Path, number: str, column: str) -> None:
+    row = {"user": "a", "x": "1", "time": "1", "label": 0, "split": "train"}
+    rows = [row, row | {column: number}]
+    content = "".join(json.dumps(one) + "\n" for one in rows).encode()
+    assert refused(tmp_path, content, features=["x"]) == (
+        f"{tmp_path / 't.jsonl'}, line 2: wanted a number in column {column!r}; got {number!r}."
+    )
