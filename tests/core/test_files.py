@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedkeep.core.errors import RunError
-from fedkeep.core.files import read_tensors, remove_leftovers, write_tensors, write_whole
+from fedkeep.core.files import read_tensors, remove_leftovers, write_of_run, write_tensors, write_whole
 from tests.tiny import fill_disk
 
 
@@ -30,6 +30,12 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     fill_disk(monkeypatch, call)
     with pytest.raises(RunError) as error:
         write_whole(path, b"new")
+    assert str(error.value) == (
+        f"Cannot write {path}: No space left on device. What was there is as it was. Free some space or check the "
+        f"rights, then try again."
+    )
+    with pytest.raises(RunError) as error:
+        write_of_run(path, b"new")
     assert str(error.value) == (
         f"Cannot write {path}: No space left on device. Nothing was lost: the last finished round is kept. "
         f"Free some space or check the rights, then resume."

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -25,6 +25,10 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # Windows has the last alone
     NEW_FILE |= getattr(os, _flag, 0)
 LEFTOVER = re.compile(r".+\.[0-9a-f]{16}\.part")
+AS_IT_WAS = "What was there is as it was. Free some space or check the rights, then try again."
+ROUND_KEPT = (
+    "Nothing was lost: the last finished round is kept. Free some space or check the rights, then resume."
+)
 BEGIN = 40  # characters of a file's name that the name of what is to take its place begins with
 
 
@@ -34,19 +38,29 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     Raises:
         RunError: the disk is full or the folder can't be written; the old file is as it was.
     """
-    part = beside(path)
+    with _or_error(path, AS_IT_WAS):
+        _replace(path, content, mode)
+
+
+def write_of_run(path: Path, content: bytes) -> None:
+    """Write a file of a run's folder, as ``write_whole``; an error says that the last finished round is kept."""
     with whole_or_error(path):
-        handle = os.open(part, NEW_FILE, mode)
-        try:
-            with open(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:  # Ctrl-C too
-            part.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        _replace(path, content, 0o666)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    part = beside(path)
+    handle = os.open(part, NEW_FILE, mode)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:  # Ctrl-C too
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def leftovers(folder: Path, begin: str = "") -> list[Path]:
@@ -104,16 +118,17 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.name[:BEGIN]}.{secrets.token_hex(8)}.part")
 
 
+def whole_or_error(path: Path) -> AbstractContextManager[None]:
+    """Say of an error of the system, while something is added to a run, that nothing was lost."""
+    return _or_error(path, ROUND_KEPT)
+
+
 @contextmanager
-def whole_or_error(path: Path) -> Iterator[None]:
-    """Say of an error of the system, while something is added to a file, that nothing was lost."""
+def _or_error(path: Path, what_now: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"Cannot write {path}: {error.strerror or error}. Nothing was lost: the last finished round is kept. "
-            f"Free some space or check the rights, then resume."
-        ) from error
+        raise RunError(f"Cannot write {path}: {error.strerror or error}. {what_now}") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import write_of_run
 from fedkeep.core.optim import Optimizer
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
@@ -174,7 +174,7 @@ def add_curve(run: Run, protocol: Protocol, progress: bool | None = None) -> Non
             return
     records = personalization_curve(run, protocol, progress=progress).records()
     if path is not None:
-        write_whole(path, sealed_records(records, about))
+        write_of_run(path, sealed_records(records, about))
     run.history += records
 
 

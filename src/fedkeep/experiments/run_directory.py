@@ -34,7 +34,7 @@ from torch import Tensor
 from fedkeep.core.describe import differences
 from fedkeep.core.errors import RunError
 from fedkeep.core.examples import Examples, read_examples
-from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_whole
+from fedkeep.core.files import check_tensors, layout, load_verified, remove_leftovers, write_of_run
 from fedkeep.core.params import Params, check_finite
 from fedkeep.core.records import Extent, Record, read_records, to_line
 from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
@@ -182,7 +182,7 @@ class RunDirectory:
 
     def write_info(self, info: Mapping[str, Any]) -> None:
         """Replace ``run.json``."""
-        write_whole(self.folder / "run.json", sealed_bytes(info))
+        write_of_run(self.folder / "run.json", sealed_bytes(info))
 
     def store(self, default: Default, ids: Sequence[str]) -> SqliteStore:
         """Return the run's store of private states; ``recover`` makes it ready.
@@ -238,7 +238,7 @@ class RunDirectory:
             self.write_info(self._next_info)
         text = self.read_info().get("config_text")
         if text and not path.exists():
-            write_whole(path, str(text).encode())
+            write_of_run(path, str(text).encode())
 
     def _clean(self) -> None:
         """Drop what a round that was never committed has left."""
@@ -290,14 +290,14 @@ class RunDirectory:
         check_finite(state, f"The server's state after round {round}")
         content = save(state)
         name = f"server-{round}.safetensors"
-        write_whole(self.folder / name, content)
+        write_of_run(self.folder / name, content)
         before = {self.last.server, self.last.examples}
         named, found = self._examples(examples)
         last = Commit(
             run=self.id, round=round, server=name, server_sha256=hashlib.sha256(content).hexdigest(),
             tensors=layout(state), private=private, extra=extra, **extents, examples=named, examples_sha256=found,
         )  # fmt: skip
-        write_whole(self.folder / "commit.json", last.to_bytes())
+        write_of_run(self.folder / "commit.json", last.to_bytes())
         self.last = last
         clients.apply()
         for old in before - {last.server, last.examples, ""}:
@@ -309,7 +309,7 @@ class RunDirectory:
         if examples is None or name == self.last.examples:
             return name, self.last.examples_sha256 if name else ""
         content = save(examples.to_tensors())
-        write_whole(self.folder / name, content)
+        write_of_run(self.folder / name, content)
         return name, hashlib.sha256(content).hexdigest()
 
     def _append(self, name: str, records: Sequence[Record]) -> Extent:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, RunError
-from fedkeep.core.files import beside, sync_folder, whole_or_error, write_whole
+from fedkeep.core.files import beside, sync_folder, whole_or_error, write_of_run
 from fedkeep.core.run_files import Commit, read_commit, read_info
 from fedkeep.experiments.run_directory import RunDirectory
 from fedkeep.privacy.ledger import FILE, Ledger
@@ -89,11 +89,11 @@ def roll_back(folder: Path, round: int) -> None:
         directory.write_info(info)
         with whole_or_error(folder):
             for name in _files(commit):
-                write_whole(folder / name, (place / name).read_bytes())
+                write_of_run(folder / name, (place / name).read_bytes())
             for end in ("-wal", "-shm"):
                 (folder / "private" / f"store.db{end}").unlink(missing_ok=True)
-            write_whole(folder / "private" / "store.db", (place / "store.db").read_bytes())
-        write_whole(folder / "commit.json", (place / "commit.json").read_bytes())
+            write_of_run(folder / "private" / "store.db", (place / "store.db").read_bytes())
+        write_of_run(folder / "commit.json", (place / "commit.json").read_bytes())
         for later in known[known.index(round) + 1 :]:
             shutil.rmtree(folder / FOLDER / str(later), ignore_errors=True)
     finally:

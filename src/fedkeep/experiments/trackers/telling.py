@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import ConfigError, check_choice, first_line
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import write_of_run
 from fedkeep.core.records import Record, read_records
 from fedkeep.experiments.run_directory import GROWING, RunDirectory, new_run_id
 from fedkeep.experiments.trackers.contract import End, EndRun, Facts, Tracker
@@ -182,7 +182,7 @@ class _Telling:
         """Keep who was told how much."""
         if self.directory is not None:
             self.told |= {name: self.lines for name in self.trackers if name in self.began}
-            write_whole(self.directory.folder / FILE, (json.dumps(self.told) + "\n").encode())
+            write_of_run(self.directory.folder / FILE, (json.dumps(self.told) + "\n").encode())
 
 
 def _read(path: Path) -> dict[str, dict[str, int]]:
