@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.examples import Examples, Roster
+from fedkeep.metrics import auc
+from fedkeep.report import pairing
 from fedkeep.report.groups import configurations
 from fedkeep.report.pairing import (
     Side,
@@ -215,6 +218,32 @@ def test_a_users_auc_is_shown_where_both_classes_are_there(folder: Callable[...,
         wanted = np.mean([((d > 0) + 0.5 * (d == 0)).mean() for d in each])
         assert found[place, 0] == pytest.approx(wanted)
     assert [metric for metric, _ in pooled_gains(own, shared, None, paired.client)] == ["accuracy", "auc"]
+
+
+class Once(np.ndarray):
+    """Rows that are not looked through anew for each client."""
+
+    def __eq__(self, other: object) -> Any:
+        raise AssertionError(f"looked through for {other}")
+
+
+def test_aucs_of_many_users_are_those_of_each_users_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    client = rng.permutation(np.repeat(np.arange(30), 20))
+    label = rng.integers(0, 2, 600) * (client > 0)
+    scores = {model: np.round(rng.normal(label, 1.0), 1) for model in ("own", "shared")}
+    monkeypatch.setattr(
+        pairing, "_results", lambda _, side, __: SimpleNamespace(label=label, score=scores[side.model])
+    )
+    run: Any = None
+    own, shared = Side("FURL", (run,), "own"), Side("FURL", (run,), "shared")
+    found = client_aucs(own, shared, None, client.view(Once))
+    assert found is not None
+    for place, score in enumerate(scores.values()):
+        rows = [client == k for k in range(30)]
+        each = [auc(score[r], label[r]) if 5 <= label[r].sum() <= 15 else np.nan for r in rows]
+        assert np.array_equal(found[place], each, equal_nan=True)
+    assert np.isnan(found).any()
 
 
 @pytest.mark.parametrize(("positives", "negatives", "shown"), [(5, 5, True), (4, 6, False), (6, 4, False)])

@@ -261,12 +261,13 @@ def client_aucs(
     able = np.flatnonzero(
         (positive >= LEAST_OF_A_CLASS) & (np.bincount(client) - positive >= LEAST_OF_A_CLASS)
     )
+    order = np.argsort(client, kind="stable")
+    own = np.split(order, np.cumsum(np.bincount(client))[:-1])  # each client's rows, in their order
     found = np.full((2, len(positive)), np.nan)
     for place, side in enumerate((ours, theirs)):
         tests = [_results(run, side, task) for run in side.runs]
         for k in able:
-            rows = client == k
-            found[place, k] = np.mean([auc(one.score[rows], first.label[rows]) for one in tests])
+            found[place, k] = np.mean([auc(one.score[own[k]], first.label[own[k]]) for one in tests])
     return found
 
 
