@@ -338,6 +338,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "c"
     out.mkdir()
     planned(out)  # an empty one is free
+    (out / "compare.json.0123456789abcdef.part").touch()
+    planned(out)  # and one of a start that was killed
     (out / "thesis.txt").touch()
     with pytest.raises(
         ConfigError, match=r"c is not empty and holds no comparison\. Name another folder with --out\.$"

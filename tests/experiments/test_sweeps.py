@@ -281,6 +281,8 @@ def test_trials_that_diverge_count_and_are_never_chosen(
 
 def test_a_folder_of_another_sweep_is_refused_by_name(tmp_path: Path, trained: Trained) -> None:
     out = tmp_path / "s"
+    out.mkdir()
+    (out / "sweep.json.0123456789abcdef.part").touch()  # of a start that was killed
     sweeps.run(plan(out, trials=1), progress=False)
     other = {"method.optimizer.learning_rate": "{low = 0.001, high = 2.0, log = true}"}
     with pytest.raises(RunError) as error:

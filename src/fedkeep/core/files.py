@@ -63,6 +63,11 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
     sync_folder(path.parent)
 
 
+def is_free(folder: Path, *names: str) -> bool:
+    """Whether a folder holds nothing but what a killed process left of files, and files of these names."""
+    return all(path.name in names or LEFTOVER.fullmatch(path.name) for path in folder.iterdir())
+
+
 def leftovers(folder: Path, begin: str = "") -> list[Path]:
     """Return what is being written in a folder in the place of files whose names begin so, or was left of it by a kill.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import is_free, write_whole
 from fedkeep.core.run_files import numerics_of, read_info
 from fedkeep.data import FederatedData
 from fedkeep.data.checks import TOKENS
@@ -308,7 +308,7 @@ def _check_folder(plan: Plan) -> None:
     out = plan.out
     if not out.exists():
         return
-    if not out.is_dir() or (any(out.iterdir()) and not (out / PLAN).exists()):
+    if not out.is_dir() or (not is_free(out) and not (out / PLAN).exists()):
         raise ConfigError(f"{out} is not empty and holds no comparison. Name another folder with --out.")
     if not (out / PLAN).exists():
         return

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, RunError
-from fedkeep.core.files import write_whole
+from fedkeep.core.files import is_free, write_whole
 from fedkeep.data import FederatedData
 from fedkeep.engines import tasks_of
 from fedkeep.experiments.build import build_data, rehearse_config
@@ -163,11 +163,7 @@ def _check(sweep: Sweep, method: str, values: Mapping[str, Any], data: Federated
 def held(sweep: Sweep) -> Iterator[None]:
     """Hold the sweep's folder, which is made, or was made for this sweep."""
     out, path = sweep.out, sweep.out / PLAN
-    if (
-        out.exists()
-        and not path.exists()
-        and (not out.is_dir() or any(p.name != "lock" for p in out.iterdir()))
-    ):
+    if out.exists() and not path.exists() and not (out.is_dir() and is_free(out, "lock")):
         raise RunError(f"{out} is not empty and holds no sweep. Name another folder with --out.")
     out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(out / "lock"))
