@@ -77,6 +77,29 @@ def test_the_questions_are_part_of_what_the_data_are() -> None:
     assert made[0] != made[1]
 
 
+def test_a_users_questions_take_no_list_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest is of the questions as they were drawn from such a list."""
+    rng = np.random.default_rng(0)
+    number = rng.integers(1, 30, 40)
+    ratings = FederatedData.from_columns(
+        client=[f"u{user}" for user, times in enumerate(number) for _ in range(times)],
+        columns={
+            "item": rng.integers(0, 5000, number.sum()),
+            "label": np.ones(number.sum(), np.float32),
+            "time": rng.integers(0, 5, number.sum()),
+        },
+        meta={"items": 5000, "task": "regression"},
+    )
+    sizes: list[int] = []
+    arange = np.arange
+    monkeypatch.setattr(np, "arange", lambda *given: sizes.append(given[-1]) or arange(*given))
+    made = leave_one_out(ratings, 99)
+    assert made.meta["source"]["questions"] == (
+        "af229cc53ca5bd4e42dd79b0496b4a1be40676ab3a6ea3f0611ded839c43298b"
+    )
+    assert max(sizes) < 5000
+
+
 def test_places_are_random_and_draws_are_a_users_own() -> None:
     many = (["anna"] * 3 + ["bo"] * 3) * 1, [0, 1, 2, 3, 4, 5], [1, 2, 3, 1, 2, 3]
     both = leave_one_out(rated(*many), against=4)

@@ -59,15 +59,15 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
     for client, name in enumerate(data.ids):
         own = item[order[starts[client] : starts[client + 1]]]
         left = 2 if len(own) >= LEAST else 0
-        trained, others = (np.setdiff1d(np.arange(items), taken) for taken in (own[: len(own) - left], own))
-        if len(others) < against:
+        trained, every = np.unique(own[: len(own) - left]), np.unique(own)
+        if items - len(every) < against:
             raise DataError(
-                f"Client {name!r} left {len(others)} of {items} items, too few to draw {against}. Lower against."
+                f"Client {name!r} left {items - len(every)} of {items} items, too few to draw {against}. Lower against."
             )
         rng = numpy_generator(seed, "leave_one_out", name)
-        drawn = trained[rng.integers(len(trained), size=(len(own), against))]
+        drawn = _others(trained, rng.integers(items - len(trained), size=(len(own), against)))
         for row in range(len(own) - left, len(own)):
-            drawn[row] = rng.choice(others, against, replace=False)
+            drawn[row] = _others(every, rng.choice(items - len(every), against, replace=False))
         label = rng.integers(against + 1, size=len(own))
         whole = np.concatenate([drawn[:, :1], drawn], 1)  # the first column makes room
         place = np.arange(against + 1)[None]
@@ -87,6 +87,17 @@ def leave_one_out(data: FederatedData, against: int = 99, seed: int = 0) -> Fede
         | {"name": f"{data.meta.get('name', 'data')}-ranking", "task": "ranking", "classes": against + 1}
         | {"source": {**data.meta.get("source", {}), "questions": _digest(columns)}},
     )
+
+
+def _others(
+    taken: np.ndarray[Any, Any], places: np.ndarray[Any, np.dtype[np.int64]]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the items at these places of all that are not taken, in ascending order, without a list of these.
+
+    Below ``taken[k]``, the k-th of those taken, lie ``taken[k] − k`` others.
+    """
+    below = taken.astype(np.int64) - np.arange(len(taken))
+    return places + np.searchsorted(below, places, side="right")
 
 
 def _digest(columns: Mapping[str, np.ndarray[Any, Any]]) -> str:
