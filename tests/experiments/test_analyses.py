@@ -15,8 +15,11 @@ from fedkeep import FederatedData, Phase, Run, methods, sgd, simulate
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.core.run_files import Commit
 from fedkeep.core.sealed import FORMAT, sealed_bytes
+from fedkeep.data.ids import SomeIds
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.analyses import (
+    Trait,
+    _shown,
     adapted_form,
     aggregation_time,
     embedding_map,
@@ -61,6 +64,37 @@ def test_a_user_is_known_by_the_label_it_uses_most() -> None:
     assert (trait.name, trait.kind, trait.values) == ("most-used label", "categorical", ["1", "2", None])
     named = labelled({"a": [0, 1, 1]}, task="multiclass", classes=2, label_names=["tea", "pots"])
     assert user_trait(named).values == ["pots"]
+
+
+class Compared(str):
+    """A label that counts how often it is compared."""
+
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+
+def test_a_map_shows_users_of_the_five_most_frequent_labels() -> None:
+    labels = [
+        *(f"l{user % 200}" for user in range(400)),
+        *("a" * 9),
+        *("b" * 9),
+        "c",
+        "c",
+        "c",
+        "l199",
+        "l7",
+        None,
+    ]
+    values = [label and Compared(label) for label in labels]
+    clients = SomeIds([str(user) for user in range(len(labels))], np.arange(len(labels)))
+    shown = _shown(Trait("most-used label", "categorical", values), clients)
+    assert Compared.times < 10 * len(labels)  # not each label with each user's
+    assert {labels[user] for user in shown.positions} == {"a", "b", "c", "l199", "l7"}
+    assert len(shown) == 9 + 9 + 3 + 3 + 3
 
 
 def test_a_user_is_known_by_its_share_of_positive_labels_or_its_mean_label() -> None:

@@ -6,6 +6,7 @@ Source: FURL, §5 (Figures 4 and 5, the cost of aggregation) and §6 (users with
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +147,8 @@ def _shown(trait: Trait, clients: SomeIds) -> SomeIds:
     if trait.kind == "continuous":
         shown = np.isfinite(np.array(values, float))
     else:
-        frequent = sorted(set(values) - {None}, key=lambda v: (-values.count(v), v))[:LABELS_SHOWN]
+        times = Counter(value for value in values if value is not None)
+        frequent = sorted(times, key=lambda v: (-times[v], v))[:LABELS_SHOWN]
         shown = np.array([value in frequent for value in values], bool)
     return SomeIds(clients.ids, clients.positions[shown])
 
