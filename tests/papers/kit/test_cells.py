@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,31 @@ def test_numbers_are_rounded_where_that_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         slot(tmp_path / "b.json").write(Point(math.nan))
     assert not (tmp_path / "b.json").exists()
+
+
+def test_settings_are_not_rounded(tmp_path: Path) -> None:
+    mine = slot(tmp_path / "a.json", rounded=True, settings={"rate": 0.123456781})
+    mine.write(Point(0.5))
+    assert mine.read() == Point(0.5)
+    assert replace(mine, settings={"rate": 0.123456784}).read() is None
+
+
+def test_two_processes_write_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (slot(tmp_path / "it.json", shared=True, settings={"seed": n}) for n in range(2))
+    real, threads = cells.write_whole, list[threading.Thread]()
+
+    def late(path: Path, content: bytes) -> None:
+        """Let the other process begin to write once this one has read the file."""
+        if not threads:
+            threads.append(threading.Thread(target=other.write, args=(Point(2.0),)))
+            threads[0].start()
+            threads[0].join(0.5)
+        real(path, content)
+
+    monkeypatch.setattr(cells, "write_whole", late)
+    one.write(Point(1.0))
+    threads[0].join()
+    assert (one.read(), other.read()) == (Point(1.0), Point(2.0))
 
 
 @dataclass(frozen=True)

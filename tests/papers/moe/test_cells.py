@@ -148,11 +148,25 @@ def test_a_cell_is_computed_once_and_goes_on_where_it_stopped(
     ]
     assert all(r is not None and len(r.valid) == len(r.test) == 5 for r in results)
     assert results[1] == results[5]  # local training knows nothing of who opts out
-    assert sorted(p.name for p in (tmp_path / "results").iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / "results").glob("*.json")) == [
         "fashion_mnist-n5-N10-p0.8-q0-s0-r2-e1-a3x1x2.json",
         "fashion_mnist-n5-N10-p0.8-q0.5-s0-r2-e1-a3x1x2.json",
         "fashion_mnist-n5-N10-p0.8-s0-a3x1x2-local.json",
     ]
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_clients_without_images_to_judge_are_refused_before_training(
+    images: Path, tmp_path: Path, split: str
+) -> None:
+    cell = replace(CELL, scene=replace(SCENE, **{split: 0}))
+    with pytest.raises(ConfigError) as error:
+        run_cells([(cell, PAPER)], images, tmp_path / "results", tmp_path / "runs")
+    assert str(error.value) == (
+        f"5 of 5 clients have no {split} images, so they have no accuracy there. Give each client some, e.g. "
+        f"--set data.partition.{split}=100."
+    )
+    assert not (tmp_path / "runs").exists()
 
 
 def test_federated_values_outlive_the_runs_folder(images: Path, tmp_path: Path) -> None:

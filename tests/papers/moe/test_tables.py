@@ -105,7 +105,7 @@ def test_table2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for figure in ("p0.8", "p0.9", "p1", "partition-p0.8-q0", "partition-p1-q0"):
         assert (tmp_path / "results" / "moe-table2-quick" / f"{figure}.png").stat().st_size > 5_000
     assert titles == [f"CIFAR-10, training images, p = {p}, seed 0" for p in ("0.8", "1")]
-    files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
+    files = sorted(p.name for p in (tmp_path / "results" / "moe").glob("*.json"))
     assert len(files) == 2 * 3 * 2  # seeds × p × (local, the rest)
     assert files[0] == "cifar10-n5-N6-p0.8-q0-s0-r1-e1-a1x1x1.json"
 
@@ -156,7 +156,7 @@ def test_figure_2_beside_the_authors_plot(tmp_path: Path) -> None:
     place = FIGURE2_P.index(0.6)
     (mixture,) = [v for (scene, method), v in known.items() if method == "Mixture" and "p = 0.6" in scene]
     assert mixture == FIGURE2["Mixture"][place] == 0.45
-    files = sorted(p.name for p in (tmp_path / "results" / "moe").iterdir())
+    files = sorted(p.name for p in (tmp_path / "results" / "moe").glob("*.json"))
     assert [f for f in files if "f0.1" in f] == ["cifar100-n10-N6-p0.6-q0-s0-r1-e1-f0.1-a1x1x1.json"]
 
 
@@ -357,7 +357,7 @@ def test_variants_and_other_federations(tmp_path: Path, monkeypatch: pytest.Monk
     rows = rows_of(path)
     assert [r["method"] for r in rows] == names * 2
     assert all(r["seeds"] == [0, 1] for r in rows)
-    files = {p.name for p in (tmp_path / "results" / "moe").iterdir()}
+    files = {p.name for p in (tmp_path / "results" / "moe").glob("*.json")}
     assert "cifar10-n5-N6-p0.8-q0-s0-r1-e1-aug-a1x1x1.json" in files
     text = path.read_text(encoding="utf-8")
     assert "The best mixture by the validation images, over these p together: " in text

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
+from filelock import FileLock
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from fedkeep.core.errors import RunError
@@ -58,7 +59,7 @@ class Slot(Generic[R]):
         settings: what the result depends on, the method too, but for data and source code, as plain data.
         source: what the data are: the sha256 of their files, or what they were generated from.
         shared: the file holds the results of several cells, which differ in their settings.
-        rounded: numbers are written with seven digits, and NaN as null.
+        rounded: numbers of the result are written with seven digits, and NaN as null.
     """
 
     kind: type[R]
@@ -100,13 +101,20 @@ class Slot(Generic[R]):
             ValueError: a number is NaN or infinite, and the slot is not ``rounded``.
         """
         key = {"settings": dict(self.settings), "source": dict(self.source), "numerics": NUMERICS}
-        entry = {**about, **asdict(result), **key}
-        entry = rounded(entry) if self.rounded else entry
-        others = [e for e in self._entries() if not self._is_mine(e)] if self.shared else []
-        lines = [json.dumps(each, ensure_ascii=False, allow_nan=False) for each in (*others, entry)]
-        text = "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]" if self.shared else lines[0]
+        entry = {**about, **asdict(result)}
+        entry = {**(rounded(entry) if self.rounded else entry), **key}
+        line = json.dumps(entry, ensure_ascii=False, allow_nan=False)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file, f"{text}\n".encode())
+        if not self.shared:
+            write_whole(self.file, f"{line}\n".encode())
+            return
+        with FileLock(
+            str(self.file.parent / "lock")
+        ):  # another command may keep a cell here at the same time
+            others = [e for e in self._entries() if not self._is_mine(e)]
+            lines = [*(json.dumps(each, ensure_ascii=False, allow_nan=False) for each in others), line]
+            text = ",\n".join(f"  {each}" for each in lines)
+            write_whole(self.file, f"[\n{text}\n]\n".encode())
 
     def _entries(self) -> list[dict[str, Any]]:
         if not self.file.exists():
@@ -189,4 +197,4 @@ def rounded(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return settings or a source as they come back from a file."""
-    return json.loads(json.dumps(rounded(dict(value) if isinstance(value, Mapping) else value)))
+    return json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value))

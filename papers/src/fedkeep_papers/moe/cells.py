@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.files import read_tensors, write_tensors
 from fedkeep.core.params import Params
 from fedkeep.core.seeds import numpy_generator
@@ -74,7 +75,18 @@ class Work:
         for variant in variants:
             slot = self.cell.slot(self.results, variant, self.source())
             if slot.read() is None:
+                self._check_judged()
                 slot.write(self.compute(variant), name=variant.name)
+
+    def _check_judged(self) -> None:
+        """Raise ConfigError where a client has nothing to be judged on: a cell keeps no number that is none."""
+        for split in ("valid", "test"):
+            counts = self.data().counts(split)
+            if not counts.all():
+                raise ConfigError(
+                    f"{int((counts == 0).sum())} of {len(counts)} clients have no {split} images, so they have no "
+                    f"accuracy there. Give each client some, e.g. --set data.partition.{split}=100."
+                )
 
     def compute(self, variant: Variant) -> Result:
         """Compute a variant."""
