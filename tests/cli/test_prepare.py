@@ -9,6 +9,7 @@ import pytest
 
 from fedkeep.data.preparation import Encoding, Summary
 from tests.cli.conftest import Command
+from tests.tiny import fill_disk
 
 TEXTS = """
 [data]
@@ -72,6 +73,17 @@ def test_generated_data_reveal_their_types(fedkeep: Command) -> None:
 
 
 @pytest.mark.usefixtures("nodes")
+def test_an_encoding_that_cannot_be_written_is_whole_or_absent(
+    fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_disk(monkeypatch, "replace")
+    result = fedkeep("prepare", "here.toml", "--data", ".", "--out", "code.json")
+    assert result.exit_code == 2
+    assert "Cannot write code.json: No space left on device." in result.stderr
+    assert not Path("code.json").exists()
+
+
+@pytest.mark.usefixtures("nodes")
 def test_what_is_refused(fedkeep: Command, refused: Callable[..., str]) -> None:
     data = ("--data", ".")
     fedkeep("prepare", "here.toml", *data, "--summary", "here.json")
@@ -108,5 +120,5 @@ def test_what_is_refused(fedkeep: Command, refused: Callable[..., str]) -> None:
         "prepare", "here.toml", "--set", "preparation.tokens=chars"
     )
     assert refused("prepare", "there.toml", *data, "--out", "no/such/folder.json").startswith(
-        "Error: no/such/folder.json: No such file or directory. Check the path"
+        "Error: Cannot write no/such/folder.json: No such file or directory. What was there"
     )

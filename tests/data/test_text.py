@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, RunError
 from fedkeep.data import CharVocabulary, HashedWords, TokenVocabulary, WordVocabulary, vocabulary_from
+from tests.tiny import fill_disk
 
 
 def test_characters_by_frequency_then_by_value() -> None:
@@ -109,6 +110,16 @@ def test_vocabularies_describe_themselves(vocabulary: CharVocabulary | WordVocab
     assert (
         again.encode_all(["ä b zwei"]).values.tolist() == vocabulary.encode_all(["ä b zwei"]).values.tolist()
     )
+
+
+def test_a_vocabulary_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "v.json").write_text("old")
+    fill_disk(monkeypatch, "replace")
+    with pytest.raises(RunError, match=r"^Cannot write .*v\.json: No space left on device"):
+        CharVocabulary(["a"]).save(tmp_path / "v.json")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"v.json": "old"}
 
 
 @pytest.mark.parametrize("kind", [CharVocabulary, WordVocabulary])

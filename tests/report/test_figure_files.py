@@ -10,11 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedkeep.core.errors import RunError
+from fedkeep.report import figure_files
 from fedkeep.report.blocks import Drawing, Figure
 from fedkeep.report.charts import MARKS
 from fedkeep.report.charts.lines import Axes, Series, line_chart
 from fedkeep.report.figure_files import COLOURS, write_figure
 from fedkeep.report.svg import Canvas
+from tests.tiny import fill_disk
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -65,6 +68,19 @@ def test_pdf_and_png_are_drawn_from_it_and_are_the_same_each_time(figure: Figure
         content = (tmp_path / f"one.{kind}").read_bytes()
         assert content.startswith(begins)
         assert content == (tmp_path / f"two.{kind}").read_bytes()
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one(
+    figure: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("f.pdf", "f.png"):
+        (tmp_path / name).write_text("old")
+    fill_disk(monkeypatch, "replace")
+    root = ElementTree.fromstring(figure.drawings[0].svg)  # noqa: S314  (our own output)
+    with pytest.raises(RunError, match=r"^Cannot write .*f\.pdf: No space left on device"):
+        figure_files._with_matplotlib(root, tmp_path / "f")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"f.pdf": "old", "f.png": "old"}
 
 
 def test_every_mark_and_line_is_drawn_where_it_stands(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from fedkeep.cli.output import say
 from fedkeep.cli.settings import DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.files import write_whole
 from fedkeep.data.preparation import Encoding, Summary, agreeing
 from fedkeep.experiments.build import build_rules, build_source, data_folder
 
@@ -57,7 +58,7 @@ def prepare(
         say(found.to_json())
     for path, text in ((summary, found.to_json()), (out, encoding.to_json())):
         if path is not None:
-            path.write_text(text + "\n", encoding="utf-8")
+            write_whole(path, f"{text}\n".encode())
     say(f"Encoding {encoding.digest[:16]}: {_sizes(encoding)}")
 
 

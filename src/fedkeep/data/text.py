@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.files import write_whole
 from fedkeep.data.columns import Ragged, check_max_length, offsets_of
 from fedkeep.data.hashing import HashedWords
 
@@ -127,8 +128,12 @@ class Vocabulary(ABC):
         return cls(symbols)
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=0), encoding="utf-8")
+        """Write the vocabulary as JSON.
+
+        Raises:
+            RunError: the file can't be written; an older one is as it was.
+        """
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=0).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -6,6 +6,7 @@ PDF and PNG are drawn by matplotlib (the extra ``figures``), element by element,
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -117,7 +118,9 @@ def _with_matplotlib(root: ElementTree.Element, stem: Path) -> list[Path]:
         out = []
         for kind, about in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
             path = stem.with_name(f"{stem.name}.{kind}")
-            sheet.savefig(path, format=kind, metadata=about)
+            drawn = io.BytesIO()
+            sheet.savefig(drawn, format=kind, metadata=about)
+            write_whole(path, drawn.getvalue())
             out.append(path)
     return out
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedkeep import simulate
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, NonFiniteError, RoundError
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged
 from fedkeep.experiments.reproductions import Request
@@ -188,6 +188,31 @@ def test_the_quick_table_goes_on_where_it_stopped(
     monkeypatch.setattr(table, "messages", fail)
     again = table.channels(request("channels-time-local", "channels-time-own-0")).read_text(encoding="utf-8")
     assert again == first == table.channels(request(finished=True)).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", [NonFiniteError, RoundError])
+def test_a_cell_that_breaks_down_is_named_and_ends_no_table(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise kind("all are lost")
+
+    monkeypatch.setattr(table, "simulate", broken)
+    request = Request(tmp_path, tmp_path / "out", only=("channels-time-*",), progress=False)
+    text = table.channels(request).read_text(encoding="utf-8")
+    said = "**Broke down**: channels-time-own-0 (all are lost), channels-time-text-0 (all are lost)."
+    assert said in text
+    assert "**Not finished**: channels-random-local" in text
+    rows = read_results(tmp_path / "out" / "furl-channels-quick.json")
+    assert {r.method for r in rows if r.scene == "split by time" and r.value is not None} >= {
+        "local memory alone"
+    }
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a cell that broke down was computed again")
+
+    monkeypatch.setattr(table, "messages", fail)
+    assert table.channels(request).read_text(encoding="utf-8") == text
 
 
 def test_without_data() -> None:

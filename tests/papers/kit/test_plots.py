@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedkeep.core.errors import ConfigError
-from fedkeep_papers.kit import plots
+from fedkeep.core.errors import ConfigError, RunError
+from fedkeep_papers.kit import canvas, plots
 from tests.report.run_folders import all_analyses, curve, map_of
+from tests.tiny import fill_disk
 
 PNG = b"\x89PNG"
 
@@ -56,6 +57,16 @@ def test_png_by_the_ending(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(PNG)
     with pytest.raises(ConfigError, match=r"^Figures are saved as \.png or \.svg; got 't\.gif'\.$"):
         plots.aggregation_time({"cohort": [1], "seconds": [0.1]}, tmp_path / "t.gif")
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f.svg").write_text("old")
+    fill_disk(monkeypatch, "replace")
+    with pytest.raises(RunError, match=r"^Cannot write .*f\.svg: No space left on device"):
+        canvas.save(Figure(), tmp_path / "f.svg")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"f.svg": "old"}
 
 
 def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:

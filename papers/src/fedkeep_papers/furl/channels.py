@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fedkeep import Phase, adagrad, averaging, methods, sgd, simulate
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, NonFiniteError, RoundError
+from fedkeep.core.files import write_whole
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged
 from fedkeep.data.readers.files import sha256
@@ -123,20 +124,30 @@ class Cell:
         file = self.slot_folder / f"{self.name}-{digest(settings, dict(self.source))}.json"
         return Slot(kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True)
 
+    @property
+    def fault(self) -> Path:
+        """The file that says why training with these settings broke down."""
+        return self.runs / f"{self.slot.file.stem}-fault.txt"
+
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
-        """Compute the cell, or go on with its run, and leave its file; see ``tasks.Task``."""
+        """Compute the cell, or go on with its run, and leave its file, or its fault; see ``tasks.Task``."""
+        try:
+            self.slot.write(Found(self.rows(alone, progress), commit() or ""))
+        except (NonFiniteError, RoundError) as error:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            write_whole(self.fault, f"{error}\n".encode())
+
+    def rows(self, alone: bool, progress: bool | None) -> dict[str, Scored]:
+        """Return the cell's rows, which are computed."""
         data = messages(
             (self.data or Path()) / "zulip_channels", self.order, self.users
         )  # source_of has read it
         if self.part == "local":
-            rows = counted(data) | {"local": mixed(data, memories(data), None)}
-        else:
-            logits = self.trained(data, alone, progress)
-            if self.part == "text":
-                rows = {"global": scored(data, logits, {})}
-            else:
-                rows = {"prior": mixed(data, None, logits), "memory": mixed(data, memories(data), logits)}
-        self.slot.write(Found(rows, commit() or ""))
+            return counted(data) | {"local": mixed(data, memories(data), None)}
+        logits = self.trained(data, alone, progress)
+        if self.part == "text":
+            return {"global": scored(data, logits, {})}
+        return {"prior": mixed(data, None, logits), "memory": mixed(data, memories(data), logits)}
 
     def trained(self, data: FederatedData, alone: bool, progress: bool | None) -> dict[str, Array]:
         """Train by FedAvg; return the text's logits without the counts, (n, C), by split."""
@@ -308,7 +319,8 @@ def channels(request: Request) -> Path:
     def write() -> Path:
         return written(request, cells)
 
-    todo = [cell for cell in cells if request.wants(cell.name) and cell.slot.read() is None]
+    wanted = (cell for cell in cells if request.wants(cell.name) and not cell.fault.exists())
+    todo = [cell for cell in wanted if cell.slot.read() is None]
     run_tasks(todo, request.workers, request.progress, write)
     return write()
 
@@ -349,10 +361,17 @@ def written(request: Request, cells: Sequence[Cell]) -> Path:
     )  # fmt: skip
     said = f"Chosen on valid:\n\n{chosen}" if chosen else ""
     recipe_said = "Recipe: " + ", ".join(f"`{n} = {v}`" for n, v in RECIPE.items()) + "."
-    unfinished = [cell.name for cell in cells if cell not in finished]
+    faults = {
+        cell: cell.fault.read_text(encoding="utf-8").strip()
+        for cell in cells
+        if cell not in finished and cell.fault.exists()
+    }
+    broken = ", ".join(f"{cell.name} ({why.rstrip('.')})" for cell, why in faults.items())
+    broken = f"**Broke down**: {broken}." if broken else ""
+    unfinished = [cell.name for cell in cells if cell not in finished and cell not in faults]
     missing = f"**Not finished**: {', '.join(unfinished)}." if unfinished else ""
     stale = note_on_stale({cell.slot.file.stem: f for cell, f in finished.items()})
-    text = "\n\n".join(part for part in (ABOUT, recipe_said, table, said, missing, stale) if part)
+    text = "\n\n".join(part for part in (ABOUT, recipe_said, table, said, broken, missing, stale) if part)
     name = NAME if request.scale == "full" else f"{NAME}-{request.scale}"
     return write_results(
         request.out, name, rows, title="FURL on channels: what federation adds", preamble=text

@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import FedkeepError, NonFiniteError, RunError
+from fedkeep.core.errors import FedkeepError, NonFiniteError, RoundError, RunError
+from fedkeep.core.files import write_whole
 from fedkeep.core.records import read_records
 from fedkeep.core.seeds import stream
 from fedkeep.experiments.build import build_data, run_config
@@ -64,7 +65,7 @@ class JobSpec:
         return Slot(kind=Kept, file=file, settings=settings, source=self.source, rounded=True)
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> Run | None:
-        """Run it, or go on with it; None if it diverged.
+        """Run it, or go on with it; None if it diverged or lost its clients.
 
         Args:
             alone: it may use all cores.
@@ -77,8 +78,9 @@ class JobSpec:
                 config, folder=self.data, out=self.folder, resume=resume, progress=progress,
                 workers=None if alone or config.run.engine == "pooled" else 1,
             )  # fmt: skip
-        except NonFiniteError as error:
-            (self.folder / "fault.txt").write_text(f"{error}\n", encoding="utf-8")
+        except (NonFiniteError, RoundError) as error:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / "fault.txt", f"{error}\n".encode())
             return None
 
 
@@ -131,7 +133,7 @@ def run_jobs(
     progress: bool | None = None,
     finished: Callable[[], object] | None = None,
 ) -> None:
-    """Run the jobs that are not finished, ``workers`` at a time; a run that diverges leaves a file ``fault.txt``.
+    """Run the jobs that are not finished, ``workers`` at a time; one that breaks down leaves ``fault.txt``.
 
     Args:
         jobs: what to run.
@@ -140,7 +142,7 @@ def run_jobs(
         finished: called after every job.
 
     Raises:
-        FedkeepError: a job failed for another reason than a loss that became NaN.
+        FedkeepError: a job failed for another reason than a loss that became NaN, or a round without enough clients.
     """
     run_tasks([job for job in jobs if not is_finished(job.folder)], workers, progress, finished)
 

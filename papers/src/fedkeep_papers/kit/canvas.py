@@ -6,10 +6,12 @@ same bytes.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
 from fedkeep.report import wording
 
 if TYPE_CHECKING:  # it is loaded by those who draw: every command lists the papers' tables
@@ -54,12 +56,15 @@ def save(figure: Figure, path: Path) -> Path:
 
     Raises:
         ConfigError: that is neither .png nor .svg.
+        RunError: the file can't be written; an older one is as it was.
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise ConfigError(f"Figures are saved as .png or .svg; got {path.name!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    write_whole(path, drawn.getvalue())
     return path
 
 
