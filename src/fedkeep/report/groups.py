@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedkeep.core.describe import differences
 from fedkeep.core.records import Record
 from fedkeep.report import wording
 from fedkeep.report.charts import LOOKS
@@ -62,11 +63,27 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Configurations that were run on the same data and are judged by the same metrics, so that they compare."""
+    """Configurations that were run on data of the same name and are judged by the same metrics."""
 
     label: str
     groups: tuple[Configuration, ...]
     metrics: tuple[str, ...]
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """What of the data's hashes differs between runs, as far as both know it; data of the seed do not count."""
+        data = [run.info.get("data") or {} for g in self.groups for run in g.runs]
+        known = [
+            d["fingerprint"]
+            for d in data
+            if isinstance(d.get("fingerprint"), dict) and not d.get("follows_seed")
+        ]
+        found: set[str] = set()
+        for one in known[1:]:
+            common = known[0].keys() & one.keys()
+            lines = differences({k: known[0][k] for k in common}, {k: one[k] for k in common})
+            found |= {line.partition(": ")[0] for line in lines}
+        return tuple(sorted(found))
 
 
 def scenes(runs: Sequence[RunFiles]) -> list[Scene]:

@@ -42,6 +42,14 @@ def results(scenes: Sequence[Scene]) -> Iterator[Block]:
             for note in run.notes:
                 yield Text(f"{label}: {note}", warning=True)
     for scene in scenes:
+        if scene.differing:
+            name = wording.printable(scene.groups[0].runs[0].data_name)
+            yield Text(
+                f"These runs are on data called {name} that differ in "
+                f"{', '.join(map(wording.printable, scene.differing))}. Their numbers do not compare as those "
+                f"on the same data do.",
+                warning=True,
+            )
         for metric in scene.metrics:
             titles = [scene.label] if len(scenes) > 1 else []
             titles += [wording.metric_name(metric)] if len(scene.metrics) > 1 else []
