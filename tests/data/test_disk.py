@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,40 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     sample().save(tmp_path / "data")
     assert len(FederatedData.load(tmp_path / "data")) == 2
+
+
+def test_an_empty_folder_is_used_where_a_rename_takes_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if Path(target).exists():
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    (tmp_path / "data").mkdir()
+    sample().save(tmp_path / "data")
+    assert len(FederatedData.load(tmp_path / "data")) == 2
+
+
+def test_all_that_is_saved_is_flushed_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, real = dict[int, int](), os.fsync
+
+    def fsync(handle: int) -> None:
+        real(handle)
+        if not (tmp_path / "data").exists():
+            stat = os.fstat(handle)
+            flushed[stat.st_ino] = stat.st_mtime_ns
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sample().save(tmp_path / "data")
+    for path in (tmp_path / "data").iterdir():
+        assert flushed.get(path.stat().st_ino) == path.stat().st_mtime_ns, path.name
 
 
 @pytest.mark.parametrize("here", [True, False])

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
+from fedkeep.core.files import sync_folder
 from fedkeep.core.sealed import is_sealed, seal
 from fedkeep.data.arrays import read_npy
 from fedkeep.data.columns import Column, Ragged
@@ -77,10 +80,16 @@ def save(
         staged.mkdir()
         made = True
         for name, array in arrays.items():
-            np.save(staged / f"{name}.npy", array, allow_pickle=False)
+            with _flushed(staged / f"{name}.npy") as file:
+                np.save(file, array, allow_pickle=False)
         sealed = seal({**about, "crc32": checksums(staged)})
-        (staged / "data.json").write_text(json.dumps(sealed, indent=1), encoding="utf-8")
-        staged.replace(folder)  # an empty folder is replaced, anything else is not
+        with _flushed(staged / "data.json") as file:
+            file.write(json.dumps(sealed, indent=1).encode())
+        sync_folder(staged)
+        if folder.exists():
+            folder.rmdir()  # it is empty; else this is an error, and nothing is lost
+        staged.replace(folder)
+        sync_folder(folder.parent)
     except OSError as error:
         raise DataError(
             f"Cannot write {folder}: {error}. Nothing was kept; free space or choose another."
@@ -88,6 +97,15 @@ def save(
     finally:
         if made:
             shutil.rmtree(staged, ignore_errors=True)  # gone already where all went well
+
+
+@contextmanager
+def _flushed(path: Path) -> Iterator[IO[bytes]]:
+    """Give a new file to write, and flush it to the disk."""
+    with path.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load(folder: Path, mmap: bool) -> Parts:
