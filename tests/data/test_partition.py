@@ -361,3 +361,24 @@ def test_images_that_are_no_set(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as error:
         ImageSet(**{**good, **changes})
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [lambda of: dirichlet(of, 3, 100.0), lambda of: by_size(of, 3, sigma=0.0), lambda of: shards(of, 3, 2)],
+    ids=["dirichlet", "by_size", "shards"],
+)
+def test_test_images_of_a_class_that_nobody_trains_on_are_said_to_be_left_out(
+    divide: Callable[[ImageSet], FederatedData],
+) -> None:
+    whole = images(4)
+    rows = np.flatnonzero((whole.labels < 2) | (np.arange(len(whole)) >= whole.train))
+    few = ImageSet(whole.images[rows], whole.labels[rows], 120, whole.label_names, "few")
+    with pytest.warns(UserWarning, match="official test images of few are left out") as said:
+        data = divide(few)
+    assert str(said[0].message) == (
+        "40 of the 80 official test images of few are left out: nobody has a training image of their classes, 'class 2' "
+        "and 1 more."
+    )
+    assert data.counts("test").sum() == 40
+    assert class_counts(data, "test").sum(0).tolist() == [20, 20, 0, 0]

@@ -8,6 +8,7 @@ is needed: ``FederatedData.from_columns(client=domain, ...)``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -144,9 +145,9 @@ def dirichlet(
 ) -> FederatedData:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha, …, alpha).
 
-    All images are used: the official test images become the clients' test images, each class in the same proportions
-    as its training images (Yurochkin et al., ICML 2019; test sets divided likewise, so that a client is tested on what
-    it trains on).
+    All images are used, but for test images of classes without training images, which a warning counts. The official
+    test images become the clients' test images, each class in the same proportions as its training images (Yurochkin et
+    al., ICML 2019; test sets divided likewise, so that a client is tested on what it trains on).
 
     Args:
         images: to divide.
@@ -339,6 +340,7 @@ def _divided(
     counts = np.stack([np.bincount(labels[rows], minlength=images.classes) for rows in own])
     held = labels[images.train :]
     per_class = np.bincount(held, minlength=images.classes)
+    _tell_left_out(images, np.where(counts.any(0), 0, per_class))
     shares = np.stack([apportion(int(n), counts[:, c]) for c, n in enumerate(per_class)], axis=1)
     test = [images.train + rows for rows in _dealt(held, shares, seed, "test")]
     parts = []
@@ -347,6 +349,17 @@ def _divided(
         number = min(int(np.floor(valid * len(rows) + 0.5 + TINY)), len(rows) - 1)
         parts.append((mixed[number:], mixed[:number], test[i]))
     return _federated(images, parts, {**about, "valid": float(valid)})
+
+
+def _tell_left_out(images: ImageSet, left_out: Counts) -> None:
+    """Warn of test images, by class, that go to nobody as nobody trains on their class."""
+    if len(classes := np.flatnonzero(left_out)):
+        more = f" and {len(classes) - 1} more" if len(classes) > 1 else ""
+        warnings.warn(
+            f"{left_out.sum():,} of the {len(images) - images.train:,} official test images of {images.name} are left "
+            f"out: nobody has a training image of their classes, {images.label_names[classes[0]]!r}{more}.",
+            stacklevel=4,
+        )
 
 
 def _federated(
