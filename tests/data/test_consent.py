@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedkeep import methods
 from fedkeep.core.errors import DataError
-from fedkeep.data import FederatedData, Ragged, add_censored, opt_out
+from fedkeep.core.seeds import numpy_generator
+from fedkeep.data import FederatedData, Ragged, add_censored, consent, opt_out
 from fedkeep.experiments.taking_part import train_counts
 
 
@@ -207,3 +208,22 @@ def test_what_says_neither_in_nor_out_is_refused(column: Any, said: str) -> None
     with pytest.raises(DataError) as error:
         FederatedData({"x": np.zeros(4), "opted_in": column}, [0, 4], ["a"])
     assert str(error.value) == said
+
+
+def test_no_stream_is_made_where_none_of_the_examples_are_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = FederatedData.from_columns(
+        ["a"] * 12, {"x": np.ones((12, 1))}, ["train"] * 8 + ["valid"] * 3 + ["test"]
+    )
+    made: list[str] = []
+
+    def counted(seed: int, purpose: str, client: str = "") -> np.random.Generator:
+        made.append(purpose)
+        return numpy_generator(seed, purpose, client)
+
+    monkeypatch.setattr(consent, "numpy_generator", counted)
+    inside = opt_out(data, 0.25, by="example").columns["opted_in"]
+    assert made == ["opt_out/train"]
+    drawn = numpy_generator(0, "opt_out/train", "a").permutation(8)[:2]
+    assert np.flatnonzero(~np.asarray(inside, bool)).tolist() == sorted(drawn.tolist())

@@ -101,8 +101,9 @@ def _examples(data: FederatedData, fraction: float, seed: int) -> NDArray[np.boo
     for client in range(len(data)):
         for split in ("all",) if data.bounds is None else SPLITS:
             rows = data.rows(client, split)
-            rng = numpy_generator(seed, f"opt_out/{split}", data.ids[client])
-            out[rows.start + rng.permutation(len(rows))[: _number(fraction, len(rows))]] = True
+            if number := _number(fraction, len(rows)):
+                rng = numpy_generator(seed, f"opt_out/{split}", data.ids[client])
+                out[rows.start + rng.permutation(len(rows))[:number]] = True
     return out
 
 
