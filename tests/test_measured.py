@@ -152,11 +152,19 @@ def test_furl_without_training() -> None:
 
 
 def test_new_users() -> None:
-    found = results("furl-table3/subreddit-words-cold-start")
-    body = table(FURL_PAGE, lambda t: t[0][0] == "k")
-    for (_, *cells), curve in zip(body, found["series"], strict=False):  # the third was measured once
-        for k, cell, value in zip(found["k"], cells, curve["mean"], strict=True):
-            check(f"{curve['name']}, k = {k}", cell, [] if value is None else [100 * value])
+    bodies = [t[1:] for t in tables(FURL_PAGE) if t[0][0] == "k"]
+    for body, scene in zip(bodies, ("subreddit-words", "subreddit"), strict=True):
+        found = results(f"furl-table3/{scene}-cold-start")
+        for (_, *cells), curve in zip(body, found["series"], strict=False):  # a third was measured once
+            for k, cell, value in zip(found["k"], cells, curve["mean"], strict=True):
+                check(f"{curve['name']}, k = {k}", cell, [] if value is None else [100 * value])
+    text = " ".join(FURL_PAGE.read_text(encoding="utf-8").split())
+    fitted, counted = (curve["mean"] for curve in found["series"])
+    ahead = [
+        100 * (a - b) for k, a, b in zip(found["k"], fitted, counted, strict=True) if k in (20, 50, "all")
+    ]
+    assert f"From 20 on the vector is {min(ahead):.1f} to {max(ahead):.1f} points ahead" in text
+    assert "Nowhere is a larger k significantly worse" in found["note"]
 
 
 def test_ratings() -> None:
