@@ -1,0 +1,89 @@
+"""The page of KTEPS says of stopping early, and of reviews that stand in training, what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from statistics import mean, stdev
+from typing import Any
+
+from fedkeep.metrics import ap
+from fedkeep_papers.kteps import published
+from tests.papers.kteps.test_table4_page import SEEDS, TEXT
+from tests.test_measured import DOCS
+
+RULE = "variant-linear-schedule"
+RULED = "variant-fedavg-linear-schedule"
+
+
+def cell(name: str, seed: int) -> dict[str, Any]:
+    (file,) = (DOCS.parent / "results" / "kteps").glob(f"fdu-{name}-full-{seed}-*.json")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def ag(name: str, seed: int) -> float:
+    return 100 * mean(cell(name, seed)["shared"].values())
+
+
+def tuned(name: str, seed: int) -> float:
+    return 100 * mean(ap(cell(name, seed)["curves"]["0.01"]["own"]).clients.values())
+
+
+def over(values: list[float], digits: int = 2) -> str:
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}".replace("-", "−")
+
+
+def test_the_rule_helps_kteps_alone() -> None:
+    def gaps(one: str, two: str) -> list[str]:
+        return [over([of(one, s) - of(two, s) for s in SEEDS]) for of in (ag, tuned)]
+
+    worse, (whole, fine) = (
+        gaps("fedavg", RULED),
+        (over([of(RULED, s) for s in SEEDS], 1) for of in (ag, tuned)),
+    )
+    assert f"by {worse[0]} points of Ag and {worse[1]} of Ap: {whole} and {fine} %" in TEXT
+    losses = [[cell(name, s)["loss"][-1] for s in SEEDS] for name in (RULED, "fedavg")]
+    (low, high), (least, most) = ((min(each), max(each)) for each in losses)
+    assert f"ends at {low:.2f} to {high:.2f}, as configured at {least:.2f} to {most:.2f}" in TEXT
+    ahead, level = gaps(RULE, RULED), gaps(RULE, "fedavg")
+    assert f"{ahead[0]} points of Ag and {ahead[1]} of Ap ahead of it" in TEXT
+    assert f"({level[0]} points of Ag, {level[1]} of Ap)" in TEXT
+    page = (DOCS / "measured.md").read_text(encoding="utf-8")
+    assert f"is {float(ahead[1].split()[0]):.1f} points of Ap ahead of FedAvg by the same rule" in page
+
+
+def test_repeats() -> None:
+    known, ruled = [cell("asp-mtl", s) for s in (1, 2)], [cell(RULED, s) for s in SEEDS]
+    counts = known[0]["repeats"]
+    assert all(each["repeats"] == counts for each in (*known, *ruled))
+    names = ("magazines", "video", "camera_photo", "software")
+    assert f"Of the 6,400 test reviews {sum(counts.values())} have" in TEXT
+    assert (
+        "training review: " + ", ".join(f"{counts[n]} in {n}" for n in names) + ", none in imdb and MR"
+        in TEXT
+    )
+    assert list(names) == sorted(counts, key=lambda n: -counts[n])[:4]
+    assert not {"imdb", "MR"} & counts.keys()
+
+    def shares(cells: list[dict[str, Any]], model: str) -> tuple[float, float]:
+        again = [
+            sum(c["again"][model][n] * k for n, k in counts.items()) / sum(counts.values()) for c in cells
+        ]
+        return 100 * mean(again), 100 * mean(mean(c["rest"][model].values()) for c in cells)
+
+    again, rest = shares(known, "own")
+    every = 100 * mean(mean(c["test"].values()) for c in known)
+    assert f"tells {again:.1f} % of them right and {rest:.1f} % of the others, {every:.1f} % of all" in TEXT
+    again, rest = shares(ruled, "shared")
+    assert f"FedAvg by the rule above tells {again:.1f} % of them and {rest:.1f} % of the others" in TEXT
+    theirs = published.of_scene(published.AG, "FDU") and {
+        m: 100 * v for m, v in published.of_scene(published.AG, "FDU")["magazines"].items() if m != "Indiv"
+    }
+    assert f"the published ones {min(theirs.values()):.1f} to {max(theirs.values()):.1f}" in TEXT
+    here = 100 * mean(c["shared"]["magazines"] for c in ruled)
+    assert f"has {here:.1f} % there, and FedAvg in the paper {theirs['FedAvg']:.1f}" in TEXT
+    table = (DOCS.parent / "results" / "kteps-table2.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| magazines \|.*$", table, re.MULTILINE)
+    ours = [float(part.split()[0]) for part in row.split("|")[3:-1]]  # after the client and Indiv
+    assert f"our shared models have {min(ours):.1f} to {max(ours):.1f} %" in TEXT
