@@ -2,6 +2,7 @@
 
     FedkeepError
     ├── ConfigError          a setting, a configuration file or a call is wrong
+    │   └── RuleError        a rule of preparation is for none of the columns
     ├── DataError            a data file or a data set is missing, malformed or out of range
     │   └── LabelError       a label is no number of a class
     ├── SplitError           a split into federated and private parameters is unsound
