@@ -9,8 +9,8 @@ from typing import Any
 
 from fedkeep.metrics import ap
 from fedkeep_papers.kteps import published
-from tests.papers.kteps.test_table4_page import SEEDS, TEXT
-from tests.test_measured import DOCS
+from tests.papers.kteps.test_table4_page import PAGE, SEEDS, TEXT
+from tests.test_measured import DOCS, check, percent, results, table
 
 RULE = "variant-linear-schedule"
 RULED = "variant-fedavg-linear-schedule"
@@ -87,3 +87,29 @@ def test_repeats() -> None:
     (row,) = re.findall(r"^\| magazines \|.*$", table, re.MULTILINE)
     ours = [float(part.split()[0]) for part in row.split("|")[3:-1]]  # after the client and Indiv
     assert f"our shared models have {min(ours):.1f} to {max(ours):.1f} %" in TEXT
+
+
+def test_the_rate_of_fine_tuning() -> None:
+    rows = {
+        (scale, r["method"]): r
+        for scale, name in ((50, "kteps-table5"), (15, "kteps-table5-medium"))
+        for r in results(name)
+        if r["metric"] == "accuracy_ap"
+    }
+    body = table(PAGE, lambda t: t[0][1:] == ["ratio 1", "0.1", "0.01", "0.001"])
+    values = {}
+    for name, *shown in body:
+        method, what = name.split(", ")
+        for ratio, text in zip(("1", "0.1", "0.01", "0.001"), shown, strict=True):
+            row = rows[15 if what == "15 rounds" else 50, f"{method}, ratio {ratio}"]
+            value = 100 * row["published"] if what == "published" else percent(row)
+            check(f"{name}, {ratio}", text, [value] if what == "published" else value)  # type: ignore[list-item]
+            values[name, ratio] = float(text.split()[0]) if what == "published" else 100 * row["value"]
+    for name, lost in (("published", 6.8), ("50 rounds", 0.3), ("15 rounds", 0.6)):
+        assert f"{values[f'KTEPS, {name}', '0.01'] - values[f'KTEPS, {name}', '1']:.1f}" == f"{lost}"
+    near = [abs(values["KTEPS, 15 rounds", r] - values["KTEPS, published", r]) for r in ("0.01", "0.001")]
+    assert max(near) <= 0.2
+    losses = [cell("kteps", s)["loss"][-1] for s in SEEDS]
+    assert f"the training loss is {min(losses):.2f} to {max(losses):.2f} for KTEPS" in TEXT
+    (file,) = (DOCS.parent / "results" / "kteps").glob("fdu-kteps-medium-0-*.json")
+    assert f"it is {json.loads(file.read_text(encoding='utf-8'))['loss'][-1]:.2f}." in TEXT
