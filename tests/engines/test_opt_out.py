@@ -201,6 +201,91 @@ def test_no_way_through_private_values(loss: Term) -> None:
     )
 
 
+class Chained(nn.Module):
+    """A private vector, a private head that is trained on top of it, and two shared layers with batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.user, self.head = nn.Parameter(torch.zeros(3)), nn.Linear(3, 3)
+
+    def first(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.user  # type: ignore[no-any-return]
+
+    def second(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.norm(self.linear(x) + self.user.detach())))  # type: ignore[no-any-return]
+
+    def third(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.head.bias  # type: ignore[no-any-return]
+
+    def alone(self, x: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x)
+
+
+@dataclass(frozen=True)
+class Of(Term):
+    """Cross-entropy of what a method of the model gives."""
+
+    method: str = "forward"
+
+    def __call__(self, net: Net, params: Params, batch: Params, received: Params) -> Tensor:
+        return nn.functional.cross_entropy(net.call(self.method, params, batch), batch["label"])
+
+
+ON_ALL = Phase(loss=Of(method="first"), trains=("user",), examples="all", batch_size=4, optimizer=sgd(0.5))
+ON_TOP = Phase(loss=Of(method="second"), trains=("head.*",), batch_size=4, merge_single=True)
+
+
+def chained(*phases: Phase) -> Method:
+    return Method(name="chained", split=Split(("user", "head.*")), client=Client(phases=phases))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "workers"])
+@pytest.mark.parametrize("order", ["on all, on top, shared", "shared, on top, on all"])
+def test_a_private_phase_passes_on_what_it_reads(order: str, engine: Any) -> None:
+    """It trains on opted-in examples alone, on top of values that opted-out ones made."""
+    named = {"on all": ON_ALL, "on top": ON_TOP, "shared": Phase(loss=Of(method="third"), trains="federated")}
+    method = chained(*(named[n] for n in order.split(", ")))
+    with pytest.raises(MethodError, match="reads private ones that another phase trains on opted-out"):
+        simulate(
+            Chained(),
+            method,
+            classes(counts=(12, 14, 13, 15), opted_in=True, kind="f4"),
+            rounds=2,
+            cohort=4,
+            engine=engine,
+        )
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_neither_its_loss_nor_the_statistics_that_it_moves_leave(engine: str) -> None:
+    """The loss of the last phase leaves, and so do batch statistics that are shared: not of one on top of the vector."""
+    shared = Phase(loss=Of(method="alone"), trains="federated", batch_size=4)
+    data = classes(counts=(12, 14, 13, 15), opted_in=True, kind="f4")
+    found = []
+    for changed in (data, replaced(data, 1)):
+        run = simulate(
+            Chained(), chained(shared, ON_ALL, ON_TOP), changed, rounds=3, cohort=4, engine=engine,
+            evaluate_every=0,
+        )  # fmt: skip
+        assert "norm.running_mean" in run.server
+        found.append((run.server, [repr(r.value) for r in run.history]))
+    assert same_bits(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_a_private_phase_that_reads_nothing_hidden_passes_nothing_on() -> None:
+    """A head of its own on shared layers is trained on opted-in examples, and a shared phase may read it."""
+    head = Phase(loss=Of(method="third"), trains=("head.bias",), batch_size=4)
+    method = chained(ON_ALL, head, Phase(loss=Of(method="third"), trains="federated", batch_size=4))
+    data = classes(counts=(12, 14, 13, 15), opted_in=True, kind="f4")
+    assert leaves(Chained(), method, data)[:2] == leaves(Chained(), method, replaced(data, 1))[:2]
+
+
 def test_where_nobody_can_opt_out_such_phases_may_mix() -> None:
     phases = (EVERYTHING, Phase(trains="federated"))
     leaves(Shared(), methods.furl("user").on_client(phases=phases), classes(counts=(8, 9, 7, 10), kind="f4"))

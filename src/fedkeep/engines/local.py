@@ -30,7 +30,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
 from fedkeep.engines.dropout import InOrder
 from fedkeep.engines.failures import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
-from fedkeep.engines.opt_out import READS_HIDDEN, tainted, trains_federated, veiled
+from fedkeep.engines.opt_out import READS_HIDDEN, Hidden, hidden, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper, watched
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
 from fedkeep.methods import Client
@@ -155,7 +155,7 @@ class Lanes(ABC):
         self.dropped, self.stopped = [""] * count, list[list[int]]()
         self.after_step: Callable[[int], None] | None = None
         self.watch: Watch | None = None
-        self.taken = 0
+        self.taken, self.hidden = 0, Hidden()
 
     @abstractmethod
     def seed(self, number: int) -> None:
@@ -174,6 +174,10 @@ class Lanes(ABC):
         """Return one lane's parameters: what is changed in place in these changes the lane."""
 
     @abstractmethod
+    def sent_to(self, position: int) -> Params:
+        """Return what one lane received."""
+
+    @abstractmethod
     def nonfinite(self, names: Sequence[str]) -> list[str | None]:
         """Return for each lane the first of some parameters with a NaN or an infinity."""
 
@@ -183,6 +187,7 @@ class Lanes(ABC):
         every, done = range(len(self.client.phases)), 0
         frozen = Frozen({n: v for n, v in self.net.parameters.items() if n not in self.params})
         with self.net.still(self.draws[0]), InOrder():
+            self.hidden = hidden(self)
             for numbers in [every] if self.client.take_turns else [range(n, n + 1) for n in every]:
                 self.seed(numbers[0])
                 self.through[:] = [False] * len(self.through)
@@ -207,13 +212,9 @@ class Lanes(ABC):
         watch.look(done, widen(shown, self.starts[0], self.tables[0]))
         self.net.train()  # whoever looked may have switched to evaluation
 
-    def tainted(self) -> set[str]:
-        """Return what opted-out examples train or move."""
-        return tainted(self.data, self.client.phases, self.split, self.params, self.trainable)
-
     def _drop_what_opted_out_examples_broke(self) -> None:
         """Put private values back as they were before in lanes where opted-out examples made one NaN."""
-        hidden = sorted(self.tainted())
+        hidden = sorted(self.hidden.names)
         for position, bad in enumerate(self.nonfinite(hidden) if hidden else ()):
             if bad is None:
                 continue
@@ -253,6 +254,7 @@ class Pass(ABC):
         names: what it trains.
         scale: the schedule's factor on the rates.
         seen: the parameters that its loss may see: a federated phase nothing that opted-out examples made.
+        looks: whether opted-out examples, or what these made, influence it; then its loss does not leave.
         before: buffers that leave the client and that this phase must not move, as they were.
     """
 
@@ -262,13 +264,14 @@ class Pass(ABC):
         self.names = self.phase.trained_names(split, [n for n in params if n in trainable])
         self.scale = self.phase.optimizer.scale(lanes.progress)
         self.repeats = lanes.client.steps(number) if self.names else 0
-        hidden = lanes.tainted() if trains_federated(self.names, split) else set()
-        self.hides = bool(hidden)
-        self.seen = veiled(params, hidden, lanes.net.initial(), trainable) if hidden else params
+        opted_out, federated = lanes.hidden, trains_federated(self.names, split)
+        self.looks, self.hides = number in opted_out.phases, bool(federated and opted_out.names)
+        self.seen = veiled(params, opted_out.names, lanes.net.initial(), trainable) if self.hides else params
         leaving = [
             n for n in lanes.received if n in params and n not in trainable and not split.is_private(n)
         ]
-        self.before = {n: params[n].clone() for n in leaving if self.phase.examples == "all"}
+        stays = self.looks or self.phase.examples == "all"
+        self.before = {n: params[n].clone() for n in leaving if stays}
         self.steps = [0] * len(lanes.draws)
         self.stoppers = [] if self.phase.early_stopping is None else self._stoppers()
 
@@ -382,10 +385,9 @@ class Pass(ABC):
         if self.hides and any(map(math.isnan, totals)):
             raise MethodError(READS_HIDDEN)
         lanes.params.update(self.before)
-        loss_leaves = self.phase.examples != "all" or "opted_in" not in lanes.data.columns
         for lane, steps in enumerate(self.steps):
             lanes.steps[lane] += steps
-            if loss_leaves and steps:
+            if steps and not self.looks:  # its loss does not leave else
                 lanes.losses[lane], lanes.looked_at[lane] = totals[lane] / steps, True
 
 

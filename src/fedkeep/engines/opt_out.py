@@ -2,19 +2,26 @@
 
 A private phase may train on all of a client's examples (``Phase.examples = "all"``). Where some of them are opted out,
 federated phases must not see what such a phase made, and whether it broke down must not decide if the client uploads.
+A private phase on opted-in examples whose loss reads what such a phase made passes it on: what it trains is hidden too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedkeep.core.params import Params, is_state
-from fedkeep.engines.tables.local_rows import Examples
-from fedkeep.methods import Phase
+from fedkeep.core.draws import forked
+from fedkeep.core.params import Params, clone, is_state
+from fedkeep.engines.batches import float_type, load_batch, usable
 from fedkeep.split import Split
+
+if TYPE_CHECKING:
+    from fedkeep.engines.local import Lanes
 
 READS_HIDDEN = (
     "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
@@ -23,31 +30,64 @@ READS_HIDDEN = (
 )
 
 
-def tainted(
-    data: Examples,
-    phases: Sequence[Phase],
-    split: Split,
-    params: Mapping[str, Tensor],
-    trainable: frozenset[str],
-) -> set[str]:
-    """Return the private parameters and buffers that a phase on all examples trains or moves; none without opt-out."""
-    if "opted_in" not in data.columns:
-        return set()
-    names = sorted(trainable)
-    trained = {
-        n for p in phases if p.examples == "all" for n in p.trained_names(split, names) if split.is_private(n)
-    }
-    moves = any(p.examples == "all" for p in phases)
-    buffers = {
+@dataclass(frozen=True)
+class Hidden:
+    """What opted-out examples make in a local run.
+
+    Attributes:
+        names: the private parameters and buffers that they train or move.
+        phases: the numbers of the phases that look at them, or at what is hidden.
+    """
+
+    names: frozenset[str] = frozenset()
+    phases: frozenset[int] = frozenset()
+
+
+def hidden(lanes: Lanes) -> Hidden:
+    """Return what opted-out examples make: by phases on all examples, and by those that read what these made.
+
+    Which phases read it is found by their losses on a mini-batch with NaN in its place, until nothing is added.
+    """
+    if "opted_in" not in lanes.data.columns:
+        return Hidden()
+    split, trainable = lanes.split, sorted(lanes.trainable)
+    trained = [p.trained_names(split, trainable) for p in lanes.client.phases]
+    phases = {k for k, p in enumerate(lanes.client.phases) if p.examples == "all"}
+    if not phases:
+        return Hidden()
+    names = {
         n
-        for n, v in params.items()
-        if moves and n not in trainable and not is_state(n) and split.is_private(n) and v.is_floating_point()
+        for n, v in lanes.params.items()
+        if n not in lanes.trainable and not is_state(n) and split.is_private(n) and v.is_floating_point()
     }
-    return trained | buffers
+    names |= {n for k in phases for n in trained[k] if split.is_private(n)}
+    left = [k for k in range(len(trained)) if k not in phases and not trains_federated(trained[k], split)]
+    while names and (found := [k for k in left if _reads(lanes, k, names)]):
+        phases |= {*found}
+        names |= {n for k in found for n in trained[k]}
+        left = [k for k in left if k not in phases]
+    return Hidden(frozenset(names), frozenset(phases))
+
+
+def _reads(lanes: Lanes, number: int, names: AbstractSet[str]) -> bool:
+    """Tell whether a phase's loss is NaN where some values are, and else is not; of the first lane with examples."""
+    phase, net, device = lanes.client.phases[number], lanes.net, lanes.device
+    every = zip(lanes.rows, lanes.draws, strict=True)
+    each = [usable(lanes.data, rows, phase, draws)[: phase.batch_size] for rows, draws in every]
+    lane = next((k for k, rows in enumerate(each) if len(rows)), None)
+    if lane is None:
+        return False
+    as_is, losses = lanes.lane(lane), []
+    for shown in (as_is, veiled(as_is, names, net.initial(), lanes.trainable)):
+        batch = load_batch(lanes.data, each[lane], device, float_type(as_is), lanes.tables[lane])
+        params = {n: v.requires_grad_(n in lanes.trainable) for n, v in clone(shown).items()}
+        with forked(device), net.still():
+            losses.append(phase.loss(net, params, batch, clone(lanes.sent_to(lane))).detach())
+    return bool(losses[1].isnan() & ~losses[0].isnan())
 
 
 def veiled(
-    params: Params, hidden: set[str], initial: Mapping[str, Tensor], trainable: frozenset[str]
+    params: Params, hidden: AbstractSet[str], initial: Mapping[str, Tensor], trainable: frozenset[str]
 ) -> Params:
     """Return parameters with hidden ones shown as NaN, so that any use of them shows in the loss.
 

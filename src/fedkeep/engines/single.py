@@ -143,6 +143,10 @@ class Lane(Lanes):
         """Return all parameters."""
         return self.params
 
+    def sent_to(self, position: int) -> Params:
+        """Return what the client received."""
+        return self.received
+
     def nonfinite(self, names: Sequence[str]) -> list[str | None]:
         """Return the first of some parameters with a NaN or an infinity."""
         return [nonfinite({name: self.params[name] for name in names})]

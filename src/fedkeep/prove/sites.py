@@ -30,7 +30,7 @@ class Site:
 def _of_all_examples(frame: FrameType) -> bool:
     """Tell whether a phase may have looked at opted-out examples: its loss does not leave then."""
     step = frame.f_locals["self"]
-    return bool(step.phase.examples == "all" and "opted_in" in step.lanes.data.columns)
+    return bool(step.looks)
 
 
 RECEIVED, DATA, CHANCE = "received", "examples", "chance"

@@ -142,6 +142,10 @@ class Stacked(Lanes):
         """Return views of one client's parameters."""
         return one_of(self.params, self.stacked, position)
 
+    def sent_to(self, position: int) -> Params:
+        """Return views of what one client received."""
+        return one_of(self.received, self.cut, position)
+
     def nonfinite(self, names: Sequence[str]) -> list[str | None]:
         """Look at every client's values, with one transfer from the device."""
         names = [n for n in names if n in self.stacked and self.params[n].is_floating_point()]
@@ -289,7 +293,7 @@ class StackedPass(Pass):
     def lane(self, position: int) -> tuple[Params, Mapping[str, Tensor]]:
         """Return what one client's loss may see, and what the client received."""
         clients = self.lanes
-        return one_of(self.seen, clients.stacked, position), one_of(clients.received, clients.cut, position)
+        return one_of(self.seen, clients.stacked, position), clients.sent_to(position)
 
 
 def alike(taken: Mapping[str, np.ndarray], clients: int) -> list[slice]:
