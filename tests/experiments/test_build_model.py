@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from fedkeep import models
@@ -82,6 +83,30 @@ def test_word_vectors_fill_the_embedding(tmp_path: Path) -> None:
         wanted.model_copy(update={"model": wanted.model.model_copy(update={"word_vectors": None})}), data
     )
     assert torch.equal(rest.get_parameter("encoder.weight_ih_l0"), model.encoder.weight_ih_l0)  # drawn alike
+
+
+def test_word_vectors_may_be_longer_or_left_out(tmp_path: Path) -> None:
+    wanted = config(data=REVIEWS, model=CLASSIFIER, seed=3)
+    data = build_data(wanted, shops(tmp_path))
+    found = {}
+    for name, change in (
+        ("as given", {}),
+        ("longer", {"word_vectors_scale": 2.5}),
+        ("none", {"word_vectors": ""}),
+    ):
+        settings = config(data=REVIEWS, model={**CLASSIFIER, **change}, seed=3)
+        found[name] = build_model(settings, data, tmp_path).get_parameter("embedding.weight")
+    assert found["longer"][2].tolist() == [2.5, 5.0]
+    assert torch.equal(
+        found["longer"][[0, 1, 3, 4]], found["as given"][[0, 1, 3, 4]]
+    )  # drawn ones as they are
+    assert (found["none"].abs() <= 0.1).all()
+
+
+@pytest.mark.parametrize("scale", [0, -1, float("nan"), float("inf")])
+def test_a_scale_of_word_vectors_that_is_none(scale: float) -> None:
+    with pytest.raises(ValidationError, match="word_vectors_scale"):
+        config(model={**CLASSIFIER, "word_vectors_scale": scale})
 
 
 def test_word_vectors_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from fedkeep.experiments.reproductions import Reproduction
 from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
-from fedkeep_papers.kteps import figures, readings, tables, variants
+from fedkeep_papers.kteps import figures, readings, tables, variants, vectors
 from fedkeep_papers.kteps import table1 as kteps_data
 from fedkeep_papers.moe import figure6, methods
 from fedkeep_papers.moe import tables as mixture
@@ -98,6 +98,12 @@ kteps_readings = Reproduction(
 kteps_variants = Reproduction(
     about="variants of KTEPS that send the same bytes: one is chosen on held-out reviews, then tested",
     run=variants.variants,
+    in_pieces=True,
+    changes=KTEPS,
+)
+kteps_vectors = Reproduction(
+    about="what the word vectors change: Indiv, FedAvg and KTEPS from longer ones, and from none",
+    run=vectors.vectors,
     in_pieces=True,
     changes=KTEPS,
 )

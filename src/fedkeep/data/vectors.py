@@ -36,8 +36,8 @@ class WordVectors:
         """The length of a vector."""
         return int(self.vectors.shape[1])
 
-    def table(self, vocabulary: WordVocabulary, seed: int = 0) -> NDArray[np.float32]:
-        """Return the rows that a vocabulary's embedding starts from (KTEPS §5.2).
+    def table(self, vocabulary: WordVocabulary, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32]:
+        """Return the rows that a vocabulary's embedding starts from (KTEPS §5.2): the words' vectors times ``scale``.
 
         Returns:
             (len(vocabulary), width) float32. Row 0, padding, is zero. The unknown word, and words without a vector, are
@@ -59,7 +59,7 @@ class WordVectors:
         drawn = draw.uniform(-UNKNOWN_RANGE, UNKNOWN_RANGE, (len(vocabulary), self.width))
         table = drawn.astype(np.float32)
         table[0] = 0.0
-        table[SPECIAL:][known] = self.vectors[rows[known]]
+        table[SPECIAL:][known] = np.float32(scale) * self.vectors[rows[known]]
         return table
 
 

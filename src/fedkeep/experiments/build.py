@@ -92,9 +92,9 @@ def build_model(config: Config, data: FederatedData | Encoding, folder: Path | N
         made = _model("model", config.model.kind, config.model.options, sizes)
     if config.run.accelerate:
         swap_(made)
-    if config.model.word_vectors is not None:
+    if config.model.word_vectors:
         path = located("model.word_vectors", config.model.word_vectors, folder)
-        start_from_vectors(made, path, encoding, config.seed)
+        start_from_vectors(made, path, encoding, config.seed, config.model.word_vectors_scale)
     return made
 
 
@@ -119,8 +119,10 @@ def _check_sizes(options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
             )
 
 
-def start_from_vectors(model: nn.Module, path: Path, encoding: Encoding, seed: int) -> None:
-    """Fill the table that a model looks the column ``text`` up in with word vectors from a file.
+def start_from_vectors(
+    model: nn.Module, path: Path, encoding: Encoding, seed: int, scale: float = 1.0
+) -> None:
+    """Fill the table that a model looks the column ``text`` up in with word vectors from a file, times ``scale``.
 
     Raises:
         ConfigError: the model has no such table, the data no vocabulary of words, or the widths differ.
@@ -145,7 +147,7 @@ def start_from_vectors(model: nn.Module, path: Path, encoding: Encoding, seed: i
             f"{table.shape[1]} wide. Set model.embedding_dim = {vectors.width}."
         )
     with torch.no_grad():
-        table.copy_(torch.from_numpy(vectors.table(vocabulary, seed)))
+        table.copy_(torch.from_numpy(vectors.table(vocabulary, seed, scale)))
 
 
 def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str, int]) -> nn.Module:

@@ -83,11 +83,13 @@ class ModelConfig(Open):
     """The model: ``kind`` names it, further keys are its options; sizes that the data fix are filled in.
 
     ``kind`` is a name that ``fedkeep list`` shows, or ``package.module:Class`` for a module of your own.
-    ``word_vectors`` names a file of word vectors that the embedding of ``text`` starts from.
+    ``word_vectors`` names a file of word vectors that the embedding of ``text`` starts from, ``word_vectors_scale``
+    times as long as there; empty: none.
     """
 
     kind: str
     word_vectors: str | None = None
+    word_vectors_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
 
 class AugmentConfig(Strict):

@@ -176,7 +176,7 @@ class Book:
         if any(now.name != scene.name for now, scene in zip(every, SCENES, strict=True)):
             others = []
         self.scenes = [self.fdu, *(s for s in others if (self.data / s.folder).is_dir())]
-        self._known: dict[str, tuple[dict[str, str], int]] = {}
+        self._known: dict[tuple[str, str | None], tuple[dict[str, str], int]] = {}
 
     def cells(
         self, scene: Scene, method: str, changes: Mapping[str, Any] | None = None, words: tuple[str, ...] = ()
@@ -232,14 +232,15 @@ class Book:
 
     def _read(self, config: Config) -> tuple[dict[str, str], int]:
         """Return the sha256 of the files that a configuration reads, and how many clients they hold."""
-        if config.data.reader not in self._known:
+        key = config.data.reader, config.model.word_vectors
+        if key not in self._known:
             data = build_data(config, self.data)
             source = dict(data.meta["source"])
-            if config.model.word_vectors is not None:
+            if config.model.word_vectors:
                 path = self.data / config.model.word_vectors
                 source[path.name] = sha256(path) if path.is_file() else ""
-            self._known[config.data.reader] = source, len(data)
-        return self._known[config.data.reader]
+            self._known[key] = source, len(data)
+        return self._known[key]
 
     def _tasks(self, scene: Scene, entry: Entry) -> tuple[tuple[str, str], ...]:
         """Return how many clients ASP-MTL tells apart, where the data are not those of its configuration."""

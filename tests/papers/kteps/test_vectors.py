@@ -1,0 +1,51 @@
+"""Other word vectors: the same methods from longer ones, and from none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedkeep.experiments.reproductions import reproduce
+from fedkeep_papers.kteps import book, vectors
+from fedkeep_papers.kteps.cells import Task
+from tests.papers.kteps.runs import read_numbers, request, rows
+
+
+def test_each_method_from_each_kind_of_vectors(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Task] = []
+    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    reproduce("kteps-vectors", request(data, tmp_path))
+    found = {task.cell.name: (task.cell.resolved().model, set(task.source)) for task in asked}
+    assert len(asked) == len(found) == 9
+    both = {"fdu_mtl.jsonl.gz", "word_vectors_200d.npz"}
+    for method in ("indiv", "fedavg", "kteps"):
+        usual, source = found[f"fdu-{method}-full-0"]
+        assert source == both
+        longer, source = found[f"fdu-{method}-vectors-twice-as-long-full-0"]
+        assert longer == usual.model_copy(update={"word_vectors_scale": 2.0})
+        assert source == both
+        none, source = found[f"fdu-{method}-no-vectors-full-0"]
+        assert none == usual.model_copy(update={"word_vectors": ""})
+        assert source == {"fdu_mtl.jsonl.gz"}
+    ratios = {task.cell.name: task.cell.ratios for task in asked}
+    assert ratios["fdu-kteps-no-vectors-full-0"] == ratios["fdu-kteps-full-0"] == (1.0, 0.1, 0.01, 0.001)
+
+
+@pytest.mark.slow
+def test_the_usual_rows_are_those_of_the_tables(
+    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "ROWS", ("KTEPS",))
+    reproduce("kteps-vectors", request(data, tmp_path))
+    ours = rows(tmp_path, "kteps-vectors")
+    usual = rows(finished, "kteps-table3")["KTEPS", "accuracy_ap"]
+    assert ours["KTEPS, as configured", "accuracy_ap"].value == usual.value
+    assert ours["KTEPS, as configured", "accuracy_ap"].published == pytest.approx(0.858)
+    assert ours["KTEPS, as configured, ratio 1", "accuracy_ap"].published == pytest.approx(0.790)
+    others = [ours[f"KTEPS, {way}", "accuracy_ap"] for way in list(vectors.WAYS)[1:]]
+    assert all(other.published is None for other in others)
+    losses = {tuple(read_numbers(file).loss) for file in (tmp_path / "kteps").glob("fdu-kteps-*")}
+    assert len(losses) == 3
