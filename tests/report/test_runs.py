@@ -6,6 +6,7 @@ import pytest
 
 from fedkeep.core.errors import RunError
 from fedkeep.core.records import Record, sealed_records, to_line
+from fedkeep.report import facts
 from fedkeep.report.groups import configurations, main_metrics, scenes, user_metric
 from fedkeep.report.runs import RunFiles, read_run
 from tests.report.run_folders import add_records, write_analyses, write_info, write_records
@@ -328,6 +329,14 @@ def test_runs_that_were_called_with_other_settings_never_pool(write_run: Write) 
     groups = configurations(runs)
     assert [[r.folder.name for r in g.runs] for g in groups] == [["a", "b"], ["c"], ["d"]]
     assert [g.label for g in groups] == [f"Personalized FL ({name})" for name in ("a", "c", "d")]
+
+
+def test_runs_of_code_whose_numbers_differ_never_pool(write_run: Write) -> None:
+    runs = [called(write_run, "a", 0, numerics=3), called(write_run, "b", 1, numerics=4)]
+    groups = configurations(runs)
+    assert [[r.folder.name for r in g.runs] for g in groups] == [["a"], ["b"]]
+    (differing, *_) = facts.configuration(groups)
+    assert ("numerics of the code", "3", "4") in differing.rows  # type: ignore[union-attr]
 
 
 def test_runs_on_data_of_other_content_never_pool(write_run: Write) -> None:

@@ -127,6 +127,7 @@ def _more(group: Configuration) -> Iterator[tuple[str, str]]:
     yield from flat(run.settings["run"], "run") if run.info.get("config") else ()
     yield from flat(run.settings["data"], "data")
     yield from flat(run.settings["frozen"], "frozen")
+    yield "numerics of the code", str(run.settings["numerics"])
     text = json.dumps([each.begins_with for each in group.runs], sort_keys=True)
     yield INITIAL, hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedkeep.core.errors import RunError
 from fedkeep.core.examples import Examples, read_examples
 from fedkeep.core.records import Record, read_records, read_sealed_records
-from fedkeep.core.run_files import Commit, read_commit, read_info
+from fedkeep.core.run_files import Commit, numerics_of, read_commit, read_info
 from fedkeep.report.analyses import read_sealed_analyses
 from fedkeep.report.wording import lower_is_better
 
@@ -91,6 +91,7 @@ class RunFiles:
             "run": identity,
             "data": {"source": source, "hashes": None if seeded else data.get("fingerprint")},
             "frozen": self._initial("frozen"),
+            "numerics": numerics_of(self.info),
         }
 
     @property
