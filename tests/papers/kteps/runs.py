@@ -23,4 +23,6 @@ def request(data: Path | None, out: Path, **changes: Any) -> Request:
 
 
 def rows(out: Path, name: str) -> dict[tuple[str, str], Row]:
-    return {(r.method, r.metric): r for r in read_results(out / f"{name}.json")}
+    """Return the rows of the scenes whose data are there."""
+    found = read_results(out / f"{name}.json")
+    return {(r.method, r.metric): r for r in found if not r.scene.endswith("no data here")}

@@ -259,13 +259,17 @@ def test_the_cells_of_the_other_tables(
         assert task.cell.resolved().seed == 0
 
 
-def test_a_scene_without_its_folder_is_left_out(
+def test_a_scene_without_its_folder_shows_what_is_published_alone(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(book, "run_tasks", lambda *_, **__: None)
     monkeypatch.setattr(book.Book, "source", lambda *_: {})
     reproduce("kteps-table3", request(data, tmp_path / "a"))
-    assert {r.scene for r in read_results(tmp_path / "a" / "kteps-table3.json")} == {"FDU"}
+    found = read_results(tmp_path / "a" / "kteps-table3.json")
+    empty = [r for r in found if r.scene == "IYY, no data here"]
+    assert {r.scene for r in found} == {"FDU", "IYY, no data here"}
+    assert [r.method for r in empty] == list(published.AP_METHODS)
+    assert all(r.value is None and r.published is not None for r in empty)
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data" / "tang").mkdir()
     reproduce("kteps-table3", request(tmp_path / "data", tmp_path / "b"))

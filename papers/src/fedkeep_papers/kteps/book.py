@@ -144,7 +144,7 @@ class Line:
 OF_FDU = """
 **The data.** FDU-MTL is the paper's data set in the copy that is published, in which 559 test reviews stand word for
 word among the training reviews; they are kept. The paper does not speak of them. IYY is run where the folder `tang` of
-the data holds Tang's files.
+the data holds Tang's files; else its rows show the published numbers alone.
 """.strip()
 CAVEATS = """
 **The missing settings.** The word vectors are not GloVe 6B but skip-gram vectors of 137 million tokens. Lost in every
@@ -175,6 +175,7 @@ class Book:
         self.fdu, *others = every = [_changed(scene, request.changes) for scene in SCENES]
         if any(now.name != scene.name for now, scene in zip(every, SCENES, strict=True)):
             others = []
+        self.every = [self.fdu, *others]
         self.scenes = [self.fdu, *(s for s in others if (self.data / s.folder).is_dir())]
         self._known: dict[tuple[str, str | None], tuple[dict[str, str], int]] = {}
 
@@ -190,7 +191,7 @@ class Book:
             words: whose neighbours to compare, where options are changed.
         """
         entry = METHODS[method]
-        if entry.config not in builtin_names():
+        if entry.config not in builtin_names() or scene not in self.scenes:
             return {}
         options = sorted((changes or {}).items())
         own = tuple((f"method.{key}", _toml(value)) for key, value in options) + self._tasks(scene, entry)
@@ -207,6 +208,10 @@ class Book:
             )
             for seed in self.seeds
         }
+
+    def title(self, scene: Scene) -> str:
+        """Return a scene's name for rows; it says so where its data are not there and its rows stay empty."""
+        return scene.name if scene in self.scenes else f"{scene.name}, no data here"
 
     def overrides(self, scene: Scene, config: str, own: Overrides, seed: int) -> Overrides:
         """Return what a cell changes in its configuration: the scene's and the scale's, its own, and a request's.
@@ -287,7 +292,7 @@ class Book:
         """Run what is missing, and write the results after every cell; returns the Markdown's path.
 
         Args:
-            lines: the numbers of the table.
+            lines: the numbers of the table; those that have neither cells nor a published number are left out.
             title: its heading.
             about: what is below it.
             further: writes what follows, from the cells that are finished.
@@ -295,6 +300,7 @@ class Book:
             possible: further cells, by seed: of choices made before, or of other calls; the request's patterns may name
                 them too.
         """
+        lines = [line for line in lines if line.cells or line.published is not None]
         tasks = [self.task(cell) for line in lines for cell in line.cells.values()]
         others = [self.task(cell) for cells in possible for cell in cells.values()]
         self.request.check(list(dict.fromkeys(task.name for task in (*tasks, *others))))
@@ -385,13 +391,3 @@ def personalized(entry: Entry, what: str = "mean", ratio: float = RATIO, predict
     if not entry.tuned:
         return lambda n: ag(n.test)
     return lambda n: float(getattr(ap(n.curves[str(ratio)][predict]), what))
-
-
-def components(book: Book, scene: Scene, start: int, end: int, method: str = "KTEPS⋆") -> dict[int, Cell]:
-    """Return the cells of a KTEPS⋆ with components start .. end; all of them is KTEPS, 2 .. 150 the usual one."""
-    if (start, end) == (1, 200):
-        return book.cells(scene, "KTEPS")
-    if (start, end) == (2, 150):
-        return book.cells(scene, method)
-    words = METHODS[method].words if (start, end) == (1, 150) else ()  # Figure 5 sets it beside the usual one
-    return book.cells(scene, method, {"start": start, "end": end}, words)

@@ -21,11 +21,11 @@ from fedkeep_papers.kteps.book import (
     Book,
     Line,
     Value,
-    components,
     global_accuracy,
 )
 from fedkeep_papers.kteps.cells import Numbers
 from fedkeep_papers.kteps.neighbours import KS
+from fedkeep_papers.kteps.tables import components
 
 
 def figure4(request: Request) -> Path:

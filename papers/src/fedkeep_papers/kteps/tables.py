@@ -17,7 +17,6 @@ from fedkeep_papers.kteps.book import (
     Entry,
     Line,
     Scene,
-    components,
     global_accuracy,
     personalized,
 )
@@ -32,12 +31,14 @@ def table2(request: Request) -> Path:
     """Ag of every method, by domain and over all."""
     book = Book(request, "kteps-table2")
     lines, cells = [], {}
-    for scene in book.scenes:
+    for scene in book.every:
         for method in (*published.AG_METHODS, OWN_WORDS):
             cells[scene.name, method] = book.cells(scene, method)
             value = global_accuracy(METHODS[method])
             known = published.AG.get(scene.name, {}).get(method)
-            lines.append(Line(scene.name, method, "accuracy_ag", cells[scene.name, method], value, known))
+            lines.append(
+                Line(book.title(scene), method, "accuracy_ag", cells[scene.name, method], value, known)
+            )
 
     def of_client(method: str, numbers: Numbers) -> Mapping[str, float]:
         return numbers.shared if METHODS[method].ag == "shared" else numbers.test
@@ -55,17 +56,17 @@ def table3(request: Request) -> Path:
     """Ap of every method, by domain and over all; fairness and bytes."""
     book = Book(request, "kteps-table3")
     lines, cells = [], {}
-    for scene in book.scenes:
+    for scene in book.every:
         for method in AP_ROWS:
             cells[scene.name, method] = own = book.cells(scene, method)
             entry = METHODS[method]
             known = published.AP.get(scene.name, {}).get(method)
-            lines.append(Line(scene.name, method, "accuracy_ap", own, personalized(entry), known))
+            lines.append(Line(book.title(scene), method, "accuracy_ap", own, personalized(entry), known))
         for what in ("last", "max"):
             for method in AP_ROWS:
                 value = personalized(METHODS[method], what)
                 lines.append(
-                    Line(scene.name, method, f"accuracy_ap_{what}", cells[scene.name, method], value)
+                    Line(book.title(scene), method, f"accuracy_ap_{what}", cells[scene.name, method], value)
                 )
 
     def of_client(method: str, numbers: Numbers) -> Mapping[str, float]:
@@ -85,6 +86,7 @@ def table3(request: Request) -> Path:
 
 
 def _both(
+    book: Book,
     scene: Scene,
     label: str,
     cells: Mapping[int, Cell],
@@ -95,7 +97,7 @@ def _both(
     """Return the lines of Ag and Ap of one setting."""
     values = {"ag": global_accuracy(entry), "ap": personalized(entry)}
     return [
-        Line(scene.name, label, f"accuracy_{m}", cells, value, known.get((scene.name, m), {}).get(key))
+        Line(book.title(scene), label, f"accuracy_{m}", cells, value, known.get((scene.name, m), {}).get(key))
         for m, value in values.items()
     ]
 
@@ -104,13 +106,15 @@ def table4(request: Request) -> Path:
     """KTEPS over λ1 (diversity) and λ2 (transfer)."""
     book = Book(request, "kteps-table4")
     lines = []
-    for scene in book.scenes:
+    for scene in book.every:
         for one in published.WEIGHTS:
             for two in published.WEIGHTS:
                 usual = one == two == 0.01
                 cells = book.cells(scene, "KTEPS", None if usual else {"diversity": one, "transfer": two})
                 label = f"λ1 = {one:g}, λ2 = {two:g}"
-                lines += _both(scene, label, cells, METHODS["KTEPS"], published.LOSS_WEIGHTS, (one, two))
+                lines += _both(
+                    book, scene, label, cells, METHODS["KTEPS"], published.LOSS_WEIGHTS, (one, two)
+                )
     return book.make(
         lines,
         "KTEPS, Table 4: weights of the losses",
@@ -124,10 +128,10 @@ def table5(request: Request) -> Path:
     book = Book(request, "kteps-table5")
     lines = [
         Line(
-            scene.name, f"{method}, ratio {ratio:g}", "accuracy_ap", book.cells(scene, method),
+            book.title(scene), f"{method}, ratio {ratio:g}", "accuracy_ap", book.cells(scene, method),
             personalized(METHODS[method], ratio=ratio), published.TUNING_RATES.get(scene.name, {}).get((method, ratio)),
         )
-        for scene in book.scenes
+        for scene in book.every
         for method in STARS
         for ratio in published.RATIOS
     ]  # fmt: skip
@@ -143,10 +147,10 @@ def table6(request: Request) -> Path:
     book = Book(request, "kteps-table6")
     lines = [
         Line(
-            scene.name, f"{method}, {how}", "accuracy_ap", book.cells(scene, method),
+            book.title(scene), f"{method}, {how}", "accuracy_ap", book.cells(scene, method),
             personalized(METHODS[method], predict=how), published.INFERENCE.get(scene.name, {}).get((method, how)),
         )
-        for scene in book.scenes
+        for scene in book.every
         for method in STARS
         for how in published.INFERENCES
     ]  # fmt: skip
@@ -157,19 +161,31 @@ def table6(request: Request) -> Path:
     )
 
 
+def components(book: Book, scene: Scene, start: int, end: int, method: str = "KTEPS⋆") -> dict[int, Cell]:
+    """Return the cells of a KTEPS⋆ with components start .. end; all of them is KTEPS, 2 .. 150 the usual one."""
+    if (start, end) == (1, 200):
+        return book.cells(scene, "KTEPS")
+    if (start, end) == (2, 150):
+        return book.cells(scene, method)
+    words = METHODS[method].words if (start, end) == (1, 150) else ()  # Figure 5 sets it beside the usual one
+    return book.cells(scene, method, {"start": start, "end": end}, words)
+
+
 def table7(request: Request) -> Path:
     """KTEPS⋆ over the components that are kept."""
     book = Book(request, "kteps-table7")
     lines = []
-    for scene in book.scenes:
+    for scene in book.every:
         for end in published.ENDS:
             for start in published.STARTS:
                 label = f"components {start} to {end}"
                 cells = components(book, scene, start, end)
-                lines += _both(scene, label, cells, METHODS["KTEPS⋆"], published.COMPONENTS, (end, start))
+                lines += _both(
+                    book, scene, label, cells, METHODS["KTEPS⋆"], published.COMPONENTS, (end, start)
+                )
                 if (start, end) != (1, 200):
                     cells = components(book, scene, start, end, OWN_WORDS)
-                    lines += _both(scene, f"{label}, own words", cells, METHODS[OWN_WORDS], {}, ())
+                    lines += _both(book, scene, f"{label}, own words", cells, METHODS[OWN_WORDS], {}, ())
     return book.make(
         lines,
         "KTEPS, Table 7: components kept of the embedding",
@@ -190,7 +206,7 @@ def table8(request: Request) -> Path:
             cells = book.cells(book.fdu, "KTEPS", changes)
             label = f"{architecture}, λ2 = {two:g}"
             lines += _both(
-                book.fdu, label, cells, METHODS["KTEPS"], published.PRIVATE_PARTS, (two, architecture)
+                book, book.fdu, label, cells, METHODS["KTEPS"], published.PRIVATE_PARTS, (two, architecture)
             )
     return book.make(
         lines,
