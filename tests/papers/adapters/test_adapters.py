@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import simulate
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import DataError, RunError
 from fedkeep.experiments.reproductions import Request, reproduce
 from fedkeep.report.results import read_results
 from fedkeep_papers.adapters import backbone, table
@@ -233,6 +233,36 @@ def test_a_table_from_end_to_end_goes_on_where_it_stopped(
     assert [row.value for row in rows if row.method == "counts alone"] == [
         pooled(counted(by_time(folder, 40)[0], split)) for split in ("test", "valid")
     ]
+
+
+def test_what_trains_beside_decayed_counts_is_of_their_revision(tmp_path: Path) -> None:
+    for arm in ARMS:
+        slot = table.Cell(arm, 0, 40, tmp_path, tmp_path, tmp_path, ()).slot
+        assert slot.revision == (arm != "counts")
+
+
+def test_a_run_of_an_older_revision_does_not_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def begin(*_: object, out: Path, resume: bool, **__: object) -> None:
+        assert not resume
+        begun.append(out)
+        out.mkdir(parents=True)
+        (out / "run.json").touch()
+        raise RunError("stopped")
+
+    monkeypatch.setattr(table, "simulate", begin)
+    monkeypatch.setattr(
+        "fedkeep_papers.adapters.scene.kept_encoding", lambda _, texts, __: encoded(len(texts), 8)
+    )
+    cell = table.Cell("head", 0, None, folder, tmp_path / "runs", tmp_path / "results", ())
+    for revision in (1, 2):
+        monkeypatch.setattr(table, "REVISION", revision)
+        with pytest.raises(RunError, match="stopped"):
+            cell()
+    assert len(set(begun)) == 2
 
 
 def test_messages_are_read_before_cells_run_side_by_side(

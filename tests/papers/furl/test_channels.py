@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,30 @@ def test_by_time_a_count_prior_knows_earlier_messages_only() -> None:
     assert np.exp(after) == pytest.approx(0.4 * np.array([0.75, 0.25]) + 0.6 * late + floor)
     changed = own_prior(np.array([0, 1, 1, 1]), TIME, 2, by_time=True)[1]
     assert np.array_equal(changed[:3], beside[:3])  # a message's own label, and later ones, change nothing
+
+
+def test_by_time_late_shares_are_exact_over_years() -> None:
+    """Ages are whole half-lives, so that a recursion in fractions is exact; some sums are below 2^-1000."""
+    draw = np.random.default_rng(0)
+    gaps, label = draw.choice([0, 1, 3, 70, 250], 400), draw.integers(0, 5, 400)
+    after, beside = own_prior(label, np.cumsum(gaps) * 8 * DAY, 5, by_time=True)
+    plain, late, wanted = [0] * 5, [Fraction(0)] * 5, [[1 / 5 + 1e-3 / 5] * 5]
+    for gap, k in zip(gaps, label, strict=True):
+        late = [each / 2 ** int(gap) for each in late]
+        plain[k] += 1
+        late[k] += 1
+        shares = [0.4 * p / sum(plain) + 0.6 * float(s / sum(late)) for p, s in zip(plain, late, strict=True)]
+        wanted.append([1e-3 / 5 + share for share in shares])
+    assert np.exp([*beside, after]) == pytest.approx(np.array(wanted), rel=1e-9)
+
+
+def test_by_time_a_later_messages_time_changes_nothing_before() -> None:
+    label = np.array([0, 0, 0, 0, 1, 1, 0])
+    found = [
+        own_prior(label, np.array([0, 1, 2, 3, 400, 401, 401 + gap]) * DAY, 3, by_time=True)[1][:6]
+        for gap in (10, 5_000)
+    ]
+    assert np.array_equal(*found)
 
 
 def test_naive_bayes_is_shrunk_and_votes_are_cosines() -> None:
@@ -213,6 +238,38 @@ def test_a_cell_that_breaks_down_is_named_and_ends_no_table(
 
     monkeypatch.setattr(table, "messages", fail)
     assert table.channels(request).read_text(encoding="utf-8") == text
+
+
+def test_what_trains_beside_decayed_counts_is_of_their_revision(tmp_path: Path) -> None:
+    orders: tuple[Order, ...] = ("time", "random")
+    cells = [
+        table.Cell(order, part, 0, None, None, tmp_path, tmp_path, ())
+        for order in orders
+        for part in ("local", "own", "text")
+    ]
+    assert {c.name: c.slot.revision for c in cells if c.slot.revision} == {"channels-time-own-0": 1}
+
+
+def test_no_run_of_other_settings_or_an_older_revision_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def begin(*_: object, out: Path, resume: bool, **__: object) -> None:
+        assert not resume
+        begun.append(out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "run.json").touch()
+        raise RoundError("stopped")
+
+    monkeypatch.setattr(table, "simulate", begin)
+    request = Request(tmp_path, tmp_path / "out", only=("channels-time-own-0",), progress=False)
+    table.channels(request)
+    monkeypatch.setattr(table, "REVISION", 2)
+    table.channels(request)
+    monkeypatch.setattr(table, "RECIPE", {**table.RECIPE, "epochs": 1})
+    table.channels(request)
+    assert len(set(begun)) == 3
 
 
 def test_without_data() -> None:

@@ -65,6 +65,26 @@ def test_a_result_of_other_numerics_is_shown_but_not_taken_for_todays(
     assert len(mine._entries()) == 1  # in the older one's place
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_result_of_another_revision_is_shown_but_not_taken_for_todays(tmp_path: Path, shared: bool) -> None:
+    first = slot(tmp_path / "it.json", shared=shared)
+    first.write(Point(0.5))
+    assert "revision" not in first._entries()[0]
+    mine = replace(first, revision=1)
+    assert mine.read() is None
+    found = mine.find()
+    assert found == Finished(result=Point(0.5), numerics=NUMERICS, revised=True)
+    assert note_on_stale({"it": found, "same": first.find(), "other": None}) == (
+        "**Older code.** 1 of 2 finished cells were computed by code that made other numbers than today's, and are "
+        "computed again when the table is run: it."
+    )
+    mine.write(Point(0.25))
+    assert mine.read() == Point(0.25)
+    assert len(mine._entries()) == 1  # in the older one's place
+    assert first.read() is None
+    assert (first.run, mine.run) == ("it", "it-revision-1")
+
+
 def test_a_result_that_does_not_say_its_numerics_is_of_the_oldest(tmp_path: Path) -> None:
     mine = slot(tmp_path / "it.json")
     mine.write(Point(0.5))

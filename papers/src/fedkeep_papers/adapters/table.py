@@ -25,6 +25,7 @@ from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.adapters import backbone
 from fedkeep_papers.adapters.arms import ARMS, LAYERS, RECIPE, recipe
 from fedkeep_papers.adapters.scene import by_time, encoded_messages
+from fedkeep_papers.furl.own_counts import REVISION
 from fedkeep_papers.kit.cells import Finished, Slot, digest, note_on_stale, runs_of
 
 NAME, RESULTS = "channel-adapters", "adapters"
@@ -92,7 +93,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For ``--only``, the run's folder and its file."""
+        """For ``--only``, and the begin of the names of the run's folder and its file."""
         who = "all" if self.users is None else str(self.users)
         return f"adapters-{who}-{self.arm}" + ("" if self.arm == "counts" else f"-{self.seed}")
 
@@ -110,7 +111,10 @@ class Cell:
             }  # fmt: skip
         settings = same | trained
         file = self.results / f"{self.name}-{digest(settings, dict(self.source))}.json"
-        return Slot(kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True)
+        revision = REVISION if trained else 0
+        return Slot(
+            kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True, revision=revision
+        )  # fmt: skip
 
     @property
     def cache(self) -> Path:
@@ -136,7 +140,7 @@ class Cell:
             width = np.asarray(data.columns["hidden" if it.tokens else "sentence"]).shape[-1]
             model = it.model(width, int(data.meta["classes"]), last)
             private, sent = sizes_of(self.arm, model)
-            folder = self.runs / self.name
+            folder = self.runs / self.slot.run
             run = simulate(
                 model, recipe(self.arm), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
                 engine="sequential", evaluate_every=0, out=folder, resume=(folder / "run.json").exists(),

@@ -24,7 +24,7 @@ from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.results import over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.furl.memory import Array, decayed, memory_scores
-from fedkeep_papers.furl.own_counts import PAIRS, WORDS, Order, TextAndCounts, messages
+from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
 from fedkeep_papers.kit.cells import Slot, digest, note_on_stale, runs_of
 
 NAME = "furl-channels"
@@ -108,7 +108,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For ``--only``, the run's folder and its file."""
+        """For ``--only``, and the begin of the names of the run's folder and its file."""
         return f"channels-{self.order}-{self.part}" + ("" if self.part == "local" else f"-{self.seed}")
 
     @property
@@ -122,12 +122,15 @@ class Cell:
         same = {"cell": NAME, "order": self.order, "part": self.part, "users": self.users}
         settings = {**same, "ids": [WORDS, PAIRS], **trained}
         file = self.slot_folder / f"{self.name}-{digest(settings, dict(self.source))}.json"
-        return Slot(kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True)
+        revision = REVISION if (self.order, self.part) == ("time", "own") else 0
+        return Slot(
+            kind=Found, file=file, settings=settings, source=dict(self.source), rounded=True, revision=revision
+        )  # fmt: skip
 
     @property
     def fault(self) -> Path:
         """The file that says why training with these settings broke down."""
-        return self.runs / f"{self.slot.file.stem}-fault.txt"
+        return self.runs / f"{self.slot.run}-fault.txt"
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell, or go on with its run, and leave its file, or its fault; see ``tasks.Task``."""
@@ -156,10 +159,11 @@ class Cell:
         model = TextAndCounts(
             int(data.meta["classes"]), counts=self.part == "own", embedding_dim=RECIPE["dim"], **regular
         )
+        folder = self.runs / self.slot.run
         run = simulate(
             model, recipe(), data, epochs=RECIPE["epochs"], cohort=RECIPE["cohort"], seed=self.seed,
-            engine="sequential" if not alone else "auto", workers=1, evaluate_every=0, out=self.runs / self.name,
-            resume=(self.runs / self.name / "run.json").exists(), progress=progress,
+            engine="sequential" if not alone else "auto", workers=1, evaluate_every=0, out=folder,
+            resume=(folder / "run.json").exists(), progress=progress,
         )  # fmt: skip
         model.load_state_dict(dict(run.server), strict=False)
         return {split: text_logits(model, data, split) for split in ("valid", "test")}

@@ -29,7 +29,7 @@ def log_shares(counts: Array, late: Array | float = 0.0, recent: float = 0.0, fl
 
     def share(of: Array) -> Array:
         total = of.sum(-1, keepdims=True)
-        found: Array = np.divide(of, total, out=np.full_like(of, 1 / of.shape[-1]), where=total > 1e-30)
+        found: Array = np.divide(of, total, out=np.full_like(of, 1 / of.shape[-1]), where=total > 0)
         return found
 
     mixed = (1 - recent) * share(counts) + (recent * share(np.asarray(late)) if recent else 0.0)
@@ -69,8 +69,10 @@ def own_prior(
     if not by_time:
         total = one.sum(0)
         return log_shares(total), log_shares(total - one)
-    late = decayed(label, time, classes, half_life)
-    plain, late = (np.cumsum(np.vstack([np.zeros(classes), each]), 0) for each in (one, late))
+    plain = np.cumsum(np.vstack([np.zeros(classes), one]), 0)
+    late = np.zeros_like(plain)
+    for n, kept in enumerate(np.exp2(-np.diff(time, prepend=time[:1]) / (DAY * half_life))):
+        late[n + 1] = late[n] * kept + one[n]  # from message to message: 2^(−age) of years would be 0
     return log_shares(plain[-1], late[-1], recent), log_shares(plain[:-1], late[:-1], recent)
 
 

@@ -24,6 +24,8 @@ from fedkeep_papers.furl.zulip import zulip_channels
 Order = Literal["time", "random"]
 WORDS, PAIRS = 32_768, 98_304
 """Ids that words, and pairs of neighbouring words, are hashed into."""
+REVISION = 1
+"""Of cells trained beside ``own`` by time: in 0 a message's recent shares were even where all earlier ones were old."""
 
 
 def messages(folder: str | Path, order: Order = "time", limit_users: int | None = None) -> FederatedData:

@@ -2,7 +2,7 @@
 
 A table asks for cells; several tables may ask for the same. A finished cell is never computed again, on this machine or
 on another that has its file, as long as it was asked for by the same settings, method and data, and the source code's
-``NUMERICS`` is the same. A cell of older numerics is shown, and marked, until it is computed again.
+``NUMERICS`` and the cell's ``revision`` are the same. A cell of others is shown, and marked, until it is computed anew.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is N
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Generic[R]):
-    """A result, and the ``NUMERICS`` of the source code that computed it."""
+    """A result, the ``NUMERICS`` of the source code that computed it, and whether it is of another ``revision``."""
 
     result: R
     numerics: int
+    revised: bool = False
 
     @property
     def stale(self) -> bool:
         """Whether today's source code may give other numbers."""
-        return self.numerics != NUMERICS
+        return self.numerics != NUMERICS or self.revised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class Slot(Generic[R]):
         source: what the data are: the sha256 of their files, or what they were generated from.
         shared: the file holds the results of several cells, which differ in their settings.
         rounded: numbers of the result are written with seven digits, and NaN as null.
+        revision: raised when code of this package changes the numbers of some cells, and no setting shows it.
     """
 
     kind: type[R]
@@ -68,6 +70,12 @@ class Slot(Generic[R]):
     source: Mapping[str, Any]
     shared: bool = False
     rounded: bool = False
+    revision: int = 0
+
+    @property
+    def run(self) -> str:
+        """The name of the folder of the run: the file's, which has a digest, and the revision after the first."""
+        return self.file.stem + (f"-revision-{self.revision}" if self.revision else "")
 
     def read(self) -> R | None:
         """Return the result that today's source code would give; None if there is none for these settings and data.
@@ -79,14 +87,16 @@ class Slot(Generic[R]):
         return None if found is None or found.stale else found.result
 
     def find(self) -> Finished[R] | None:
-        """Return the result for these settings and data, of whatever numerics; None if there is none.
+        """Return the result for these settings and data, of whatever numerics and revision; None if there is none.
 
         Raises:
             RunError: the file is damaged.
         """
         for entry in self._entries():
             if self._is_mine(entry):
-                return Finished(result=self._decoded(entry), numerics=entry.get("numerics", OLDEST))
+                revised = entry.get("revision", 0) != self.revision
+                numerics = entry.get("numerics", OLDEST)
+                return Finished(result=self._decoded(entry), numerics=numerics, revised=revised)
         return None
 
     def write(self, result: R, **about: str) -> None:
@@ -101,6 +111,7 @@ class Slot(Generic[R]):
             ValueError: a number is NaN or infinite, and the slot is not ``rounded``.
         """
         key = {"settings": dict(self.settings), "source": dict(self.source), "numerics": NUMERICS}
+        key |= {"revision": self.revision} if self.revision else {}
         entry = {**about, **asdict(result)}
         entry = {**(rounded(entry) if self.rounded else entry), **key}
         line = json.dumps(entry, ensure_ascii=False, allow_nan=False)
@@ -154,17 +165,21 @@ def runs_of(results: Path) -> Path:
 
 
 def note_on_stale(found: Mapping[str, Finished[Any] | None]) -> str:
-    """Return a paragraph of Markdown about a table's cells, by name, that older source code computed; empty: none."""
-    stale = [name for name, finished in found.items() if finished is not None and finished.stale]
-    if not stale:
-        return ""
-    named = ", ".join(stale[:SHOWN]) + (f" and {len(stale) - SHOWN} more" if len(stale) > SHOWN else "")
-    count = sum(finished is not None for finished in found.values())
-    return (
-        f"**Older numerics.** {len(stale)} of {count} finished cells were computed by code whose numbers may differ "
-        f"from today's (`NUMERICS` {NUMERICS}), if only by rounding, and are computed again when the table is run: "
-        f"{named}."
-    )
+    """Return Markdown about a table's cells, by name, that older source code computed; empty: none."""
+    there = {name: finished for name, finished in found.items() if finished is not None}
+
+    def told(title: str, names: list[str], why: str) -> str:
+        named = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        return (
+            f"**{title}.** {len(names)} of {len(there)} finished cells were computed by code {why}, and are computed "
+            f"again when the table is run: {named}."
+        )
+
+    revised = [name for name, finished in there.items() if finished.revised]
+    older = [name for name, finished in there.items() if finished.stale and not finished.revised]
+    rounding = f"whose numbers may differ from today's (`NUMERICS` {NUMERICS}), if only by rounding"
+    parts = [told("Older code", revised, "that made other numbers than today's")] if revised else []
+    return "\n\n".join(parts + ([told("Older numerics", older, rounding)] if older else []))
 
 
 def digest(settings: Mapping[str, Any], source: Mapping[str, Any]) -> str:
