@@ -103,7 +103,7 @@ def written(folder: Path, images: int = 60) -> None:
         ):
             head = struct.pack(f">{1 + len(shape)}I", magic, *shape)
             axes = len(shape)
-            (folder / f"{part}-{kind}-idx{axes}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes()))
+            (folder / f"{part}-{kind}-idx{axes}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
 
 
 def test_both_protocols_from_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +129,34 @@ def test_both_protocols_from_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert best >= chosen
     monkeypatch.setattr(fashion.Cell, "__call__", lambda *_, **__: pytest.fail("computed twice"))
     assert fashion.public_fashion(request).read_bytes() == first
+
+
+def test_a_run_of_other_settings_or_data_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data" / "fashion_mnist"
+    folder.mkdir(parents=True)
+    written(folder)
+
+    def few(folder: Path, limit: int | None = None, seed: int = 0) -> object:
+        return pfllib_fashion(folder, 3, 1.0, 0.3, limit, seed)
+
+    def values(**more: bool) -> list[float | None]:
+        path = fashion.public_fashion(Request(tmp_path / "data", tmp_path / "out", "quick", progress=False, **more))
+        return [row.value for row in read_results(path.with_suffix(".json"))]
+
+    monkeypatch.setitem(READERS, "pfllib_fashion", Reader(few, "folder", "fashion_mnist"))  # type: ignore[arg-type]
+    monkeypatch.setattr("fedkeep.experiments.readers.Offered", lambda *_: READERS)
+    monkeypatch.setattr(fashion, "METHODS", {"FedProx": {"kind": "fedprox", "mu": 0.01}})
+    first = values()
+    assert None not in first
+    written(folder, 90)
+    assert values(finished=True) == [None, None]
+    assert None not in values()
+    written(folder)
+    monkeypatch.setattr(fashion, "METHODS", {"FedProx": {"kind": "fedprox", "mu": 3.0}})
+    assert values(finished=True) == [None, None]
+    assert None not in values()
+    monkeypatch.setattr(fashion, "METHODS", {"FedProx": {"kind": "fedprox", "mu": 0.01}})
+    assert values(finished=True) == first
 
 
 def test_the_best_round_and_the_chosen_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

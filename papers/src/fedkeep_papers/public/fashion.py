@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """A run: a method, for some rounds, with a seed; a task of ``experiments.tasks``."""
+    """A run: a method, for some rounds, with a seed; a task of ``experiments.tasks``.
+
+    Attributes:
+        method, rounds, seed: what is run.
+        limit: how many images are read; None: all.
+        data: the folder of real data.
+        runs, results: the folders of runs and of finished cells.
+        source: sha256 of the images' files.
+    """
 
     method: str
     rounds: int
@@ -70,10 +79,12 @@ class Cell:
     limit: int | None
     data: Path | None
     runs: Path
+    results: Path
+    source: Mapping[str, str]
 
     @property
     def name(self) -> str:
-        """For ``--only``, the run's folder and its file."""
+        """For ``--only``, and the begin of the names of the run's folder and its file."""
         return f"fashion-{self.method.lower()}-{self.rounds}-{self.seed}"
 
     def config(self) -> Config:
@@ -87,17 +98,23 @@ class Cell:
             "run": {"rounds": self.rounds, "cohort": 20, "evaluate_every": 1},
         })  # fmt: skip
 
-    def slot(self, folder: Path, source: Mapping[str, str]) -> Slot[Found]:
-        """Return where the result is kept, given the sha256 of the images' files."""
+    @cached_property
+    def slot(self) -> Slot[Found]:
+        """Where the result is kept."""
         settings = settings_of(self.config())
-        file = folder / f"{self.name}-{digest(settings, source)}.json"
-        return Slot(kind=Found, file=file, settings=settings, source=source, rounded=True)
+        file = self.results / f"{self.name}-{digest(settings, self.source)}.json"
+        return Slot(kind=Found, file=file, settings=settings, source=self.source, rounded=True)
+
+    @property
+    def folder(self) -> Path:
+        """The run's; with other settings or data it is another."""
+        return self.runs / self.slot.run
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Train, or go on with a run that was stopped; see ``tasks.Task``."""
-        folder = self.runs / self.name
+        resume = (self.folder / "run.json").exists()
         run_config(
-            self.config(), folder=self.data, out=folder, resume=(folder / "run.json").exists(), progress=progress,
+            self.config(), folder=self.data, out=self.folder, resume=resume, progress=progress,
             workers=None if alone else 1,
         )  # fmt: skip
 
@@ -129,21 +146,21 @@ def public_fashion(request: Request) -> Path:
     """
     quick = request.scale == "quick"
     runs = runs_of(request.out)
-    place = (2_000 if quick else None, request.data, runs / f"{NAME}-{request.scale}")
-    folder = runs / "public-quick" if quick else request.out / "public"
+    results = runs / "public-quick" if quick else request.out / "public"
+    place = (2_000 if quick else None, request.data, runs / f"{NAME}-{request.scale}", results)
     seeds = (0,) if request.seeds is None else tuple(request.seeds)
     lengths = [(m, 2 if quick else SHORT_ROUNDS) for m in METHODS]
     lengths += [(m, LONG_ROUNDS) for m in LONG] if request.scale == "full" else []
-    cells = {(m, n, seed): Cell(m, n, seed, *place) for m, n in lengths for seed in seeds}
+    cells = {(m, n, seed): Cell(m, n, seed, *place, {}) for m, n in lengths for seed in seeds}
     request.check([cell.name for cell in cells.values()])
     source = source_of(next(iter(cells.values())))
-    slots = {key: cell.slot(folder, source) for key, cell in cells.items()}
+    cells = {key: replace(cell, source=source) for key, cell in cells.items()}
 
     def write() -> Path:
-        for key, cell in cells.items():
-            if slots[key].read() is None and is_finished(cell.runs / cell.name):
-                slots[key].write(found_of(cell.runs / cell.name))
-        found = {key: f for key, slot in slots.items() if (f := slot.find()) is not None}
+        for cell in cells.values():
+            if cell.slot.read() is None and is_finished(cell.folder):
+                cell.slot.write(found_of(cell.folder))
+        found = {key: f for key, cell in cells.items() if (f := cell.slot.find()) is not None}
         rows: list[Row] = []
         for method, rounds in lengths:
             own = {
@@ -159,12 +176,12 @@ def public_fashion(request: Request) -> Path:
                         published=published, scale=request.scale, commit=", ".join(commits),
                     )
                 )  # fmt: skip
-        stale = note_on_stale({slots[key].file.stem: f for key, f in found.items()})
+        stale = note_on_stale({cells[key].slot.file.stem: f for key, f in found.items()})
         name = NAME if request.scale == "full" else f"{NAME}-{request.scale}"
         text = "\n\n".join(part for part in (PREAMBLE, stale) if part)
         return write_results(request.out, name, rows, title="PFLlib's Fashion-MNIST", preamble=text)[1]
 
-    todo = [cell for key, cell in cells.items() if request.wants(cell.name) and slots[key].read() is None]
+    todo = [cell for cell in cells.values() if request.wants(cell.name) and cell.slot.read() is None]
     run_tasks(todo, request.workers, request.progress, write)
     return write()
 
