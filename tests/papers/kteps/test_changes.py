@@ -11,6 +11,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import book, published, variants
 from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps.fdu_mtl import DOMAINS
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
@@ -52,6 +53,24 @@ def test_a_folder_of_reviews_takes_fdus_place(
     reproduce("kteps-table1", request(shops, tmp_path, changes=changes))
     read = rows(tmp_path, "kteps-table1")["books", "training_reviews"]
     assert (read.scene, read.value, read.published) == ("reviews", 6, None)
+
+
+def test_with_validation_reviews_accuracies_are_the_last_rounds_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's records have clients' accuracies of the round that is best on these reviews alone."""
+    monkeypatch.setattr(book, "builtin_names", lambda: ["kteps/fedavg", "kteps/indiv"])
+    changes = {"data.valid": "3", "run.rounds": "3", "run.evaluate_every": "1"}
+    reproduce("kteps-table3", request(data, tmp_path, changes=changes, seeds=[0, 1]))
+    files = sorted((tmp_path / "kteps").glob("*.json"))
+    assert len(files) == 4
+    for file in files:
+        numbers = read_numbers(file)
+        assert set(numbers.test) == set(DOMAINS)
+        assert numbers.test_curve[-1] == [3, pytest.approx(np.mean(list(numbers.test.values())), abs=1e-6)]
+    found = rows(tmp_path, "kteps-table3")
+    assert found["Indiv", "accuracy_ap"].value is not None
+    assert found["Indiv", "accuracy_ap"].seeds == (0, 1)
 
 
 def test_other_data_are_not_the_papers_however_they_are_named(shops: Path, tmp_path: Path) -> None:

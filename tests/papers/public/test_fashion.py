@@ -103,7 +103,9 @@ def written(folder: Path, images: int = 60) -> None:
         ):
             head = struct.pack(f">{1 + len(shape)}I", magic, *shape)
             axes = len(shape)
-            (folder / f"{part}-{kind}-idx{axes}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes(), mtime=0))
+            (folder / f"{part}-{kind}-idx{axes}-ubyte.gz").write_bytes(
+                gzip.compress(head + values.tobytes(), mtime=0)
+            )
 
 
 def test_both_protocols_from_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,9 @@ def test_both_protocols_from_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert fashion.public_fashion(request).read_bytes() == first
 
 
-def test_a_run_of_other_settings_or_data_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_other_settings_or_data_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "data" / "fashion_mnist"
     folder.mkdir(parents=True)
     written(folder)
@@ -140,7 +144,9 @@ def test_a_run_of_other_settings_or_data_is_not_taken(tmp_path: Path, monkeypatc
         return pfllib_fashion(folder, 3, 1.0, 0.3, limit, seed)
 
     def values(**more: bool) -> list[float | None]:
-        path = fashion.public_fashion(Request(tmp_path / "data", tmp_path / "out", "quick", progress=False, **more))
+        path = fashion.public_fashion(
+            Request(tmp_path / "data", tmp_path / "out", "quick", progress=False, **more)
+        )
         return [row.value for row in read_results(path.with_suffix(".json"))]
 
     monkeypatch.setitem(READERS, "pfllib_fashion", Reader(few, "folder", "fashion_mnist"))  # type: ignore[arg-type]

@@ -227,20 +227,16 @@ def _measured(run: Run) -> dict[str, Any]:
         metric = "accuracy_user_mean"
         return [[r.round, r.value] for r in run.history if r.split == split and r.metric == metric]
 
-    def clients(split: str) -> dict[str, float]:
-        own = [r for r in run.history if r.split == split and r.client is not None and r.metric == "accuracy"]
-        return {r.client: r.value for r in own if r.client is not None and r.round == run.round}
-
     def traffic(metric: str) -> float | None:
         return next((r.value for r in reversed(run.history) if r.metric == metric), None)
 
     models: tuple[Model, ...] = ("own", "shared") if curve(SHARED) else ("own",)
     judged = run.judge(models)[0]
-    shared = {c: value for c, (value, _) in judged.per_client("shared").items()} if curve(SHARED) else {}
+    clients = {m: {c: value for c, (value, _) in judged.per_client(m).items()} for m in models}
     return {
         "rounds": run.round,
-        "test": clients("test"),
-        "shared": shared,
+        "test": clients["own"],
+        "shared": clients.get("shared", {}),
         "test_curve": curve("test"),
         "shared_curve": curve(SHARED),
         "loss": [r.value for r in run.history if r.split == "train" and r.metric == "loss"],
