@@ -210,6 +210,8 @@ def test_the_quick_table_goes_on_where_it_stopped(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a finished cell was computed again")
 
+    (local,) = (tmp_path / "out").rglob("channels-time-local-*.json")
+    assert json.loads(local.read_text(encoding="utf-8"))["ids"] == [str(user) for user in range(10)]
     monkeypatch.setattr(table, "messages", fail)
     again = table.channels(request("channels-time-local", "channels-time-own-0")).read_text(encoding="utf-8")
     assert again == first == table.channels(request(finished=True)).read_text(encoding="utf-8")

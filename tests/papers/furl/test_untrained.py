@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fedkeep import FederatedData
+from fedkeep.core.errors import DataError
 from fedkeep.data import many_user_text
+from fedkeep.experiments.build import build_data
+from fedkeep.experiments.reproductions import Request
+from fedkeep_papers.furl import table3
 from fedkeep_papers.furl.channels import Found, Scored
+from fedkeep_papers.furl.own_counts import messages
 from fedkeep_papers.furl.references import most_frequent_label
+from fedkeep_papers.furl.scenes import SCENES, specs_of
 from fedkeep_papers.furl.untrained import (
     CLICKS,
     COUNTING,
@@ -20,7 +31,7 @@ from fedkeep_papers.furl.untrained import (
 )
 
 
-def messages() -> FederatedData:
+def three_users() -> FederatedData:
     """Three users; the second has nothing to judge."""
     return FederatedData.from_columns(
         ["a"] * 5 + ["b"] * 2 + ["c"] * 3,
@@ -31,7 +42,7 @@ def messages() -> FederatedData:
 
 
 def test_messages_by_hand_and_from_the_cell() -> None:
-    data = messages()
+    data = three_users()
     counting = of_messages(data, None, 7)
     assert list(counting) == [COUNTING]  # the cell has not been computed
     assert counting[COUNTING].values == {7: pytest.approx(1 / 3)}
@@ -41,8 +52,38 @@ def test_messages_by_hand_and_from_the_cell() -> None:
     assert list(found) == [COUNTING, DECAYED, MEMORY]
     assert (found[MEMORY].values, found[MEMORY].users) == ({7: 0.75}, {None: {"a": 0.25, "c": 1.0}})
     assert found[DECAYED].users == {None: {"a": 0.0, "c": 1.0}}
-    with pytest.raises(ValueError, match="zip"):  # a cell of other users
+    with pytest.raises(
+        DataError, match="Wanted accuracies of these 2 users: a, c, …; got those of 1: ids are not"
+    ):
         of_messages(data, Found({"decayed": row, "local": Scored(0.1, 0.5, (0.0,), {})}, ""), 7)
+    assert (
+        of_messages(data, Found({"decayed": row, "local": row}, "", ("a", "c")), 7)[MEMORY] == found[MEMORY]
+    )
+    with pytest.raises(
+        DataError, match="Wanted accuracies of these 2 users: a, c, …; got those of 2: a, b, …"
+    ):
+        of_messages(data, Found({"decayed": row, "local": row}, "", ("a", "b")), 7)
+
+
+def test_at_the_quick_scale_every_seed_has_the_users_of_the_untrained_rows(tmp_path: Path) -> None:
+    place = tmp_path / "zulip_channels"
+    place.mkdir()
+    (place / "channels.tsv").write_text(
+        "label\tcommunity\tchannel\tmessages\n0\tlean\tc\t9\n", encoding="utf-8"
+    )
+    splits = ("train", "valid", "test")
+    line = {"community": "lean", "label": 0, "time": 0, "text": "so it is"}
+    lines = [json.dumps({"user": u, "split": s, **line}) + "\n" for u in range(200) for s in splits]
+    (place / "messages.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    request = Request(tmp_path, tmp_path, "quick", seeds=[1, 2])
+    for scene in (s for s in SCENES if s.needs_data):
+        specs = specs_of(scene, request, tmp_path, {})
+        holder = SimpleNamespace(request=request, specs={scene.name: specs}, sources={scene.name: {}})
+        cell = table3._Sheet._channels(holder, scene)  # type: ignore[arg-type]
+        found = messages(place, cell.order, cell.users)
+        assert len(found) == 80
+        for spec in specs.values():
+            assert list(build_data(spec.resolved(), tmp_path).ids) == list(found.ids)
 
 
 def test_clicks_are_scored_by_the_users_own_shares_and_words() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedkeep.report.results import over_seeds, write_results
 from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.furl.memory import Array, decayed, memory_scores
 from fedkeep_papers.furl.own_counts import PAIRS, REVISION, WORDS, Order, TextAndCounts, messages
-from fedkeep_papers.kit.cells import Slot, digest, note_on_stale, runs_of
+from fedkeep_papers.kit.cells import LATER, Slot, digest, note_on_stale, runs_of
 
 NAME = "furl-channels"
 ORDERS: Mapping[Order, str] = {"time": "split by time", "random": "random split"}
@@ -84,10 +84,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Found:
-    """A cell's rows by name, and the commit that computed it."""
+    """A cell's rows by name, the commit that computed it, and the ids of the rows' users in their order."""
 
     rows: dict[str, Scored]
     commit: str
+    ids: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,19 @@ class Cell:
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell, or go on with its run, and leave its file, or its fault; see ``tasks.Task``."""
         try:
-            self.slot.write(Found(self.rows(alone, progress), commit() or ""))
+            self.slot.write(self.found(alone, progress))
         except (NonFiniteError, RoundError) as error:
             self.runs.mkdir(parents=True, exist_ok=True)
             write_whole(self.fault, f"{error}\n".encode())
 
-    def rows(self, alone: bool, progress: bool | None) -> dict[str, Scored]:
+    def found(self, alone: bool, progress: bool | None) -> Found:
+        """Compute the cell."""
+        folder = (self.data or Path()) / "zulip_channels"  # source_of has read it
+        data = messages(folder, self.order, self.users)
+        return Found(self.rows(data, alone, progress), commit() or "", judged_ids(data))
+
+    def rows(self, data: FederatedData, alone: bool, progress: bool | None) -> dict[str, Scored]:
         """Return the cell's rows, which are computed."""
-        data = messages(
-            (self.data or Path()) / "zulip_channels", self.order, self.users
-        )  # source_of has read it
         if self.part == "local":
             return counted(data) | {"local": mixed(data, memories(data), None)}
         logits = self.trained(data, alone, progress)
@@ -258,6 +262,11 @@ def mixed(
 
     best = max(weights, key=lambda w: measure(data, scores("valid", w), "valid"))
     return scored(data, {s: scores(s, best) for s in own}, best, measure)
+
+
+def judged_ids(data: FederatedData) -> tuple[str, ...]:
+    """Return the ids of the users with test examples."""
+    return tuple(str(data.ids[client]) for client in np.flatnonzero(data.counts("test")).tolist())
 
 
 def accuracy(data: FederatedData, scores: Array, split: str) -> float:

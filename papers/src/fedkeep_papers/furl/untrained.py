@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.auc import auc
+from fedkeep.core.errors import DataError
 from fedkeep.data import FederatedData
 from fedkeep.data.columns import Ragged
 from fedkeep.data.hashing import HashedWords
 from fedkeep.data.text import CharVocabulary
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.tables import Table, to_markdown
-from fedkeep_papers.furl.channels import Found, Scored, memories, mixed, own_of, scored
+from fedkeep_papers.furl.channels import Found, Scored, judged_ids, memories, mixed, own_of, scored
 from fedkeep_papers.furl.memory import Array
 from fedkeep_papers.furl.own_counts import WORDS, own_shares
 from fedkeep_papers.furl.references import most_frequent_label, users_most_frequent
@@ -60,7 +61,7 @@ def of_messages(data: FederatedData, found: Found | None, seed: int) -> dict[str
     rows = {COUNTING: Known({seed: most_frequent_label(data)}, {None: users_most_frequent(data)})}
     if found is not None:
         for name, key in ((DECAYED, "decayed"), (MEMORY, "local")):
-            rows[name] = Known({seed: found.rows[key].test}, {None: by_id(data, found.rows[key])})
+            rows[name] = Known({seed: found.rows[key].test}, {None: by_id(data, found.rows[key], found.ids)})
     return rows
 
 
@@ -93,10 +94,19 @@ def area(data: FederatedData, scores: Array, split: str) -> float:
     return auc(scores[:, 1] - scores[:, 0], labels)
 
 
-def by_id(data: FederatedData, row: Scored) -> Users:
-    """Return each user's accuracy by id, those with test examples."""
-    ids = [str(data.ids[client]) for client in np.flatnonzero(data.counts("test")).tolist()]
-    return dict(zip(ids, row.users, strict=True))
+def by_id(data: FederatedData, row: Scored, ids: Sequence[str] = ()) -> Users:
+    """Return each user's accuracy by id, those with test examples; ``ids`` are whose the row has, where that is kept.
+
+    Raises:
+        DataError: the row is of other users.
+    """
+    own = judged_ids(data)
+    if len(row.users) != len(own) or (ids and tuple(ids) != own):
+        raise DataError(
+            f"Wanted accuracies of these {len(own)} users: {', '.join(own[:3])}, …; got those of {len(row.users)}: "
+            f"{', '.join(ids[:3]) or 'ids are not kept'}, …. Delete the cell of furl-channels to compute it again."
+        )
+    return dict(zip(own, row.users, strict=True))
 
 
 def side_by_side(rows: Mapping[str, BySeed], references: Sequence[str], title: str) -> str:
