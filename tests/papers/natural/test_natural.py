@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from fedkeep.experiments.build import build_method
 from fedkeep.experiments.reproductions import Request
 from fedkeep.report.results import read_results
 from fedkeep_papers.natural import scenes, table
-from fedkeep_papers.natural.cells import Run
+from fedkeep_papers.natural.cells import Run, gains_slot
 from fedkeep_papers.natural.models import NextCharacter
 from fedkeep_papers.natural.scenes import METHODS, SCENES, Cell
 from fedkeep_papers.natural.table import natural_users
@@ -105,6 +107,41 @@ def test_a_missing_package_is_said_only_where_it_is_needed(
         ConfigError, match="No run matches 'imdb'. The runs are: movielens-fedavg-0, movielens-local-0"
     ):
         natural_users(Request(None, tmp_path, "quick", only=["imdb"]))
+
+
+def test_a_worth_report_is_of_the_references_settings_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [Cell(SCENES[0], "FURL", seed, "full") for seed in (0, 1)]
+
+    def key(cells: list[Cell]) -> str:
+        return gains_slot(cells, Path(), {"u.data": "ab"}).file.name
+
+    first, local = key(own), key([Cell(SCENES[0], "Local", 0, "full")])
+    whole = Cell._own
+
+    def tuned(cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
+        table, run = whole(cell)
+        return (table | {"tune_epochs": 30} if cell.method == "FedAvg + fine-tuning" else table), run
+
+    monkeypatch.setattr(Cell, "_own", tuned)
+    assert key(own) != first
+    assert key([Cell(SCENES[0], "Local", 0, "full")]) != local
+    monkeypatch.setattr(Cell, "_own", whole)
+    assert (key(own), key([Cell(SCENES[0], "Local", 0, "full")])) == (first, local)
+
+
+def test_runs_of_other_settings_or_data_stand_in_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+    monkeypatch.setattr("fedkeep_papers.natural.cells.run_config", lambda *_, out, **__: begun.append(out))
+    monkeypatch.setattr("fedkeep_papers.natural.cells.side_of", lambda *_: pytest.fail("judged"))
+    cell = Cell(SCENES[0], "FURL", 0, "quick")
+    for scale, digest in (("quick", "ab"), ("quick", "cd"), ("full", "ab")):
+        sheet = table.Sheet(Request(None, tmp_path, "quick"), {SCENES[0].name: {"u.data": digest}})
+        with pytest.raises(pytest.fail.Exception):
+            sheet.run(replace(cell, scale=scale))()
+        assert begun[-1] == sheet.run_folder(replace(cell, scale=scale))
+    assert len(set(begun)) == 3
 
 
 def test_every_run_has_a_configuration() -> None:

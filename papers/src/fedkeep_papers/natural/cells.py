@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ class Run:
 
     def __call__(self, *, alone: bool = True, progress: bool | None = None) -> None:
         """Compute the cell and leave its file; see ``tasks.Task``."""
-        folder, began = self.runs / self.name, time.perf_counter()
+        folder, began = self.runs / self.slot.run, time.perf_counter()
         run_config(
             self.cell.config(), folder=self.data, out=folder, resume=(folder / "run.json").exists(),
             progress=progress, workers=None if alone else 1,
@@ -159,9 +159,17 @@ def counting_slot(scene: Scene, folder: Path, source: Mapping[str, str], scale: 
 
 
 def gains_slot(cells: Sequence[Cell], folder: Path, source: Mapping[str, str]) -> Slot[Gains]:
-    """Return where a method's worth report is kept: of the cells of its seeds."""
+    """Return where a method's worth report is kept: of the cells of its seeds, against every reference's.
+
+    Counting, another reference, depends on the data alone, and the shared part on the method's own settings.
+    """
     first = cells[0]
-    settings = settings_of(first.config()) | {"seeds": [cell.seed for cell in cells], "worth": first.method}
+    others = {
+        name: settings_of(replace(first, method=name).config()) for name in REFERENCES if name != first.method
+    }
+    settings = settings_of(first.config()) | {
+        "seeds": [cell.seed for cell in cells], "worth": first.method, "against": others,
+    }  # fmt: skip
     name = first.name.rpartition("-")[0]
     return Slot(
         kind=Gains, file=folder / f"{name}-worth-{digest(settings, source)}.json", settings=settings,

@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The run's name, for ``--only``, its folder and its file."""
+        """The run's name, for ``--only``, and the begin of the names of its folder and its file."""
         method = self.method.lower().replace(" + ", "-")
         return f"{self.scene.name}-{method}-{self.seed}"
 

@@ -89,6 +89,10 @@ class Sheet:
         """Return the task that computes a run."""
         return Run(cell, self.request.data, self.runs, self.slot(cell))
 
+    def run_folder(self, cell: Cell) -> Path:
+        """Return the folder of a cell's run; with other settings or data it is another."""
+        return self.runs / self.slot(cell).run
+
     def of(self, scene: Scene, method: str) -> list[Cell]:
         """Return a method's cells, one for each seed."""
         return [cell for cell in self.cells if (cell.scene, cell.method) == (scene, method)]
@@ -105,16 +109,16 @@ class Sheet:
         source, data = self.sources[scene.name], self.request.data
         counting = cells.counting_slot(scene, self.folder, source, self.request.scale)
         first = next(
-            (c for c in self.cells if c.scene == scene and cells.is_finished(self.runs / c.name)), None
+            (c for c in self.cells if c.scene == scene and cells.is_finished(self.run_folder(c))), None
         )
         if first is not None and counting.read() is None:
-            counting.write(cells.counting_found(self.runs / first.name, data))
+            counting.write(cells.counting_found(self.run_folder(first), data))
         for method in METHODS:
             own = self.finished(scene, method)
             slot = cells.gains_slot(own, self.folder, source) if own else None
             seeds = {cell.seed for cell in own}
             folders = {
-                name: [self.runs / cell.name for cell in self.of(scene, name) if cell.seed in seeds]
+                name: [self.run_folder(cell) for cell in self.of(scene, name) if cell.seed in seeds]
                 for name in (method, *REFERENCES)
             }
             there = all(cells.is_finished(folder) for each in folders.values() for folder in each)
