@@ -19,6 +19,7 @@ from fedkeep.report.results import read_results
 from fedkeep_papers.furl import channels as table
 from fedkeep_papers.furl.memory import DAY, decayed, log_shares, memory_scores, own_prior
 from fedkeep_papers.furl.own_counts import PAIRS, WORDS, Order, TextAndCounts, messages, with_pairs
+from fedkeep_papers.furl.scoring import counted
 
 LABEL, TIME = np.array([0, 1, 0, 0]), np.array([0.0, 8.0, 16.0, 24.0]) * DAY
 
@@ -185,7 +186,7 @@ def test_counting_and_decayed_counting() -> None:
         {"x": np.zeros((7, 1)), "label": np.array([0, 0, 0, 1, 1, 1, 1]), "time": np.array([0, 0, 0, 90, 90, 91, 92]) * DAY},
         ["train"] * 5 + ["valid", "test"],
     )  # fmt: skip
-    found = table.counted(data)
+    found = counted(data)
     assert (found["counting"].test, found["decayed"].test) == (0.0, 1.0)
     assert found["decayed"].chosen == {"half_life": 2.0}
     assert found["decayed"].users == (1.0,)
@@ -243,13 +244,50 @@ def test_a_cell_that_breaks_down_is_named_and_ends_no_table(
 
 
 def test_what_trains_beside_decayed_counts_is_of_their_revision(tmp_path: Path) -> None:
-    orders: tuple[Order, ...] = ("time", "random")
     cells = [
         table.Cell(order, part, 0, None, None, tmp_path, tmp_path, ())
-        for order in orders
+        for order in ORDERS
         for part in ("local", "own", "text")
     ]
     assert {c.name: c.slot.revision for c in cells if c.slot.revision} == {"channels-time-own-0": 1}
+
+
+ORDERS: tuple[Order, ...] = ("time", "random")
+LOCAL, OWN, TEXT, TIME_OWN = (
+    {"channels-time-local", "channels-random-local"},
+    {"channels-time-own-0", "channels-random-own-0"},
+    {"channels-time-text-0", "channels-random-text-0"},
+    {"channels-time-local", "channels-time-own-0"},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "used_by"),
+    [
+        ("GRID", {**table.GRID, "bayes": (0.0, 3.0)}, LOCAL | OWN),
+        ("GRID", {**table.GRID, "votes": (0.0,)}, LOCAL | OWN),
+        ("GRID", {**table.GRID, "text": (1.0,)}, OWN | TEXT),
+        ("HALF_LIVES", (1.0,), LOCAL),
+        ("HALF_LIFE", 4.0, TIME_OWN),
+        ("RECENT", 0.5, TIME_OWN),
+        ("SHRINK", 1.0, LOCAL | OWN),
+        ("NEIGHBOURS", 5, LOCAL | OWN),
+    ],
+)
+def test_a_cell_is_found_by_what_it_depends_on(
+    name: str, value: object, used_by: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys() -> dict[str, str]:
+        cells = [
+            table.Cell(order, part, 0, None, None, tmp_path, tmp_path, ())
+            for order in ORDERS
+            for part in ("local", "own", "text")
+        ]
+        return {cell.name: cell.slot.file.name for cell in cells}
+
+    before = keys()
+    monkeypatch.setattr(table, name, value)
+    assert {cell for cell, file in keys().items() if file != before[cell]} == used_by
 
 
 def test_no_run_of_other_settings_or_an_older_revision_goes_on(

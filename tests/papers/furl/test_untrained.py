@@ -16,10 +16,11 @@ from fedkeep.data import many_user_text
 from fedkeep.experiments.build import build_data
 from fedkeep.experiments.reproductions import Request
 from fedkeep_papers.furl import table3
-from fedkeep_papers.furl.channels import Found, Scored
+from fedkeep_papers.furl.channels import Found
 from fedkeep_papers.furl.own_counts import messages
 from fedkeep_papers.furl.references import most_frequent_label
 from fedkeep_papers.furl.scenes import SCENES, specs_of
+from fedkeep_papers.furl.scoring import Scored
 from fedkeep_papers.furl.untrained import (
     CLICKS,
     COUNTING,

@@ -15,6 +15,10 @@ from fedkeep.data.columns import Ragged
 
 Array = NDArray[Any]
 DAY = 86_400.0
+HALF_LIFE, RECENT = 8.0, 0.6
+"""Of the prior by time: in days, and the weight of the decayed shares beside the plain ones."""
+SHRINK, NEIGHBOURS = 5.0, 20
+"""Of the memory: κ and k of ``memory_scores``."""
 
 
 def log_shares(counts: Array, late: Array | float = 0.0, recent: float = 0.0, floor: float = 1e-3) -> Array:
@@ -50,8 +54,8 @@ def own_prior(
     classes: int,
     *,
     by_time: bool,
-    half_life: float = 8.0,
-    recent: float = 0.6,
+    half_life: float = HALF_LIFE,
+    recent: float = RECENT,
 ) -> tuple[Array, Array]:
     """Return a user's log shares for new messages, (C,), and those beside each training message, (n, C).
 
@@ -77,7 +81,13 @@ def own_prior(
 
 
 def memory_scores(
-    train: Ragged, label: Array, new: Ragged, classes: int, *, shrink: float = 5.0, neighbours: int = 20
+    train: Ragged,
+    label: Array,
+    new: Ragged,
+    classes: int,
+    *,
+    shrink: float = SHRINK,
+    neighbours: int = NEIGHBOURS,
 ) -> tuple[Array, Array]:
     """Return naive Bayes' scores and the neighbours' votes for a user's new messages, each (q, C).
 

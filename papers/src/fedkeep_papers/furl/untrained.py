@@ -18,10 +18,11 @@ from fedkeep.data.hashing import HashedWords
 from fedkeep.data.text import CharVocabulary
 from fedkeep.metrics.worth.intervals import users_like_these
 from fedkeep.report.tables import Table, to_markdown
-from fedkeep_papers.furl.channels import Found, Scored, judged_ids, memories, mixed, own_of, scored
+from fedkeep_papers.furl.channels import Found
 from fedkeep_papers.furl.memory import Array
 from fedkeep_papers.furl.own_counts import WORDS, own_shares
 from fedkeep_papers.furl.references import most_frequent_label, users_most_frequent
+from fedkeep_papers.furl.scoring import Scored, judged_ids, memories, mixed, own_of, scored
 
 COUNTING = "(each user's most frequent label)"
 CLICKS = "(each user's share of positive labels)"
