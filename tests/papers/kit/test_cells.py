@@ -116,6 +116,23 @@ def test_numbers_are_rounded_where_that_is_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "b.json").exists()
 
 
+@dataclass(frozen=True)
+class Losses:
+    value: float
+    curve: tuple[tuple[float, float], ...]
+    loss: list[float | None]
+    by_client: dict[str, Measured]
+
+
+def test_infinite_numbers_are_read_back_where_numbers_are_rounded(tmp_path: Path) -> None:
+    result = Losses(math.inf, ((1.0, -math.inf),), [0.5, None, math.inf], {"a": math.inf, "b": 1.0})
+    mine = slot(tmp_path / "a.json", rounded=True, kind=Losses)
+    mine.write(result)
+    assert mine.read() == result
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        slot(tmp_path / "b.json", kind=Losses).write(result)
+
+
 def test_settings_are_not_rounded(tmp_path: Path) -> None:
     mine = slot(tmp_path / "a.json", rounded=True, settings={"rate": 0.123456781})
     mine.write(Point(0.5))

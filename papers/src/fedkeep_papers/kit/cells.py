@@ -60,7 +60,7 @@ class Slot(Generic[R]):
         settings: what the result depends on, the method too, but for data and source code, as plain data.
         source: what the data are: the sha256 of their files, or what they were generated from.
         shared: the file holds the results of several cells, which differ in their settings.
-        rounded: numbers of the result are written with seven digits, and NaN as null.
+        rounded: numbers of the result are written as ``rounded`` says: with seven digits, and NaN and infinity too.
         revision: raised when code of this package changes the numbers of some cells, and no setting shows it.
     """
 
@@ -200,13 +200,18 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Return the value with floats of seven digits, which is more than any of them means; NaN becomes None."""
+    """Return the value with floats of seven digits, which is more than any of them means, and as JSON can have them.
+
+    NaN becomes None, and infinity the text ``inf`` or ``-inf``, which is read as a number where one is wanted.
+    """
     if isinstance(value, dict):
         return {key: rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(one) for one in value]
     if isinstance(value, float):
-        return float(f"{value:.7g}") if value == value else None
+        if math.isinf(value):
+            return str(value)
+        return None if math.isnan(value) else float(f"{value:.7g}")
     return value
 
 
