@@ -10,24 +10,48 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeep.core.draws import forked
+from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone, is_state
-from fedkeep.engines.batches import float_type, load_batch, usable
+from fedkeep.engines.batches import Stream, float_type, load_batch, usable
+from fedkeep.engines.tables.local_rows import Examples, LocalTable
+from fedkeep.methods import Client
 from fedkeep.split import Split
-
-if TYPE_CHECKING:
-    from fedkeep.engines.local import Lanes
 
 READS_HIDDEN = (
     "A phase that trains federated parameters reads private ones that another phase trains on opted-out "
     "examples too, so these would influence what leaves the client. Train that phase with "
     "examples='opted_in', or leave those parameters out of the federated phase's loss."
 )
+
+
+class Lanes(Protocol):
+    """What is asked of a local run; see ``engines.local.Lanes``."""
+
+    net: Net
+    split: Split
+    client: Client
+    data: Examples
+    rows: Sequence[np.ndarray]
+    draws: Sequence[Stream]
+    device: str
+    params: Params
+    trainable: frozenset[str]
+    tables: Sequence[Sequence[LocalTable]]
+
+    def lane(self, position: int) -> Params:
+        """Return one lane's parameters."""
+        ...
+
+    def sent_to(self, position: int) -> Params:
+        """Return what one lane received."""
+        ...
 
 
 @dataclass(frozen=True)
