@@ -23,7 +23,17 @@ OTHERS = "For numbers, or labels of tokens, take a method that knows no classes,
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of a loss; subclasses are frozen values with ``__call__``."""
+    """A summand of a loss; subclasses are frozen values with ``__call__``.
+
+    What a class states as ``reads_parameters`` and ``pull`` holds for its own ``__call__``, or, where it has none yet,
+    for that of its direct heirs. A class that replaces ``__call__`` states them anew; else they are not known.
+    """
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for name in ("reads_parameters", "pull"):
+            if not _stated(cls, name):
+                setattr(cls, name, vars(Term)[name])
 
     @property
     def reads_parameters(self) -> bool | None:
@@ -68,6 +78,13 @@ class Term:
 
     def __rmul__(self, factor: float) -> Term:
         return Scaled(float(factor), self)
+
+
+def _stated(cls: type[Term], name: str) -> bool:
+    """Tell whether what a class has as ``name`` is of the ``__call__`` that it has; a field is of each value."""
+    by = next(each for each in cls.__mro__ if name in vars(each))
+    replaced = [each for each in cls.__mro__[: cls.__mro__.index(by)] if "__call__" in vars(each)]
+    return len(replaced) <= (by.__call__ is Term.__call__) or name in getattr(cls, "__dataclass_fields__", ())
 
 
 class Around(Term):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from fedkeep import Client, Method, Phase, methods, sgd, simulate
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.engines.tables.reads import resolved
-from fedkeep.methods.terms import Term, cross_entropy, l2_penalty
+from fedkeep.methods.fedprox import Proximal
+from fedkeep.methods.terms import CrossEntropy, Scaled, Term, cross_entropy, l2_penalty
 from fedkeep.privacy import GaussianNoise
 from tests.engines.test_conformance import Words
 from tests.tiny import same_bits, texts
@@ -83,6 +85,67 @@ def test_a_term_that_reads_tables_has_them_whole_and_says_so() -> None:
         assert loss_of(method(Silent() + 0.1 * Shrinks())).reads_parameters
     with pytest.warns(UserWarning, match="trained and sent whole"):
         loss_of(method(cross_entropy() + 0.1 * l2_penalty("*")))
+
+
+@dataclass(frozen=True)
+class Decayed(CrossEntropy):
+    """Cross-entropy, and ½ λ ‖table‖²."""
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        penalty = 0.05 * params["embedding.weight"].square().sum()
+        return super().__call__(net, params, batch, received) + penalty
+
+
+@dataclass(frozen=True)
+class Doubled(Proximal):
+    """Of twice the pull that the class above states, to rows that an example looks up or not."""
+
+    reads_parameters = False
+
+    def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
+        return 2 * super().__call__(net, params, batch, received)
+
+
+def test_what_a_class_states_is_not_of_an_heir_that_replaces_the_call() -> None:
+    assert Decayed().reads_parameters is None
+    assert (Doubled(0.5).reads_parameters, Doubled(0.5).reads_received, Doubled(0.5).pull) == (
+        False,
+        True,
+        None,
+    )
+    assert Proximal(0.5).pull == 0.5
+    assert (
+        Scaled(2.0, cross_entropy()).reads_parameters is False
+    )  # what is around a term says so for its heirs
+
+    class Named(CrossEntropy):
+        """The same call."""
+
+    class Again(Named):
+        reads_parameters = False
+
+        def __call__(self, *given: Any) -> Tensor:
+            return super().__call__(*given)
+
+    assert Named().reads_parameters is Again().reads_parameters is False
+
+
+def test_a_loss_that_adds_a_penalty_to_a_packaged_one_trains_as_the_sum_of_both() -> None:
+    with pytest.warns(UserWarning, match="trained and sent whole, though the first client's examples use"):
+        own = trained(method(Decayed()))
+    with pytest.warns(UserWarning, match="trained and sent whole"):
+        terms = trained(method(cross_entropy() + 0.1 * l2_penalty("embedding.weight")))
+    for name, value in terms[0].items():
+        torch.testing.assert_close(own[0][name], value, rtol=0, atol=1e-12)
+
+
+def test_an_heir_of_the_proximal_term_pulls_as_it_says() -> None:
+    heir, packaged = (
+        trained(method(cross_entropy() + Doubled(0.5))),
+        trained(methods.fedprox(1.0, local=LOCAL)),
+    )
+    for name, value in packaged[0].items():
+        torch.testing.assert_close(heir[0][name], value, rtol=0, atol=1e-12)
 
 
 def test_exact_tables_are_whole_where_the_upload_chain_changes_every_row() -> None:
