@@ -226,3 +226,21 @@ def test_default_values_follow_the_id_and_not_the_place(tmp_path: Path) -> None:
             assert torch.equal(*mine)
     with pytest.raises(TypeError, match=r"^A client's default values are drawn by its id, a text; got 4\.$"):
         Default(INITIAL, ("normal", 1.0))(4)  # type: ignore[arg-type]
+
+
+def test_what_is_written_while_a_round_is_prepared_stays(tmp_path: Path) -> None:
+    """It is read at once, and durable with the next round; also where the same client was prepared."""
+    kept, memory = sqlite(tmp_path, 0.0), MemoryStore(Default(INITIAL, 0.0), IDS)
+    for store in (kept, memory):
+        store.write([0, 1], values(1, 2))
+        store.prepare(1)
+        store.write([1, 2], values(2, 2))
+        store.apply()
+    for round in (2, 3):
+        one, two = kept.read([0, 1, 2, 3]), memory.read([0, 1, 2, 3])
+        assert all(torch.equal(one[n], two[n]) for n in two)
+        assert kept.seen([0, 1, 2, 3]) == memory.seen([0, 1, 2, 3]) == [True, True, True, False]
+        kept.prepare(round)
+        kept.apply()
+        kept = sqlite(tmp_path, 0.0)
+        kept.recover(round)

@@ -43,13 +43,14 @@ _SCANNED = 4096
 
 
 class Prepared(NamedTuple):
-    """Versions that are durable and not yet accepted: of which round and clients, their entries, numbers, digest."""
+    """Versions that are durable and not yet accepted: round, clients, entries, numbers, digest, and rows by client."""
 
     round: int
     clients: np.ndarray
     entries: np.ndarray
     versions: np.ndarray
     digest: int
+    rows: dict[int, np.ndarray]
 
 
 class SqliteStore(Staging):
@@ -263,7 +264,7 @@ class SqliteStore(Staging):
                 f"space or check the rights, then resume."
             ) from error
         self._next += count
-        self._obsolete, self._prepared = [], Prepared(round, clients, entries, versions, digest)
+        self._obsolete, self._prepared = [], Prepared(round, clients, entries, versions, digest, dict(rows))
         return f"{digest:016x}"
 
     def apply(self) -> None:
@@ -274,7 +275,8 @@ class SqliteStore(Staging):
         self._obsolete += [version for version in self._versions[made.clients].tolist() if version]
         self._entries[made.clients], self._versions[made.clients] = made.entries, made.versions
         self._round, self._digest = made.round, made.digest
-        self._written, self._prepared = {}, None
+        since = {c: row for c, row in self._written.items() if row is not made.rows.get(c)}
+        self._written, self._prepared = since, None
 
     def recover(self, round: int, digest: str | None = None) -> None:
         """Return to the versions accepted after ``round``; later ones are dropped with the next commit.
