@@ -329,3 +329,52 @@ def test_ids_may_have_any_integer_type(kind: str) -> None:
         loss=loss_of,
     )  # fmt: skip
     close(done.server, expected, atol=1e-12)
+
+
+class Sized(Ratings):
+    """Divides by the size of the item's table, but in training alone."""
+
+    def __init__(self, trains: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.trains = trains
+
+    def forward(self, item: Tensor, tags: Tensor) -> Tensor:
+        out = super().forward(item, tags)
+        return out / (1 + self.item.weight.square().sum()) if self.trains(self) else out
+
+
+@pytest.mark.parametrize(
+    "trains",
+    [lambda m: m.item.weight.requires_grad, lambda _: torch.is_grad_enabled()],
+    ids=["asks", "enabled"],
+)
+def test_a_model_that_reads_a_whole_table_where_it_is_trained(trains: Any) -> None:
+    with pytest.warns(
+        UserWarning, match="'item.weight' is trained and sent whole, .* uses it in square, too"
+    ):
+        ours = run(Sized(trains))
+    expected = federated(
+        Sized(trains), DATA, cohorts(DATA, 3, 4, 5), Phase(batch_size=2, epochs=3),
+        lambda m: torch.optim.SGD(m.parameters(), 0.2, momentum=0.9), seed=5, loss=loss_of,
+    )  # fmt: skip
+    close(ours.server, expected, atol=1e-12)
+
+
+def test_so_does_a_model_in_large_mini_batches_alone() -> None:
+    large = Otherwise(lambda m, item: len(item) > 8 and m.item.weight.requires_grad)
+    with pytest.warns(
+        UserWarning, match="for 9 examples in training mode the rows in use alone give another"
+    ):
+        assert looked_up(methods.local(), Net(large), DATA) == {"tag.weight": "tags"}
+
+
+def test_what_a_phase_does_not_train_requires_no_gradient() -> None:
+    frozen = Sized(lambda m: not m.out.weight.requires_grad)
+    phases = (Phase(trains="out.*"), Phase(trains=("item.*", "bias.*", "tag.*")))
+    with pytest.warns(
+        UserWarning, match="'item.weight' is trained and sent whole, .* uses it in square, too"
+    ):
+        assert looked_up(methods.fedavg().on_client(phases=phases), Net(frozen), DATA) == {
+            "tag.weight": "tags"
+        }
+    assert looked_up(methods.fedavg(), Net(Sized(lambda m: not m.out.weight.requires_grad)), DATA) == FOUND

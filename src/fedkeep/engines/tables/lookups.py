@@ -94,7 +94,8 @@ def _found(
     batch = load_batch(data, rows[:EXAMPLES], device, float_type(start))
     losses = [phase.loss for phase in client.phases]
     try:
-        found = traced(net, losses, tables, clone(start), clone(received), batch, columns, device)
+        trained = _trained(method, net, start)
+        found = traced(net, losses, trained, tables, clone(start), clone(received), batch, columns, device)
     except (FedkeepError, RuntimeError, ValueError, IndexError, TypeError):
         return Found()  # the model does not fit the data: training says so, and for which client
     return Found() if found.numbers else found
@@ -107,11 +108,18 @@ def _differing(
     phases, (_, start) = method.client.phases, _values(method, net, data, device)
     full, stops = max(phase.batch_size for phase in phases), any(phase.early_stopping for phase in phases)
     modes = (False, True) if stops else (True,)  # what is validated is cut, too
+    trained = {frozenset(names) for names in _trained(method, net, start) if names}
     found = dict[str, str]()
     for size in {1, min(full, len(rows), local_rows.SMALL)}:
         batch = load_batch(data, rows[:size], device, float_type(start))
-        found |= differing(Net(net.module), tables, start, batch, device, modes)
+        found |= differing(Net(net.module), tables, start, batch, device, modes, trained)
     return found
+
+
+def _trained(method: Method, net: Net, start: Params) -> list[list[str]]:
+    """Return the names of what each phase trains."""
+    names = [n for n in start if n in net.trainable()]
+    return [phase.trained_names(method.split, names) for phase in method.client.phases]
 
 
 def _values(method: Method, net: Net, data: FederatedData, device: str) -> tuple[Params, Params]:

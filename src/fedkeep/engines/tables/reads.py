@@ -129,13 +129,16 @@ def _reads(
     batch = load_batch(data, rows, device, float_type(start))
     draw = torch.Generator().manual_seed(0)
     noise = {n: scale * torch.randn(start[n].shape, generator=draw, dtype=start[n].dtype) for n in tables}
+    trained = phase.trained_names(method.split, [n for n in start if n in net.trainable()])
     others = {n: _not_looked_up(start[n], batch[c]) for n, c in tables.items()}
     found = []
     for moved in (False, True):
         values = {n: v.detach().clone().to(device) for n, v in start.items()}
         for name, free in others.items():
             values[name] += (noise[name] if moved else noise[name] * ~free.unsqueeze(1)).to(device)
-        leaves = {n: values[n].requires_grad_() for n in tables}
+        for name in {*trained, *tables}:
+            values[name].requires_grad_()
+        leaves = {n: values[n] for n in tables}
         net.train()
         with forked(device):
             grads = slopes(phase.loss(net, values, batch, received), leaves)

@@ -1,9 +1,9 @@
 """Finds embedding tables that a column of ids looks up, and that nothing else reads.
 
-A loss is computed once while all that PyTorch is called with is looked at. A column of which the model uses nothing but
-views, comparisons with 0 (padding) and lookups may be renumbered, and a table that is only looked up may be cut to the
-rows in use: a step gives the same numbers. Where the model turns tensors into numbers of Python, it may do something
-else with other examples, and nothing is found.
+A loss is computed once, as in training, while all that PyTorch is called with is looked at. A column of which the model
+uses nothing but views, comparisons with 0 (padding) and lookups may be renumbered, and a table that is only looked up
+may be cut to the rows in use: a step gives the same numbers. Where the model turns tensors into numbers of Python, it
+may do something else with other examples, and nothing is found.
 """
 
 from __future__ import annotations
@@ -153,14 +153,15 @@ class Watched(Net):
 
 
 def traced(
-    net: Net, losses: Sequence[Callable[[Net, Params, Batch, Params], Tensor]], tables: Sequence[str], params: Params,
-    received: Params, batch: Batch, columns: Sequence[str], device: str = "cpu",
+    net: Net, losses: Sequence[Callable[[Net, Params, Batch, Params], Tensor]], trained: Sequence[Sequence[str]],
+    tables: Sequence[str], params: Params, received: Params, batch: Batch, columns: Sequence[str], device: str = "cpu",
 ) -> Found:  # fmt: skip
     """Compute losses once, and return what becomes of tables and columns.
 
     Args:
         net: the model.
         losses: of all phases.
+        trained: the names of what each of them trains, which requires gradients.
         tables: names of parameters.
         params, received: what the losses are given; ``params`` may be changed.
         batch: a mini-batch.
@@ -171,10 +172,14 @@ def traced(
     whole = [(n, v[n]) for v in (params, received) for n in tables if n in v]
     watching = watched.watching = Watching(whole, {n: batch[n] for n in columns})
     watched.train()
-    with forked(device), torch.no_grad():
-        for loss in losses:
+    with forked(device), torch.enable_grad():
+        for loss, names in zip(losses, trained, strict=True):
+            for name in params.keys() & names:
+                params[name].requires_grad_()
             with watching:
                 loss(watched, params, batch, received)
+            for name in params.keys() & names:
+                params[name].requires_grad_(False)
     return watching.found
 
 
