@@ -86,8 +86,12 @@ class Noise(TorchFunctionMode):
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             found = found.masked_fill(~attn_mask, torch.finfo(found.dtype).min).softmax(-1)
             found = found * attn_mask.any(-1, keepdim=True)  # a place that sees nothing gets nothing
+        elif attn_mask is not None:
+            found = found + attn_mask
+            blind = (found == -torch.inf).all(-1, keepdim=True)
+            found = found.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)  # the same of a float mask
         else:
-            found = (found if attn_mask is None else found + attn_mask).softmax(-1)
+            found = found.softmax(-1)
         return self._dropout(found, dropout_p) @ value if dropout_p else found @ value
 
     def _generator(self, position: int) -> torch.Generator:
