@@ -13,7 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module  # what functional_ca
 
 from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_attributes, with_buffers, written
 from fedkeep.core.errors import MethodError
-from fedkeep.core.padding import PaddingStays
+from fedkeep.core.mapped import AsAlone
 from fedkeep.core.params import Batch, Params, clone, is_state
 from fedkeep.core.remembered import Remembered
 from fedkeep.core.takes import Takes
@@ -356,7 +356,7 @@ class PooledNet(Net):
             single = {name: value.unsqueeze(0) for name, value in example.items()}
             return super(PooledNet, self).call(method, shared | own, single).squeeze(0)
 
-        with PaddingStays():
+        with AsAlone():
             return torch.func.vmap(one, randomness="different")(rows, dict(batch))
 
 

@@ -12,29 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-LOOKS_UP = {
+LOOKS_UP: dict[Callable[..., Any], tuple[str, ...]] = {
     F.embedding: ("input", "weight", "padding_idx"),
     torch.embedding: ("weight", "indices", "padding_idx"),
 }
 """Functions that look vectors up, and their first arguments."""
-
-
-class PaddingStays(TorchFunctionMode):
-    """While it is active, no row of padding has a gradient inside ``torch.func.vmap``, as outside of it."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Replace lookups, and call everything else."""
-        if func in LOOKS_UP:
-            return looked_up(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
 
 
 def looked_up(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

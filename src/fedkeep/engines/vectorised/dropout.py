@@ -1,6 +1,7 @@
 """Dropout for many clients at once, each from a random stream of its own; and what else vmap must not do its own way.
 
-That are attention, which may have dropout, lookups with a row of padding, and cross-entropy.
+That are attention, which may have dropout, lookups with a row of padding, cross-entropy, and what tensors say of
+gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedkeep.core.padding import LOOKS_UP, looked_up
+from fedkeep.core.mapped import ALONE
 
 
 class Noise(TorchFunctionMode):
@@ -49,15 +50,15 @@ class Noise(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace dropout, attention, lookups and cross-entropy, and call everything else."""
+        """Replace dropout, attention, lookups, cross-entropy and questions, and call everything else."""
         if func is F.dropout:
             return self._dropout(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **(kwargs or {}))
         if func in (F.cross_entropy, F.nll_loss):
             return _likelihood(func, *args, **(kwargs or {}))
-        if func in LOOKS_UP:
-            return looked_up(func, args, kwargs or {})
+        if (alone := ALONE.get(func)) is not None:
+            return alone(func, args, kwargs or {})
         if func is F.multi_head_attention_forward:  # what it calls is not seen here
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))
