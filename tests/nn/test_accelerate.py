@@ -55,7 +55,7 @@ def compared(
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that ran, and whether the recurrent one looked rows up."""
+    """The kernels that ran."""
     ran: list[str] = []
     for passes in (native.PASSES, convolution.PASSES, linear.PASSES):
         forward = passes.forward
@@ -63,7 +63,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def noted(
             tensors: Any, *rest: Any, of: Any = passes, forward: Any = forward, **more: Any
         ) -> list[Tensor]:
-            ran.append(of.name + (" by ids" if of.name == "recurrent" and tensors[-2] is not None else ""))
+            ran.append(of.name)
             return forward(tensors, *rest, **more)
 
         monkeypatch.setattr(passes, "forward", noted)
@@ -124,61 +124,6 @@ def test_cell_states_can_be_differentiated_twice() -> None:
         found.append([slope, *torch.autograd.grad((slope**2).sum(), [x, *module.parameters()])])
     for wanted, got in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
-
-
-class Reader(nn.Module):
-    """Looks ids up and reads them; ``change`` is what happens in between."""
-
-    def __init__(self, change: str = "", rows: int = 20, **more: Any) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(rows, 3, **more)
-        self.lstm = nn.LSTM(3, 5, batch_first=change != "time first", bidirectional=True)
-        self.change = change
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
-        if self.change == "in place":
-            with torch.no_grad():
-                x.mul_(2)
-        if self.change == "hook" and x.requires_grad:
-            x.register_hook(lambda grad: 3 * grad)
-        if self.change == "twice":
-            return torch.cat([self.lstm(x)[0].flatten(1), self.lstm(x * x)[0].flatten(1), x.flatten(1)], 1)
-        found, (h, c) = self.lstm(x)
-        return torch.cat([found.flatten(), h.flatten(), c.flatten()])
-
-
-CHANGES = {  # whether the kernel may look rows up
-    "": True, "twice": True, "time first": True, "in place": False, "hook": False,
-}  # fmt: skip
-
-
-@needs_native
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(
-    "more", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True}, {"rows": 200}], ids=str
-)
-def test_a_table_that_ids_look_up_is_read_by_the_kernel(
-    change: str, more: dict[str, Any], runs: list[str]
-) -> None:
-    torch.manual_seed(0)
-    model = Reader(change, **more).double()
-    ids = torch.randint(0, 20, (6, 7))
-    ids[0, 0] = 2
-    found = []
-    for module in (model, accelerate(model)):
-        out = module(ids)
-        found.append(
-            [
-                out,
-                *torch.autograd.grad(
-                    (out * torch.arange(out.numel()).cos().view(out.shape)).sum(), module.parameters()
-                ),
-            ]
-        )
-    for wanted, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    assert ("recurrent by ids" in runs) == (CHANGES[change] and not more)
 
 
 @pytest.mark.parametrize("path", ["native", "pure"])

@@ -160,13 +160,11 @@ def _by_kernel(layer: nn.RNNBase, given: Any, hx: Any, gru: bool) -> Any:
     if hx is not None and not _zeros(hx, layer, x):
         return None
     each, states, cells = 4 * (1 + layer.bidirectional), [], []
-    source = (x, None) if packed is not None else _looked_up(data, x, layer.batch_first)
     for first in range(0, len(weights), each):
         some = weights[first : first + each]
-        x, last, cell = _layer(x, source, lengths, some, gru, packed is not None)
+        x, last, cell = _layer(x, lengths, some, gru, packed is not None)
         states.append(last)
         cells.append(cell)
-        source = (x, None)
     if packed is not None:
         output: Any = _packed(x, lengths, packed)
     else:
@@ -194,33 +192,8 @@ def _packed(output: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequ
     return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 
 
-def _looked_up(given: Tensor, x: Tensor, batch_first: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the table (V, I) and ids (B, L) that the inputs x (B, L, I) were looked up by; or x itself, and None.
-
-    Autograd knows where a tensor comes from. The kernel multiplies a row of the table once, however often it occurs,
-    so it pays for tables of no more rows than there are inputs.
-    """
-    node = given.grad_fn
-    if node is None or node.name() != "EmbeddingBackward0" or given._version or functorch_active():
-        return x, None
-    looked: Any = node
-    ids, table = looked._saved_indices, getattr(node.next_functions[0][0], "variable", None)
-    if table is None or given._backward_hooks or given.retains_grad or not plain(table):
-        return x, None
-    if ids.dtype != torch.int64 or ids.dim() != 2 or len(table) > ids.numel():
-        return x, None
-    if (
-        looked._saved_scale_grad_by_freq
-        or looked._saved_sparse
-        or 0 <= looked._saved_padding_idx < len(table)
-    ):
-        return x, None
-    return table, ids if batch_first else ids.transpose(0, 1)
-
-
 def _layer(
     x: Tensor,
-    source: tuple[Tensor, Tensor | None],
     lengths: Tensor,
     weights: list[Tensor],
     gru: bool,
@@ -230,15 +203,18 @@ def _layer(
 
     Args:
         x: inputs (B, L, I).
-        source: these, and None; or the table and the ids that give them.
+        lengths: of the sequences, (B,).
+        weights: four of each direction.
+        gru: whether it is a GRU.
+        ragged: whether lengths differ.
     """
     if not native.usable(x, weights):
         output, last = pure.run(x, None, lengths, weights, gru, OUTPUT, True)
         return output, _by_direction(last, weights), None if gru else last_cells(x, output, lengths, weights)
     if gru:
-        output, last = native.run(*source, lengths, weights, gru, OUTPUT)
+        output, last = native.run(x, None, lengths, weights, gru, OUTPUT)
         return output, _by_direction(last, weights), None
-    tensors = (*weights, *source, lengths)
+    tensors = (*weights, x, None, lengths)
     if traced() or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
         output, last, kept = native.PASSES((gru, OUTPUT), *tensors)
         where = _where(lengths, x.shape[1], weights[1].shape[-1], x.dtype, ragged)
