@@ -120,10 +120,10 @@ def _why_not(layer: nn.Module, twice: bool, used: Counter[int]) -> str:
         return "its weights are parametrised"  # weight_norm and spectral_norm of old are hooks with a name
     if kind not in KINDS:
         return f"it is a subclass, {kind.__name__}"
-    if hooked(layer):
-        return "it has hooks"
     if "forward" in vars(layer):
         return "its forward was replaced"
+    if hooked(layer):
+        return "it has hooks"
     if any(map(nn.parameter.is_lazy, parameters)):
         return "it is lazy"
     if twice:

@@ -117,12 +117,29 @@ def _gradients(ctx: Any, grads: Tensors) -> tuple[Tensor | None, ...]:
         return (*none, *[None] * len(tensors))
     place = len(tensors) - ctx.layer.others - 1
     input_grad = ctx.needs_input_grad[3 + place]
-    if torch.is_grad_enabled():  # the gradient may be differentiated again
-        how = (ctx.layer, ctx.how, ctx.cohort, input_grad, len(grads))
-        found = Gradient.apply(*how, kept, *grads, *tensors)  # type: ignore[no-untyped-call]
-    else:
-        found = _backward(ctx.layer, grads, kept, tensors, ctx.how, ctx.cohort, input_grad)
+
+    def run(*grads: Tensor | None) -> Sequence[Tensor]:
+        if torch.is_grad_enabled():  # the gradient may be differentiated again
+            how = (ctx.layer, ctx.how, ctx.cohort, input_grad, len(grads))
+            found: tuple[Tensor, ...] = Gradient.apply(*how, kept, *grads, *tensors)  # type: ignore[no-untyped-call]
+            return found
+        return _backward(ctx.layer, grads, kept, tensors, ctx.how, ctx.cohort, input_grad)
+
+    found = one_by_one(run, grads)
     return (*none, *found, *[None] * (len(tensors) - len(found)))
+
+
+def one_by_one(run: Callable[..., Sequence[Tensor]], grads: Tensors) -> Sequence[Tensor]:
+    """Return what ``run`` makes of gradients; of those of ``is_grads_batched``, which lie nowhere, of one at a time."""
+    batched = [g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads]
+    if not any(batched):
+        return run(*grads)
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    whole = [torch._remove_batch_dim(g, level, 0, 0) if b else g for g, b in zip(grads, batched, strict=True)]
+    count = len(whole[batched.index(True)])
+    each = [run(*(g[k] if b else g for g, b in zip(whole, batched, strict=True))) for k in range(count)]
+    return [torch._add_batch_dim(torch.stack(parts), 0, level) for parts in zip(*each, strict=True)]
 
 
 def _backward(layer: Operation, *arguments: Any) -> list[Tensor]:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from fedkeep.core.dispatch import EagerMode
 from fedkeep.kernels.native import CHUNK, chunks, forward_mode, lanes
 from fedkeep.nn import convolution, linear, native, pure
-from fedkeep.nn.operation import functorch_active, traced
+from fedkeep.nn.operation import functorch_active, one_by_one, traced
 from fedkeep.nn.pooling import OUTPUT
 
 ROWS = range(2, linear.ROWS + 1)
@@ -50,9 +51,10 @@ class FastLinear(nn.Linear):
         """Return W x + b."""
         weight, bias = self.weight, self.bias
         if (
-            plain(input, weight)
-            and input.dim() == 2
+            plain(input, weight, bias)
+            and (input.dim(), weight.dim()) == (2, 2)
             and len(input) in ROWS
+            and bias.shape == weight.shape[:1]
             and linear.usable(input, weight, bias)
         ):
             with torch._C.DisableTorchFunction():
@@ -85,9 +87,9 @@ class FastSequential(nn.Sequential):
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Tell whether somebody else looks at what a layer is given or gives."""
+    """Tell whether somebody else looks at what a layer is given or gives, or computes it."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(layer, name, None) for name in names)
+    return "forward" in vars(layer) or any(getattr(layer, name, None) for name in names)
 
 
 def pools(layers: list[Any]) -> bool:
@@ -113,17 +115,25 @@ def pools(layers: list[Any]) -> bool:
 
 
 def plain(*tensors: Any) -> bool:
-    """Tell whether these are dense tensors, of no subclass, that nobody compiles or casts."""
-    changed = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    """Tell whether these are dense tensors, of no subclass, that nobody compiles, casts or watches."""
+    changed = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or _watched()
     return not changed and all(
         type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided for t in tensors
     )
 
 
+def _watched() -> bool:
+    """Tell whether a mode of the user's, of ``make_fx`` say, wants to see every operation; fedkeep's own need not."""
+    modes = range(torch._C._len_torch_dispatch_stack())
+    return any(not isinstance(torch._C._get_dispatch_stack_at(n), EagerMode) for n in modes)
+
+
 def _takes(x: Any, conv: Any) -> bool:
     """Tell whether the kernel takes these images; torch says what is wrong with others."""
     weight, bias = conv.weight, conv.bias
-    if not plain(x, weight) or x.dim() != 4 or x.dtype != weight.dtype or x.shape[1] != conv.in_channels:
+    if not plain(x, weight, bias) or x.dim() != 4 or x.dtype != weight.dtype:
+        return False
+    if weight.shape != (len(bias), x.shape[1], *conv.kernel_size) or bias.dim() != 1:
         return False
     least = conv.kernel_size[0] + 1 - 2 * conv.padding[0]
     return len(x) > 0 and min(x.shape[2:]) >= max(least, 1) and convolution.usable(x, weight, bias)
@@ -148,7 +158,9 @@ def _by_kernel(layer: nn.RNNBase, given: Any, hx: Any, gru: bool) -> Any:
     names = layer._flat_weights_names
     weights = [getattr(layer, name) for name in names]
     takes = native.usable(data, weights) or (functorch_active() and not forward_mode())
-    if not (plain(data, *weights) and takes):
+    if not (plain(data, *weights) and takes and _fit(layer, weights, gru)):
+        return None
+    if layer.dropout and layer.training and layer.num_layers > 1:
         return None
     if data.shape[-1] != layer.input_size or data.dim() != (3 if packed is None else 2) or not data.numel():
         return None
@@ -156,6 +168,8 @@ def _by_kernel(layer: nn.RNNBase, given: Any, hx: Any, gru: bool) -> Any:
         x, lengths = pad_packed_sequence(packed, batch_first=True)
     else:
         x = data if layer.batch_first else data.transpose(0, 1)
+        if layer.batch_first and torch.is_grad_enabled():
+            x = x.clone()  # torch keeps a copy too, so that the caller may change what it gave
         lengths = torch.full((x.shape[0],), x.shape[1], device="cpu")
     if hx is not None and not _zeros(hx, layer, x):
         return None
@@ -171,6 +185,15 @@ def _by_kernel(layer: nn.RNNBase, given: Any, hx: Any, gru: bool) -> Any:
         output = x if layer.batch_first else x.transpose(0, 1).contiguous()
     h = torch.cat(states) if len(states) > 1 else states[0]
     return (output, h) if gru else (output, (h, torch.cat(cells) if len(cells) > 1 else cells[0]))
+
+
+def _fit(layer: nn.RNNBase, weights: list[Tensor], gru: bool) -> bool:
+    """Tell whether weights have the shapes that the kernel reads; torch says what is wrong with others."""
+    hidden, directions = layer.hidden_size, 1 + layer.bidirectional
+    rows, later = (3 if gru else 4) * hidden, directions * hidden
+    wanted = ((rows, later), (rows, hidden), (rows,), (rows,))
+    first = ((rows, layer.input_size), *wanted[1:])
+    return all(w.shape == (first if n < 4 * directions else wanted)[n % 4] for n, w in enumerate(weights))
 
 
 def _zeros(hx: Any, layer: nn.RNNBase, x: Tensor) -> bool:
@@ -267,7 +290,7 @@ class _Cells(torch.autograd.Function):
         parts = torch.func.vjp(
             lambda x, output, *weights: last_cells(x, output, lengths, weights), x, output, *weights
         )
-        return (None, None, None, *parts[1](grad))
+        return (None, None, None, *one_by_one(parts[1], [grad]))
 
 
 def last_cells(x: Tensor, output: Tensor, lengths: Tensor, weights: Any) -> Tensor:
