@@ -42,6 +42,12 @@ ROOT = Path(__file__).resolve().parents[2]
         ("model.features=3", "model.features: wanted 4, as the data have; got 3. Leave it out to take the data's."),
         ("model.classes=2", "model.classes: wanted at least 3, as the data have; got 2. Leave it out to take the data's."),
         ("data.task=regression", "method.loss: 'cross_entropy' wants classes, but the column 'label' holds float32. For numbers as labels say method.loss.kind = 'squared_error'."),
+        ("method.loss.class_weights=[1, 20]", "method.loss.class_weights: wanted 3 numbers, one for each class; got 2."),
+        ("method.loss.class_weights=[1, 20, -1]", "toy.toml:\n  method.loss.class_weights.2: wanted greater than or equal to 0; got -1."),
+        ("method.loss.class_weights=[1, 20, nan]", "toy.toml:\n  method.loss.class_weights.2: wanted a finite number; got nan."),
+        ("method.loss.class_weights=[0, 0, 0]", "toy.toml:\n  method.loss: class_weights must be above 0 for one class at least; got [0.0, 0.0, 0.0]."),
+        ("method.loss.class_weights=balanced", "toy.toml:\n  method.loss.class_weights: wanted a valid tuple; got 'balanced'."),
+        ("method.loss={kind='squared_error', class_weights=[1, 2, 3]}", "toy.toml:\n  method.loss: class_weights are for 'cross_entropy'; 'squared_error' knows no classes."),
         ("data.users=1000000000", "Generated data hold at most 100,000,000 numbers"),
     ],
 )  # fmt: skip

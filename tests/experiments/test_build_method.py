@@ -9,9 +9,10 @@ import pytest
 from fedkeep import Phase, averaging, methods, models
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.optim import sgd
-from fedkeep.experiments.build import build_loss, build_method, build_model
+from fedkeep.experiments.build import build_method, build_model
 from fedkeep.experiments.builtin import builtin_config
-from fedkeep.experiments.config import AdaptConfig, LossConfig, MethodConfig
+from fedkeep.experiments.config import AdaptConfig, MethodConfig
+from fedkeep.experiments.losses import LossConfig, build_loss
 from fedkeep.methods import EarlyStopping, terms
 from fedkeep.methods.augment import Augmented
 from fedkeep.privacy import GaussianNoise
@@ -76,6 +77,8 @@ def test_adaptation() -> None:
 def test_loss() -> None:
     assert build_loss(LossConfig()) == terms.cross_entropy()
     assert build_loss(LossConfig(label="stars", smoothing=0.1)) == terms.cross_entropy("stars", smoothing=0.1)
+    weighted = build_loss(LossConfig.model_validate({"class_weights": [1, 20.0]}))
+    assert weighted == terms.cross_entropy(class_weights=(1.0, 20.0))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_all_faults_are_named_at_once() -> None:
         (
             "method.loss.kinds",
             '"x"',
-            "method.loss.kinds: unknown key. Did you mean 'kind'? Known here: kind, label, smoothing, l2, augment.",
+            "method.loss.kinds: unknown key. Did you mean 'kind'? Known here: kind, label, smoothing, class_weights, l2, augment.",
         ),
         (
             "method.adapt.optimizer.rat",

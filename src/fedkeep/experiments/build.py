@@ -20,7 +20,8 @@ from fedkeep.core.run_files import read_info
 from fedkeep.core.seeds import stream
 from fedkeep.data import FederatedData
 from fedkeep.data.preparation import Encoding, Ready
-from fedkeep.experiments.config import Config, LossConfig, MethodConfig
+from fedkeep.experiments.config import Config, MethodConfig
+from fedkeep.experiments.losses import build_loss, check_loss
 from fedkeep.experiments.options import accepted, check_options
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.plugins import Offered
@@ -37,13 +38,12 @@ from fedkeep.experiments.sources import (
     read_source,
 )
 from fedkeep.experiments.trackers import Tracker
-from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean, terms
-from fedkeep.methods.augment import Augmented
+from fedkeep.methods import METHODS, Method, Optimize, Phase, WeightedMean
 from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
 
 __all__ = [
-    "MODELS", "build_data", "build_loss", "build_method", "build_model", "build_rules", "build_source", "data_folder",
+    "MODELS", "build_data", "build_method", "build_model", "build_rules", "build_source", "data_folder",
     "encoding_of", "offered_methods", "read_source", "rehearse_config", "run_config", "sizes_of", "start_from_vectors",
 ]  # fmt: skip
 
@@ -87,7 +87,8 @@ def build_model(config: Config, data: FederatedData | Encoding, folder: Path | N
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "model"))
         sizes = encoding.sizes
-        _check_loss(config.method.loss, encoding)
+        make = _maker(config.model.kind, "model")
+        check_loss(config.method.loss, encoding, make, config.model.options)
         _check_sizes(config.model.options, sizes)
         made = _model("model", config.model.kind, config.model.options, sizes)
     if config.run.accelerate:
@@ -96,16 +97,6 @@ def build_model(config: Config, data: FederatedData | Encoding, folder: Path | N
         path = located("model.word_vectors", config.model.word_vectors, folder)
         start_from_vectors(made, path, encoding, config.seed, config.model.word_vectors_scale)
     return made
-
-
-def _check_loss(config: LossConfig, encoding: Encoding) -> None:
-    """Raise ConfigError where the loss wants classes and the data hold numbers, before a run's folder is made."""
-    label = encoding.columns.get(config.label)
-    if config.kind == "cross_entropy" and label is not None and label.dtype.kind == "f":
-        raise ConfigError(
-            f"method.loss: 'cross_entropy' wants classes, but the column {config.label!r} holds {label.dtype}. For "
-            f"numbers as labels say method.loss.kind = 'squared_error'."
-        )
 
 
 def _check_sizes(options: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
@@ -255,18 +246,6 @@ def build_method(config: MethodConfig) -> Method:
         return method
     adapting = method.adapt.phases or (Phase(loss=loss, trains="private", examples="all"),)
     return method.adapting(phases=tuple(config.adapt.applied(phase) for phase in adapting))
-
-
-def build_loss(config: LossConfig) -> terms.Term:
-    """Make the loss that a configuration names."""
-    loss = (
-        terms.cross_entropy(config.label, smoothing=config.smoothing)
-        if config.kind == "cross_entropy"
-        else terms.squared_error(config.label)
-    )
-    for pattern, factor in config.l2.items():
-        loss = loss + factor * terms.l2_penalty(pattern)
-    return loss if config.augment is None else Augmented(loss, **config.augment.model_dump())
 
 
 def _check_protocol(out: Path, asked: dict[str, Any]) -> None:

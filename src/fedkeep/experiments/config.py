@@ -12,14 +12,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.core.optim import Kind, Optimizer
+from fedkeep.experiments.losses import LossConfig
 from fedkeep.experiments.protections import AuditConfig, PrivacyConfig, ReduceConfig, SecureConfig
-from fedkeep.experiments.strict import Open, Strict
+from fedkeep.experiments.strict import Open, Rate, Strict
 from fedkeep.experiments.toml import check_bounds, from_toml, to_toml
 from fedkeep.methods import EarlyStopping, Phase
 
 LONGEST_FILE = 1 << 20  # bytes
 M = TypeVar("M", bound=BaseModel)
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class OptimizerConfig(Strict):
@@ -90,24 +90,6 @@ class ModelConfig(Open):
     kind: str
     word_vectors: str | None = None
     word_vectors_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
-
-
-class AugmentConfig(Strict):
-    """Training images shifted by up to ``shift`` pixels and mirrored at random; ``fedkeep.methods.augment``."""
-
-    shift: int = Field(4, ge=0)
-    mirror: bool = True
-    column: str = "image"
-
-
-class LossConfig(Strict):
-    """The loss: ``kind``, and penalties on the client's own parameters by name pattern."""
-
-    kind: Literal["cross_entropy", "squared_error"] = "cross_entropy"
-    label: str = "label"
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    l2: dict[str, Rate] = {}  # noqa: RUF012
-    augment: AugmentConfig | None = None
 
 
 class EarlyStoppingConfig(Strict):

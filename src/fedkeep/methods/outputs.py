@@ -67,13 +67,15 @@ def as_likelihood(term: Term) -> Term:
     """Return a loss whose cross-entropies take log-probabilities as they are.
 
     Raises:
-        MethodError: one of them is of several outputs, or of smoothed labels.
+        MethodError: one of them is of several outputs, of smoothed labels, or of weighted classes.
     """
     if isinstance(term, CrossEntropy):
         if term.task is not None:
             raise MethodError("mix='logprob' mixes one output; the loss names a task. Use mix='probability'.")
         if term.smoothing:
             raise MethodError("mix='logprob' knows no label smoothing. Use mix='probability'.")
+        if term.class_weights is not None:
+            raise MethodError("mix='logprob' knows no class weights. Use mix='probability'.")
         return NegativeLogLikelihood(term.label)
     if isinstance(term, Sum):
         return Sum(tuple(map(as_likelihood, term.terms)))

@@ -6,7 +6,7 @@ column ``weight`` where there is one, so that padding (weight 0) changes nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
+from fedkeep.methods.class_weights import NO_LABEL, checked_weights, class_weighted_mean
 
 OTHERS = "For numbers, or labels of tokens, take a method that knows no classes, e.g. fedper or ditto."
 
@@ -176,10 +177,6 @@ def example_mean(values: Tensor, weight: Tensor | None, keep: Tensor | None = No
     return (w * values).sum() / w.sum().clamp_min(torch.finfo(values.dtype).tiny)
 
 
-NO_LABEL = torch.iinfo(torch.int64).min
-"""A label that no example has: torch would leave out examples of label -100 without a word."""
-
-
 @dataclass(frozen=True)
 class CrossEntropy(Term):
     """−log softmax(net(batch))[label], the mean over examples (KTEPS eq. 5).
@@ -191,15 +188,19 @@ class CrossEntropy(Term):
         label: the column that holds the class, 0-based; negative: this example has no label for this task.
         task: the key of the output, for a model that returns a dict of logits (one per task).
         smoothing: the share of the label that is spread evenly over all classes (label smoothing), in [0, 1).
+        class_weights: a weight for each class; the mean is then weighted by those of the labels.
     """
 
     label: str = "label"
     task: str | None = None
     smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
             raise MethodError(f"smoothing must be in [0, 1); got {self.smoothing}.")
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", checked_weights(self.class_weights))
 
     reads_parameters = False  # it sees the model's output alone
 
@@ -217,11 +218,13 @@ class CrossEntropy(Term):
             weight = None if weight is None else weight[:, None].expand_as(label).flatten()
             logits, label = logits.flatten(0, -2), label.flatten()
         check_classes(logits)
-        if self.task is None and not tokens:
+        keep = None if self.task is None and not tokens else label >= 0
+        if self.class_weights is not None:
+            return class_weighted_mean(logits, label, self.class_weights, self.smoothing, weight, keep)
+        if keep is None:
             if weight is None:
                 return self._of(logits, label, "mean")
             return example_mean(self._of(logits, label, "none"), weight)
-        keep = label >= 0
         values = self._of(logits, label.clamp_min(0), "none")
         return example_mean(values, weight, keep)
 
@@ -364,9 +367,20 @@ def output_of(output: Any, task: str | None) -> Tensor:
     return output
 
 
-def cross_entropy(label: str = "label", task: str | None = None, smoothing: float = 0.0) -> Term:
-    """Return the cross-entropy of the logits against the column ``label``; ``smoothing`` as in ``CrossEntropy``."""
-    return CrossEntropy(label, task, float(smoothing))
+def cross_entropy(
+    label: str = "label",
+    task: str | None = None,
+    smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+) -> Term:
+    """Return the cross-entropy of the logits against the column ``label``.
+
+    Args:
+        label, task, smoothing: as of ``CrossEntropy``.
+        class_weights: a number of at least 0 for each class, as torch's ``weight``: the sum of weighted losses is
+            divided by the sum of the labels' weights. A mini-batch whose labels all weigh 0 has the loss 0, not NaN.
+    """
+    return CrossEntropy(label, task, float(smoothing), class_weights)  # type: ignore[arg-type]
 
 
 def squared_error(label: str = "label", task: str | None = None) -> Term:
