@@ -106,3 +106,8 @@ def test_the_encoding_is_made_of_what_every_device_told(tmp_path):
     found = json.dumps(encode(told))
     Encoding.from_json(found)
     assert all(word in found for word in ("pain", "fever", '"x"', '"y"'))
+
+
+def test_metrics_of_predicted_classes_are_not_across_machines():
+    with pytest.raises(ConfigError, match="run.metrics: not across machines"):
+        federation_of(f"{CONFIG}metrics = ['macro_f1']\n")

@@ -152,6 +152,21 @@ def test_one_run_without_analyses(write_run: Write, tmp_path: Path) -> None:
     assert page.with_suffix(".md").exists()
 
 
+def test_metrics_that_runs_asked_for(write_run: Write, tmp_path: Path) -> None:
+    """Of the round that is best by accuracy: seeds 0.5 and 0.6, sample deviation 7.1 points."""
+    folders = [write_run(f"run-{seed}", seed=seed) for seed in (0, 1)]
+    plain = write_report(folders, tmp_path / "plain.html").with_suffix(".md").read_text()
+    for folder, value in zip(folders, (0.5, 0.6), strict=True):
+        found = [
+            Record(20, 5.0, "test", None, "macro_f1", value, 9),
+            Record(0, 0.0, "test", None, "macro_f1", 0.9, 9),
+        ]
+        add_records(folder, "".join(map(to_line, found)))
+    page = write_report(folders, tmp_path / "page.html").with_suffix(".md").read_text()
+    assert "Each class counted alike" not in plain
+    assert "| configuration | test macro-F1 |\n|:---|---:|\n| Personalized FL | 55.0 ± 7.1 % |" in page
+
+
 def test_settings_that_differ_stand_side_by_side(write_run: Write, tmp_path: Path) -> None:
     folders = [
         write_run(n, name=n, config={"rate": r, "rounds": 20, "seed": 0}) for n, r in (("a", 0.1), ("b", 0.5))

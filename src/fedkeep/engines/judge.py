@@ -23,7 +23,7 @@ from fedkeep.methods import Sent
 from fedkeep.methods.terms import check_regression, check_tokens, label_of, output_of
 
 Columns = tuple[np.ndarray, ...]
-"""A piece of a ``Judgement``: client, loss, score, label, row (or place in a window)."""
+"""A piece of a ``Judgement``: client, loss, score, label, row (or place in a window), predicted class."""
 
 Parts = list[list[list[Columns]]]
 """By task and model, the pieces."""
@@ -123,9 +123,9 @@ def outputs(
 
 def _in_order(pieces: Sequence[Columns], rows: np.ndarray) -> Columns:
     """Return one piece of several, in the order of the examples; places in a window become rows of the data."""
-    *columns, places = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    *columns, places, predicted = (np.concatenate(column) for column in zip(*pieces, strict=True))
     order = np.argsort(places, kind="stable")  # an example's tokens stay in their order
-    return (*(column[order] for column in columns), rows[places[order]])
+    return (*(column[order] for column in columns), rows[places[order]], predicted[order])
 
 
 def labelled(task: Task, output: Any, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,6 +146,7 @@ def _numpy(values: Tensor) -> np.ndarray:
 def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: np.ndarray) -> Columns:
     out, label, known = labelled(task, output, batch)
     out, there = out.double(), np.nonzero(known.cpu().numpy())[0]
+    predicted = torch.full(label.shape, -1)
     if task.kind == "regression":
         check_regression(out, label)
         score = out - label.double()
@@ -157,8 +158,11 @@ def _reduce(task: Task, output: Any, batch: Params, owner: np.ndarray, places: n
             score = torch.from_numpy(ranks).double()
         elif task.kind == "binary":
             score = out[:, 1] - out[:, 0]
+            predicted = torch.where(score.isnan(), -1, (score > 0).long())
         else:
             likeliest = out.argmax(1)  # a NaN where there is one
             unknown = out.gather(1, likeliest.unsqueeze(1)).squeeze(1).isnan()
             score = ((likeliest == label) & ~unknown).double()
-    return owner[there], loss.cpu().numpy(), score.cpu().numpy(), _numpy(label), places[there]
+            predicted = likeliest.masked_fill(unknown, -1)
+    columns = loss.cpu().numpy(), score.cpu().numpy(), _numpy(label)
+    return owner[there], *columns, places[there], predicted.cpu().numpy()

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, check_choice
+from fedkeep.core.errors import ConfigError, DataError, check_choice
 from fedkeep.core.examples import MODELS, Model
 from fedkeep.core.ranking import discounted, hits
 from fedkeep.data.checks import TASKS
-from fedkeep.metrics import auc
+from fedkeep.metrics import CLASS_METRICS, auc
 
 __all__ = ["MODELS", "Judgement", "Model", "Task", "tasks_in"]
 
@@ -33,6 +33,11 @@ class Task:
     def metric(self, base: str) -> str:
         """Return the metric's name, with the task's name where there are several."""
         return base if self.name is None else f"{base}/{self.name}"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a label is a class, so that the metrics of ``metrics.CLASS_METRICS`` are defined."""
+        return self.kind not in ("regression", "ranking")
 
     @property
     def client_metric(self) -> str:
@@ -76,6 +81,8 @@ class Judgement:
             classes.
         label: (examples,) the label.
         row: (examples,) the number of the example's row in the data.
+        predicted: (examples,) the most probable class; −1 where an output is NaN, or the task is of no classes.
+            None: the device told nobody.
     """
 
     task: Task
@@ -84,6 +91,7 @@ class Judgement:
     score: np.ndarray
     label: np.ndarray
     row: np.ndarray
+    predicted: np.ndarray | None = None
 
     @classmethod
     def joined(cls, task: Task, parts: Sequence[Sequence[np.ndarray]]) -> Judgement:
@@ -93,7 +101,7 @@ class Judgement:
 
     @property
     def columns(self) -> tuple[np.ndarray, ...]:
-        """What ``joined`` takes."""
+        """What ``joined`` takes, but for ``predicted``."""
         return self.client, self.loss, self.score, self.label, self.row
 
     def metrics(self) -> dict[str, float]:
@@ -117,6 +125,39 @@ class Judgement:
         if self.task.kind == "next_token":
             out[name("perplexity")] = perplexity(out[name("loss")])
         return out
+
+    def class_metrics(self, names: Sequence[str]) -> dict[str, float]:
+        """Return metrics of ``metrics.CLASS_METRICS``, over all examples pooled and as unweighted mean over clients.
+
+        Raises:
+            ConfigError: the predicted classes are not known.
+        """
+        if not len(self.client) or not self.task.has_classes:
+            return {}
+        own = {name: self.by_client(name).values() for name in names}
+        means = {f"{name}_user_mean": float(np.mean([v for v, _ in found])) for name, found in own.items()}
+        whole = {name: CLASS_METRICS[name](*self._classes(name)) for name in names}
+        return {self.task.metric(name): value for name, value in (whole | means).items()}
+
+    def by_client(self, name: str) -> dict[int, tuple[float, int]]:
+        """Return by client (the metric of its own examples, their number), for one of ``metrics.CLASS_METRICS``.
+
+        Raises:
+            ConfigError: the predicted classes are not known.
+        """
+        label, predicted = self._classes(name)
+        order = np.argsort(self.client, kind="stable")
+        clients, first = np.unique(self.client[order], return_index=True)
+        own = zip(clients.tolist(), np.split(order, first[1:]), strict=True)
+        return {c: (CLASS_METRICS[name](label[rows], predicted[rows]), len(rows)) for c, rows in own}
+
+    def _classes(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        if self.predicted is None:
+            raise ConfigError(
+                f"{name} wants every example's predicted class, which no device tells. It is there in simulations."
+            )
+        binary = self.task.kind == "binary"
+        return ((self.label > 0).astype(np.int64) if binary else self.label), self.predicted
 
     def right(self) -> np.ndarray:
         """Return 1.0 where the most probable class is the label, or it is in a ranking's first ten; else 0.0.

@@ -191,12 +191,21 @@ class Judged:
             )
         return self.examples[self.models.index(model)]
 
-    def metrics(self, model: Model) -> dict[str, float]:
-        """Return the metrics over all examples: exact from examples; else from sums, and the AUC from bins."""
-        return self.of(model).metrics() if self.examples else self.tallies.metrics(model)
+    def metrics(self, model: Model, also: Sequence[str] = ()) -> dict[str, float]:
+        """Return the metrics over all examples: exact from examples; else from sums, and the AUC from bins.
 
-    def per_client(self, model: Model) -> dict[str, tuple[float, int]]:
-        """Return by client's id (``Task.client_metric``, number of examples); nothing where only sums are known."""
+        ``also`` names some of ``metrics.CLASS_METRICS``, which want examples.
+        """
+        found = self.of(model).metrics() if self.examples else self.tallies.metrics(model)
+        return found | (self.of(model).class_metrics(also) if also else {})
+
+    def per_client(self, model: Model, metric: str = "") -> dict[str, tuple[float, int]]:
+        """Return by client's id (``Task.client_metric``, number of examples); nothing where only sums are known.
+
+        ``metric`` may be one of ``metrics.CLASS_METRICS`` instead, which want examples.
+        """
+        if metric:
+            return {str(self.roster[c]): found for c, found in self.of(model).by_client(metric).items()}
         if not self.examples:
             return self.tallies.per_client(model)
         return {str(self.roster[c]): found for c, found in self.of(model).per_client().items()}
@@ -208,17 +217,24 @@ class Judged:
 
 
 def to_records(
-    judged: Sequence[Judged], model: Model, round: int, epoch: float, split: str, per_client: bool
-) -> list[Record]:
-    """Return a model's records: the aggregates, and with ``per_client`` a line for each client too."""
+    judged: Sequence[Judged], model: Model, round: int, epoch: float, split: str, per_client: bool,
+    also: Sequence[str] = (),
+) -> list[Record]:  # fmt: skip
+    """Return a model's records: the aggregates, and with ``per_client`` a line for each client too.
+
+    ``also`` names metrics as for ``Judged.metrics``.
+    """
     records = []
     for one in judged:
-        metrics = one.metrics(model)
+        metrics = one.metrics(model, also)
         records += [Record(round, epoch, split, None, m, v, one.count) for m, v in metrics.items()]
-        if per_client:
-            metric = one.task.client_metric
-            for client, (value, count) in one.per_client(model).items():
-                records.append(Record(round, epoch, split, client, metric, value, count))
+        if not per_client:
+            continue
+        own = {one.task.client_metric: one.per_client(model)}
+        if one.count and one.task.has_classes:
+            own |= {one.task.metric(name): one.per_client(model, name) for name in also}
+        for metric, found in own.items():
+            records += [Record(round, epoch, split, c, metric, value, n) for c, (value, n) in found.items()]
     return records
 
 

@@ -113,6 +113,7 @@ def attack(
             "evaluate_shared": False,
             "evaluate_adapted": False,
             "device": "cpu",  # where attackers compute
+            "metrics": (),
             "trackers": (),  # they are told of runs, not of what an attacker trains
         }
         return simulate(

@@ -140,7 +140,10 @@ class MethodConfig(Open):
 
 
 class RunConfig(Strict):
-    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device, who is told (``trackers``)."""
+    """How long and on what: ``rounds`` or ``epochs``, cohort, engine, workers, device, who is told (``trackers``).
+
+    ``metrics`` names what is measured beside the usual: ``balanced_accuracy``, ``macro_f1``.
+    """
 
     rounds: int | None = Field(None, ge=0)
     epochs: float | None = Field(None, ge=0, allow_inf_nan=False)
@@ -157,6 +160,7 @@ class RunConfig(Strict):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     min_clients: int = Field(1, ge=0)
     trackers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    metrics: Annotated[tuple[str, ...] | None, Field(strict=False)] = None
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:

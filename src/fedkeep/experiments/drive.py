@@ -70,6 +70,7 @@ class Plan:
         reference: the model that ``evaluate_shared`` judges: ``own`` where nothing is private.
         trained: (clients,) numbers of training examples; None where the server does not know them.
         declared: zeros of what clients send along, under ``server/NAME``.
+        metrics: some of ``metrics.CLASS_METRICS``, beside what is always measured.
         progress: True or False to force or forbid the bar; None: shown on a terminal.
     """
 
@@ -88,6 +89,7 @@ class Plan:
     reference: Model = "shared"
     trained: np.ndarray | None = None
     declared: Params = field(default_factory=dict)
+    metrics: Sequence[str] = ()
     progress: bool | None = None
 
 
@@ -246,7 +248,7 @@ class Drive:
         model = models[0]
 
         def records(judged: list[Judged], model: Model, split: str, per_client: bool = False) -> list[Record]:
-            return to_records(judged, model, round, self._epoch(round), split, per_client)
+            return to_records(judged, model, round, self._epoch(round), split, per_client, plan.metrics)
 
         found = self._judge(server, "valid", [model])
         valid = records(found, model, "valid")

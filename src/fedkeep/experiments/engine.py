@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from fedkeep.core.errors import ConfigError, did_you_mean
+from fedkeep.core.errors import ConfigError, check_choice, did_you_mean
 from fedkeep.engines import (
     Auto,
     AutoDevice,
@@ -12,12 +12,14 @@ from fedkeep.engines import (
     Engine,
     Measured,
     Sequential,
+    Task,
     Vectorised,
     Workers,
     choose,
 )
 from fedkeep.engines.workers.engine import check_device
 from fedkeep.methods import Method
+from fedkeep.metrics import CLASS_METRICS
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "sequential": Sequential,
@@ -50,6 +52,27 @@ def check_judging(method: Method, shared: bool, adapted: bool) -> None:
         )
     if adapted and not method.adapt.phases:
         raise ConfigError(f"evaluate_adapted: {method.name!r} has no phases of adaptation. Leave it out.")
+
+
+def named_metrics(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...]:
+    """Return the metrics that are measured beside the usual ones.
+
+    Raises:
+        ConfigError: one is not known or named twice, or no task is of classes.
+    """
+    if isinstance(names, str):
+        raise ConfigError(
+            f"metrics must be a list of names; got one, {names!r}. Put it into a list: [{names!r}]."
+        )
+    for name in names:
+        check_choice("metrics must be of", name, CLASS_METRICS)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"metrics names one twice: {list(names)}.")
+    if names and not any(task.has_classes for task in tasks):
+        raise ConfigError(
+            f"metrics: {names[0]} is of classes, and the data's task is {tasks[0].kind!r}. Leave it out."
+        )
+    return tuple(names)
 
 
 def make_engine(name: str, workers: int | None, device: str, cohort: int, rounds: int) -> tuple[Engine, str]:

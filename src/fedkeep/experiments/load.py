@@ -101,5 +101,5 @@ def load_run(
     return Run(
         net, method, data, server.params, store, str(info["engine"]), int(info["rounds_per_epoch"]),
         SomeIds(data.ids, clients), SomeIds(data.ids, held_out), history, directory.round, folder, device,
-        state=server.state, last=server, examples=examples,
+        state=server.state, last=server, examples=examples, metrics=config.run.metrics or (),
     )  # fmt: skip

@@ -46,6 +46,7 @@ class Run:
         state: the method's own on the server, by name.
         examples: each test example's result at the round that was best on ``valid``; None where there is none.
         last: what the server had after the last round; ``server``, ``state`` and ``round`` go before its own.
+        metrics: what ``simulate`` was told to measure beside the usual.
     """
 
     net: Net
@@ -65,6 +66,7 @@ class Run:
     state: State = field(default_factory=dict)
     examples: Examples | None = None
     last: Global = field(default_factory=lambda: Global(params={}))
+    metrics: tuple[str, ...] = ()
 
     @property
     def whole(self) -> Global:
@@ -93,7 +95,8 @@ class Run:
                 arrays, and returns a number. Of tokens each one with a label is an example.
 
         Returns:
-            Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients.
+            Metrics over all examples pooled; ``accuracy_user_mean`` is the unweighted mean over clients. The run's
+            ``metrics`` are among them.
 
         Raises:
             DataError: there is no such client, or none of them has an example in the split.
@@ -107,7 +110,7 @@ class Run:
         model: Model = "shared" if shared else self.personal
         out: dict[str, float] = {}
         for judged in self.judge((model,), split, chosen):
-            out |= judged.metrics(model)
+            out |= judged.metrics(model, self.metrics)
         if metrics:
             found = self.local_device().outputs(self.orders(chosen), split, model)
             for task, (outputs, labels) in zip(tasks_of(self.data), found, strict=True):

@@ -28,7 +28,7 @@ from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
 from fedkeep.experiments.drive import HEADLINE, Drive, Plan, after_round, in_use, pooled_state, restored
-from fedkeep.experiments.engine import check_engine, check_judging, make_engine
+from fedkeep.experiments.engine import check_engine, check_judging, make_engine, named_metrics
 from fedkeep.experiments.environment import check_device, environment
 from fedkeep.experiments.failed_start import removed_if_it_fails
 from fedkeep.experiments.identity import initial_hashes, model_identity
@@ -74,6 +74,7 @@ def simulate(
     progress: bool | None = None,
     trackers: Sequence[str | Tracker] = (),
     accelerate: bool = True,
+    metrics: Sequence[str] | None = None,
 ) -> Run:
     """Train ``model`` with ``method`` over the clients of ``data``, on this machine.
 
@@ -117,6 +118,8 @@ def simulate(
             ``"package.module:Class"``, or a tracker (``fedkeep.trackers.Tracker``).
         accelerate: run the model's own LSTM, GRU, large linear layers and convolutions on fedkeep's kernels where that
             gives the same; see ``fedkeep.accelerate``.
+        metrics: measured beside the usual ones where labels are classes: ``"balanced_accuracy"``, ``"macro_f1"``
+            (``fedkeep.metrics``); over all examples, as mean over clients, and for each client.
 
     Returns:
         The run: ``.server``, ``.private``, ``.history``, ``.evaluate(split)``.
@@ -129,7 +132,7 @@ def simulate(
         device=device, sampling=sampling, evaluate_every=evaluate_every, evaluate_shared=evaluate_shared,
         evaluate_adapted=evaluate_adapted, hold_out=hold_out, on_nonfinite=on_nonfinite, min_clients=min_clients,
         private=private, privacy=privacy, name=name, config=config, config_text=config_text, trackers=trackers,
-        accelerate=accelerate,
+        accelerate=accelerate, metrics=metrics,
     )  # fmt: skip
     with removed_if_it_fails(None if out is None else Path(out)) as folder:
         return simulation.run(folder, resume, progress)
@@ -143,7 +146,8 @@ class Simulation:
         cohort: int, seed: int, engine: str, workers: int | None, device: str | torch.device, sampling: Sampling,
         evaluate_every: int | None, evaluate_shared: bool, evaluate_adapted: bool, hold_out: float,
         on_nonfinite: Literal["stop", "skip"], min_clients: int, privacy: DifferentialPrivacy | None, name: str,
-        trackers: Sequence[str | Tracker], accelerate: bool, private: PrivateStore | None = None,
+        trackers: Sequence[str | Tracker], accelerate: bool, metrics: Sequence[str] | None = None,
+        private: PrivateStore | None = None,
         config: Mapping[str, Any] | None = None, config_text: str | None = None,
     ) -> None:  # fmt: skip
         check_kind("model", model, nn.Module, "a torch.nn.Module")
@@ -186,6 +190,7 @@ class Simulation:
             raise ConfigError(f"evaluate_every must be at least 0 (0: never); got {every}.")
         check_judging(method, evaluate_shared, evaluate_adapted)
         self.every, self.evaluate_shared, self.evaluate_adapted = every, evaluate_shared, evaluate_adapted
+        self.metrics = named_metrics(metrics or (), tasks_of(data))
         self.identity = {
             "seed": seed,
             "rounds": self.rounds,
@@ -199,6 +204,7 @@ class Simulation:
             "method": describe(method),
             **({"evaluate_shared": True} if evaluate_shared else {}),
             **({"evaluate_adapted": True} if evaluate_adapted else {}),
+            **({"metrics": list(self.metrics)} if self.metrics else {}),
             "model": model_identity(self.module, method, self.initial),
         }
 
@@ -260,6 +266,7 @@ class Simulation:
                 self.net, self.method, self.data, drive.server.params, store, name, self.sampler.rounds_per_epoch,
                 SomeIds(self.data.ids, self.clients), SomeIds(self.data.ids, self.held_out), history,
                 drive.server.round, out, self.device, reason, drive.server.state, drive.examples, drive.server,
+                self.metrics,
             )  # fmt: skip
         finally:
             self.engine.close()
@@ -297,6 +304,7 @@ class Simulation:
             evaluate_shared=self.evaluate_shared, evaluate_adapted=self.evaluate_adapted,
             trained=self.data.counts("train"), reference="shared" if personal else "own",
             pooled=self.identity["pooled"], declared=job.declared, progress=progress,
+            metrics=self.metrics,
         )  # fmt: skip
         drive = Drive(
             plan=plan, server=server, device=LocalDevice(job, self.engine, leaves="examples"), history=history,

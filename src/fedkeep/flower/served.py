@@ -117,6 +117,11 @@ def _check_run(config: Config, where: str) -> None:
         )
     if config.run.evaluate_adapted:
         raise ConfigError(f"{where}: run.evaluate_adapted: not across machines yet. Leave it out.")
+    if config.run.metrics:
+        raise ConfigError(
+            f"{where}: run.metrics: not across machines. They are made of how often each class was a label and was "
+            f"predicted, which devices do not tell. Leave it out."
+        )
 
 
 def encode(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

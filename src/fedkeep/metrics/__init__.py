@@ -1,10 +1,11 @@
-"""Metrics: AUC, distributions over clients, and numbers that describe user vectors.
+"""Metrics: AUC, balanced accuracy, macro-F1, distributions over clients, and numbers that describe user vectors.
 
 Everything is a pure function of tensors or arrays. A number that is not defined (an AUC with one class, a
 silhouette with one trait) comes back as NaN; its function says when.
 """
 
 from fedkeep.core.auc import auc
+from fedkeep.metrics.classes import CLASS_METRICS, balanced_accuracy, macro_f1
 from fedkeep.metrics.clients import ClientSummary, per_client
 from fedkeep.metrics.embedding import (
     UserMap,
@@ -20,16 +21,19 @@ from fedkeep.metrics.embedding import (
 from fedkeep.metrics.personalization import Personalized, ag, ap
 
 __all__ = [
+    "CLASS_METRICS",
     "ClientSummary",
     "Personalized",
     "UserMap",
     "ag",
     "ap",
     "auc",
+    "balanced_accuracy",
     "chance_agreement",
     "knn_agreement",
     "knn_r2",
     "linear_cka",
+    "macro_f1",
     "per_client",
     "principal_components",
     "silhouette",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from fedkeep.metrics import ClientSummary, per_client
+from fedkeep.metrics import CLASS_METRICS, ClientSummary, per_client
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block, Card, Figure, Legend, Text
 from fedkeep.report.charts import SLOTS, mark_of
@@ -54,6 +54,7 @@ def results(scenes: Sequence[Scene]) -> Iterator[Block]:
             titles = [scene.label] if len(scenes) > 1 else []
             titles += [wording.metric_name(metric)] if len(scene.metrics) > 1 else []
             yield results_table(scene.groups, metric, title=": ".join(titles))
+            yield from class_table(scene.groups, metric, scene.label if len(scenes) > 1 else "")
 
 
 def results_table(groups: Sequence[Configuration], metric: str, title: str = "") -> Table:
@@ -86,6 +87,19 @@ def results_table(groups: Sequence[Configuration], metric: str, title: str = "")
     if any(len(g.runs) > 1 for g in groups):
         note += " ± is the sample standard deviation over seeds."
     return Table((*columns, f"best valid {name}"), tuple(rows), title, note)
+
+
+def class_table(groups: Sequence[Configuration], metric: str, title: str) -> Iterator[Table]:
+    """Yield what ``run.metrics`` asked for, of a metric's task, on test at the round that is best by the metric."""
+    _, slash, task = metric.partition("/")
+    names = [f"{name}{slash}{task}" for name in CLASS_METRICS]
+    names = [each for name in names for each in (name, wording.user_mean(name))]
+    found = [n for n in names if any(not math.isnan(g.selected(n, metric)[0]) for g in groups)]
+    if found:
+        rows = [(g.label, *(wording.spread(*g.selected(n, metric), n) for n in found)) for g in groups]
+        columns = ("configuration", *(f"test {wording.metric_inline(n)}" for n in found))
+        title = ": ".join(t for t in (title, "Each class counted alike") if t)
+        yield Table(columns, tuple(rows), title, f"At the rounds of {wording.metric_inline(metric)}.")
 
 
 def runs_table(scenes: Sequence[Scene]) -> Table:

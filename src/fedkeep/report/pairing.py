@@ -11,7 +11,7 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.examples import Examples, Model, Results
 from fedkeep.core.ranking import discounted
-from fedkeep.metrics import auc
+from fedkeep.metrics import CLASS_METRICS, auc
 from fedkeep.metrics.worth import Interval, Paired
 from fedkeep.metrics.worth.pooled import auc_pooled, mean_pooled, pooled_gain, rmse_pooled
 from fedkeep.report.groups import Configuration
@@ -204,6 +204,11 @@ def check_metric(metric: str, kind: str) -> None:
     Raises:
         ConfigError: it has none.
     """
+    if metric in CLASS_METRICS:
+        raise ConfigError(
+            f"{metric} has no value for a single example, so the tests of gains do not hold for it. Choose accuracy or "
+            f"loss; fedkeep report shows it for runs with run.metrics = ['{metric}']."
+        )
     if metric in POOLED:
         raise ConfigError(
             f"{metric} has no value for a single example, so clients can't be compared by it. Choose accuracy or loss; "

@@ -14,6 +14,9 @@ _NAMES = {
     "accuracy_ap_max": "Ap, each client's best test",
     "accuracy_user_mean": "Accuracy, mean over users",
     "auc": "AUC",
+    "balanced_accuracy_user_mean": "Balanced accuracy, mean over users",
+    "macro_f1": "Macro-F1",
+    "macro_f1_user_mean": "Macro-F1, mean over users",
     "rmse": "RMSE",
     "hr10": "HR@10",
     "ndcg10": "NDCG@10",
@@ -49,7 +52,7 @@ def is_fraction(metric: str) -> bool:
         "ndcg10",
         "knn_agreement",
         "chance_agreement",
-    ) or name.startswith(("accuracy_", "auc_"))
+    ) or name.startswith(("accuracy_", "auc_", "balanced_accuracy", "macro_f1"))
 
 
 def lower_is_better(metric: str) -> bool:
