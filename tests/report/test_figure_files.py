@@ -12,8 +12,8 @@ import pytest
 
 from fedkeep.core.errors import RunError
 from fedkeep.report import figure_files
-from fedkeep.report.blocks import Drawing, Figure
-from fedkeep.report.charts import MARKS
+from fedkeep.report.blocks import Drawing, Figure, Legend
+from fedkeep.report.charts import MARKS, SLOTS, mark_of
 from fedkeep.report.charts.lines import Axes, Series, line_chart
 from fedkeep.report.figure_files import COLOURS, write_figure
 from fedkeep.report.svg import Canvas
@@ -110,3 +110,61 @@ def test_panels_are_files_of_their_own(tmp_path: Path, without_matplotlib: None)
     canvas = Canvas(90, 20, "t")
     two = Figure("t", panel(canvas.svg()) * 2)
     assert [path.name for path in write_figure(two, tmp_path, "p")] == ["p-1.svg", "p-2.svg"]
+
+
+def curves(count: int, form: str = "wide") -> Figure:
+    series = [Series(f"method {i}", (0.0, 1.0), (0.1, 0.2 + 0.02 * i), str(i)) for i in range(count)]
+    many = count > SLOTS
+    legend = tuple(Legend(s.label, s.slot, "line", False, mark_of(s.slot) if many else "") for s in series)
+    axes = Axes("epochs", "Accuracy (%)", "accuracy")
+    return Figure("t", tuple(line_chart("t", series, axes, (form,))), legend=legend)
+
+
+@pytest.mark.parametrize("form", ["wide", "panel"])
+@pytest.mark.parametrize("count", [2, 4, 8, 12])
+def test_every_curve_is_named_once_and_no_name_lies_over_another(
+    count: int, form: str, tmp_path: Path, without_matplotlib: None
+) -> None:
+    (path,) = write_figure(curves(count, form), tmp_path, "curves")
+    root = ElementTree.parse(path).getroot()  # noqa: S314
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    named = [e for e in root.iter(f"{SVG}text") if str(e.text).startswith("method ")]
+    assert sorted(str(e.text) for e in named) == sorted(f"method {i}" for i in range(count))
+    boxes = [(float(e.attrib["x"]), float(e.attrib["y"])) for e in named]
+    assert all(
+        x + 7.6 * len(str(e.text)) <= width and y < height for e, (x, y) in zip(named, boxes, strict=True)
+    )
+    for i, (x, y) in enumerate(boxes):
+        assert all(abs(y - b) >= 13 or abs(x - a) >= 7.6 * 9 + 34 for a, b in boxes[:i])
+
+
+def test_a_legend_shows_each_look_and_only_what_is_drawn(tmp_path: Path, without_matplotlib: None) -> None:
+    canvas = Canvas(200, 20, "t")
+    canvas.mark(5, 5, 4, "circle", "fill s1")
+    canvas.add("path", cls="line s2 dashed", d="M0,0L1,1")
+    canvas.mark(15, 5, 4, "square", "hollow s3")
+    long = "a name that is longer than the drawing is wide"
+    entries = (
+        Legend("dot", "1", "circle"),
+        Legend("pooled <b>", "2", "line", True),
+        Legend(long, "3", "hollow"),
+        Legend("not here", "4"),
+    )
+    (path,) = write_figure(Figure("t", panel(canvas.svg()), legend=entries), tmp_path, "keys")
+    root = ElementTree.parse(path).getroot()  # noqa: S314
+    parts = [(e.tag.removeprefix(SVG), e.attrib, e.text) for e in list(root)[4:]]
+    assert [text for _, _, text in parts if text] == [
+        "dot",
+        "pooled <b>",
+        "a name that is",
+        "longer than the",
+        "drawing is wide",
+    ]
+    looks = [(tag, a.get("stroke"), a.get("fill")) for tag, a, text in parts if not text]
+    assert looks == [
+        ("circle", None, COLOURS[1]),
+        ("path", COLOURS[2], "none"),
+        ("path", COLOURS[3], "#ffffff"),
+    ]
+    assert parts[2][1]["stroke-dasharray"] == "7 5"
+    assert float(root.attrib["height"]) == 20 + 19 * 6  # five lines, two of them of one entry, and one below

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 from fedkeep.core.files import write_whole
 from fedkeep.report.blocks import Figure
 from fedkeep.report.charts import DASHES
+from fedkeep.report.charts.legends import with_legend
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#c98500", "#3f9fd8", "#4d4d4d", "#8a7d00")
 GREY, INK, SOFT, GRID = "#a9afb4", "#1d2328", "#5c666f", "#e2e0da"
@@ -44,13 +45,14 @@ DPI = 200
 def write_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure's widest drawing as ``NAME.svg``, and with matplotlib installed as PDF and PNG; return the files.
 
-    Of several panels each is a file, with its number at the end. The same figure gives the same bytes.
+    Of several panels each is a file, with its number at the end. Under each stands the legend of what it does not name
+    itself. The same figure gives the same bytes.
     """
     drawings = [d for d in figure.drawings if d.form != "narrow"]
     out = []
     for i, drawing in enumerate(drawings, 1):
         stem = name if len(drawings) == 1 else f"{name}-{i}"
-        root = ElementTree.fromstring(drawing.svg)  # noqa: S314  (our own output)
+        root = with_legend(ElementTree.fromstring(drawing.svg), figure.legend)  # noqa: S314  (our own output)
         path = folder / f"{stem}.svg"
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, standalone(root).encode())
