@@ -32,6 +32,7 @@ COMMANDS = [
     "evaluate",
     "personalize",
     "export",
+    "predict",
     "worth",
     "compare",
     "sweep",

@@ -34,6 +34,7 @@ from fedkeep.cli.flower import app as flower
 from fedkeep.cli.listing import list_all
 from fedkeep.cli.output import complain
 from fedkeep.cli.personalize import personalize
+from fedkeep.cli.predict import predict
 from fedkeep.cli.prepare import prepare
 from fedkeep.cli.prove import prove
 from fedkeep.cli.report import report
@@ -158,6 +159,7 @@ _add(prove, "fedkeep prove demo/personalized-fl --set method.clip_over=halves --
 _add(evaluate, "fedkeep evaluate runs/demo/personalized-fl --per-client")
 _add(personalize, "fedkeep personalize runs/demo/personalized-fl --client user-07 --k 0,5,all")
 _add(export, "fedkeep export runs/demo/personalized-fl --client user-07 --out anna")
+_add(predict, "fedkeep predict models --client anna --data new.csv")
 _add(worth, "fedkeep worth runs/demo/personalized-fl runs/demo/global-fl")
 _add(compare, "fedkeep compare my.toml --methods fedavg,furl,ditto --seeds 5 --jobs 2")
 _add(sweep, "fedkeep sweep my.toml --space space.toml --methods fedavg,furl --trials 20 --seeds 3 --jobs 2")

@@ -32,6 +32,7 @@ from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, read_sealed, sealed_bytes
 from fedkeep.data.ids import SomeIds, as_id
+from fedkeep.engines.base import first_kept
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.run import Run
 from fedkeep.methods import Method
@@ -40,6 +41,7 @@ from fedkeep.version import __version__
 
 if TYPE_CHECKING:
     from fedkeep.data.preparation import Encoding
+    from fedkeep.experiments.config import Config
 
 INFO, SHARED = "model.json", "shared.safetensors"
 
@@ -250,6 +252,74 @@ def load_model(folder: Path | str, client: str | int, *, model: nn.Module | None
     return ready.eval()
 
 
+def load_shared(folder: Path | str) -> nn.Module:
+    """Return the model of nobody in particular from a folder that ``fedkeep export`` wrote: the shared part alone.
+
+    What is private has the values that a new client begins with.
+
+    Raises:
+        RunError: the folder holds no models, or is damaged.
+        ConfigError: it comes from a run without a configuration, or private values began as word vectors of a file.
+        MethodError: the method's shared part cannot predict alone, or differs between clients.
+    """
+    place, info = Path(folder), _info(folder)
+    module, method = _module(place, info, None)
+    assert method is not None
+    if method.predict_shared is None:
+        raise MethodError(
+            f"The shared part of {method.name!r} cannot predict alone. Take clients' own models (--client ID), or fit "
+            f"new clients': fedkeep export RUN --client ID --adapt."
+        )
+    config, net = exported_config(place), Net(module)
+    begins = first_kept(method, net)
+    if config.model.word_vectors and set(begins) & {
+        n for n, c in getattr(module, "lookup", {}).items() if c == "text"
+    }:
+        raise ConfigError(
+            f"The private part began as the vectors of {config.model.word_vectors}, which {place} does not hold. Take "
+            f"clients' own models (--client ID)."
+        )
+    values = load_verified(place / SHARED, info["shared"]) | begins
+    if missing := [n for n in tensors_of(module) if n not in values]:
+        raise MethodError(
+            f"{place} holds no shared value of {missing[0]!r}: clients of {method.name!r} are sent different ones. "
+            f"Take clients' own models (--client ID)."
+        )
+    state = {n: v for n, v in values.items() if is_state(n)}
+    found = {n: values[n] for n in tensors_of(module)}
+    module.load_state_dict({**module.state_dict(), **net.placed(found)})
+    plain = method.predict_shared is forward
+    return (
+        module if plain else PersonalModel(module, replace(method, predict=method.predict_shared), state)
+    ).eval()
+
+
+def exported_clients(folder: Path | str) -> list[str]:
+    """Return the ids of the clients whose models a folder holds.
+
+    Raises:
+        RunError: the folder holds no models, or is damaged.
+    """
+    return list(_info(folder)["clients"])
+
+
+def exported_config(folder: Path | str) -> Config:
+    """Return the configuration that exported models were trained by.
+
+    Raises:
+        RunError: the folder holds no models, or is damaged.
+        ConfigError: they come from a run without a configuration.
+    """
+    from fedkeep.experiments.config import parse_config
+
+    if not (text := _info(folder)["config"]):
+        raise ConfigError(
+            f"{folder} comes from a run without a configuration, so its module is not known here. Load its models in "
+            f"Python: fedkeep.load_model({str(folder)!r}, ID, model=MyModule())."
+        )
+    return parse_config(text, f"{Path(folder) / INFO}")
+
+
 def load_encoding(folder: Path | str) -> Encoding:
     """Return how the data became numbers that exported models were trained on.
 
@@ -293,9 +363,8 @@ def _module(place: Path, info: Mapping[str, Any], model: nn.Module | None) -> tu
         return copy.deepcopy(model), None
     from fedkeep.data.preparation import Encoding
     from fedkeep.experiments.build import build_method, build_model
-    from fedkeep.experiments.config import parse_config
 
-    config = parse_config(info["config"], f"{place / INFO}")
+    config = exported_config(place)
     bare = config.model_copy(update={"model": config.model.model_copy(update={"word_vectors": None})})
     method = build_method(config.method)
     return method.made_for(build_model(bare, Encoding.from_json(info["encoding"]))), method

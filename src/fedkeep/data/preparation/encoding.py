@@ -16,7 +16,7 @@ from fedkeep.core.errors import DataError, did_you_mean, first_line, shown
 from fedkeep.core.params import Batch
 from fedkeep.data.columns import Ragged
 from fedkeep.data.federated import FederatedData
-from fedkeep.data.preparation.columns import Code, RawColumn, difference
+from fedkeep.data.preparation.columns import Code, RawColumn, Where, difference
 from fedkeep.data.preparation.features import FeatureCode, Features
 from fedkeep.data.preparation.labels import LabelCode, Labels
 from fedkeep.data.preparation.numbers import (
@@ -125,20 +125,32 @@ class Encoding:
         Raises:
             DataError: there is no such column, or a value does not fit it.
         """
+        data = self.examples(columns)
+        batch = data.batch(range(max(map(len, data.columns.values()), default=0)))
+        return {n: v.to(torch.get_default_dtype()) if v.is_floating_point() else v for n, v in batch.items()}
+
+    def examples(self, columns: Mapping[str, Any], where: Where | None = None) -> FederatedData:
+        """Return new examples in numbers, all of one client and in their order.
+
+        Args:
+            columns: as for :meth:`batch`.
+            where: names a row in an error; None: by its column and number.
+
+        Raises:
+            DataError: there is no such column, or a value does not fit it.
+        """
         for name in columns:
             if name not in self.columns:
                 known = f"{', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
                 raise DataError(f"There is no column {name!r} in the encoding; there are {known}")
         encoded = {
             name: self.columns[name].encoded(
-                _raw(name, self.columns[name], values), f"{name}, row {{}}".format
+                _raw(name, self.columns[name], values), where or f"{name}, row {{}}".format
             )
             for name, values in columns.items()
         }
         rows = max(map(len, encoded.values()), default=0)
-        data = FederatedData.from_columns(np.zeros(rows, np.int64), encoded, meta=self.meta)
-        batch = data.batch(range(rows))
-        return {n: v.to(torch.get_default_dtype()) if v.is_floating_point() else v for n, v in batch.items()}
+        return FederatedData.from_columns(np.zeros(rows, np.int64), encoded, meta=self.meta)
 
     def to_json(self) -> str:
         """Return the encoding as JSON; the same encoding is always the same text."""

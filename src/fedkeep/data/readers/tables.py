@@ -164,13 +164,11 @@ def raw_from(
         given = {"text": text, "vocabulary": vocabulary}
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
             raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
-        x = np.stack([table.numbers(name) for name in features], axis=1)
-        _single(table, x, list(features))  # float32 holds all of them, if not to the last digit
-        columns["x"] = Features(names=tuple(features), values=x)
+        columns["x"] = Features(names=tuple(features), values=features_of(table, features))
     if time in table.columns:
         columns["time"] = Times(values=_times(table, time))
     return Raw(
-        client=_users(table, user), split=parts, columns=columns, meta=meta, where=table.where,
+        client=users_of(table, user), split=parts, columns=columns, meta=meta, where=table.where,
         opted_in=_truths(table, opted_in) if opted_in in table.columns else None,
         about=About(task=task) if task == "regression" else About(),
     )  # fmt: skip
@@ -247,7 +245,7 @@ def check_names(file: object, names: Collection[str], wanted: Sequence[str]) -> 
             )
 
 
-def _users(table: Table, name: str) -> list[str]:
+def users_of(table: Table, name: str) -> list[str]:
     """Return a column as client ids, or raise DataError at the first value that is none."""
     users = table.columns[name]
     known: dict[Any, str] = {}
@@ -256,6 +254,17 @@ def _users(table: Table, name: str) -> list[str]:
         if type(user) not in (str, int) or user not in known:
             known[user] = as_id(user, f"{table.where(row)}: column {name!r}: ")
     return [known[user] for user in users]
+
+
+def features_of(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
+    """Return numeric columns side by side, (rows, names); float32 holds all of them, if not to the last digit.
+
+    Raises:
+        DataError: a value is no number, NaN, infinite, or too large for float32.
+    """
+    x = np.stack([table.numbers(name) for name in names], axis=1)
+    _single(table, x, list(names))
+    return x
 
 
 def texts_of(table: Table, name: str) -> list[str]:

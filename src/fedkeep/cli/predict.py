@@ -1,0 +1,88 @@
+"""``fedkeep predict``: what exported models say of new examples."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import write_whole
+from fedkeep.experiments.predicting import Predicted, Prediction, predict_table
+
+
+def predict(
+    models: Annotated[Path, typer.Argument(metavar="MODELS", help="The folder that fedkeep export wrote.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", metavar="FILE", help="A table of new examples: CSV, TSV, JSON lines or Parquet."
+        ),
+    ],
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="ID", help="Whose model predicts every row.")
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="COLUMN", help="The column of users; by default as in training."),
+    ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="Predict rows of users without a model here by the shared part alone."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to standard output.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write a JSON object a row, not CSV.")] = False,
+) -> None:
+    """Predict the rows of a table by exported models: labels with probabilities, or numbers.
+
+    FILE has the columns that were trained on; labels are not needed. Each row is predicted by the model of the user
+    that its column of users names, or all by one: --client ID. With --shared a table needs no column of users.
+
+    Further examples: fedkeep predict models --data new.csv --out predicted.csv, and
+    fedkeep predict models --data new.parquet --shared --json
+    """
+    if client is not None and (shared or user is not None):
+        raise ConfigError("--client names the model of every row. Leave out --user and --shared.")
+    found = predict_table(models, data, client=client, user=user, shared=shared)
+    text = "".join(map(_line, found)) if as_json else _csv(found)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_whole(out, text.encode())
+
+
+def _line(row: Predicted) -> str:
+    said: dict[str, Any] = {"client": row.client}
+    for each in row.tasks:
+        own = {"prediction": each.value} | (
+            {"probabilities": each.probabilities} if each.probabilities else {}
+        )
+        said |= own if each.task is None else {each.task: own}
+    return json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _csv(rows: Sequence[Predicted]) -> str:
+    text, columns = io.StringIO(), ["client", *(name for each in rows[0].tasks for name in _cells(each))]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        cells = {name: value for each in row.tasks for name, value in _cells(each).items()}
+        writer.writerow({"client": row.client or "", **cells})
+    return text.getvalue()
+
+
+def _cells(said: Prediction) -> dict[str, Any]:
+    """Return a prediction's cells by column: ``prediction`` and ``p(LABEL)``, of several tasks after ``TASK.``."""
+    before = "" if said.task is None else f"{said.task}."
+    numbers = said.value if isinstance(said.value, list) else None
+    several: dict[str, Any] = {f"{before}prediction.{k}": v for k, v in enumerate(numbers or ())}
+    return (several or {f"{before}prediction": said.value}) | {
+        f"{before}p({label})": p for label, p in said.probabilities.items()
+    }

@@ -1,0 +1,214 @@
+"""Predictions for the rows of a table by exported models: what ``fedkeep predict`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeep.core.errors import MethodError, RunError, did_you_mean
+from fedkeep.core.net import every_tensor, logits_of
+from fedkeep.core.takes import Takes
+from fedkeep.data.federated import FederatedData
+from fedkeep.data.ids import as_id
+from fedkeep.data.preparation import Encoding
+from fedkeep.data.preparation.features import FeatureCode
+from fedkeep.data.preparation.labels import LabelCode
+from fedkeep.data.preparation.numbers import PlainCode
+from fedkeep.data.preparation.texts import TextCode
+from fedkeep.data.readers.tables import Table, features_of, load_table, texts_of, users_of
+from fedkeep.engines import Task
+from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.judgement import tasks_in
+from fedkeep.experiments.config import Config
+from fedkeep.experiments.serving import (
+    PersonalModel,
+    exported_clients,
+    exported_config,
+    load_encoding,
+    load_model,
+    load_shared,
+)
+from fedkeep.methods.terms import output_of
+
+CHUNK = 1024
+"""Rows that are computed at once."""
+ASIDE = ("time", "opted_in")
+"""Columns that a model reads where it names them alone."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one row for one task.
+
+    Attributes:
+        task: its name; None where there is one without a name.
+        value: the label of the likeliest class, or a number, or several.
+        probabilities: of each class, by label; empty for numbers.
+    """
+
+    task: str | None
+    value: str | float | list[float]
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row's predictions, one for each task, and whose model made them; None: the shared one."""
+
+    client: str | None
+    tasks: tuple[Prediction, ...]
+
+
+def predict_table(
+    folder: Path, file: Path, *, client: str | None = None, user: str | None = None, shared: bool = False
+) -> list[Predicted]:
+    """Return predictions for a table's rows, in their order.
+
+    Args:
+        folder: what ``fedkeep export`` wrote.
+        file: a table with the columns that the models read, in a format that ``read_table`` reads.
+        client: whose model predicts every row; None: that of the row's user.
+        user: the column of users; by default the one that the configuration names.
+        shared: rows of users without a model here are predicted by the shared part alone; all are where the table has
+            no column of users.
+
+    Raises:
+        RunError: the folder holds no models, none of a user, or is damaged.
+        ConfigError: the models come from a run without a configuration.
+        DataError: the table is malformed, lacks a column, or a value does not fit it.
+        MethodError: the shared part cannot predict alone, or there is a task that gives neither classes nor numbers.
+    """
+    config, clients = exported_config(folder), exported_clients(folder)
+    encoding = load_encoding(folder)
+    tasks = tasks_in(encoding.meta)
+    for task in tasks:
+        if task.kind not in ("multiclass", "binary", "regression"):
+            raise MethodError(
+                f"fedkeep predict gives classes and numbers; these models were trained for {task.kind!r}. Call "
+                f"fedkeep.load_model({str(folder)!r}, ID) in Python."
+            )
+    one = next(iter(clients)) if client is None else client
+    takes = _takes(load_shared(folder) if shared else load_model(folder, one))
+    wanted = _columns(encoding, config, takes, {task.label for task in tasks})
+    column = user or str(config.data.options.get("user", "user"))
+    by_row = client is None
+    must = [column] if by_row and not shared else [user] if by_row and user else []
+    names = [name for own in wanted.values() for name in own]
+    table = load_table(file, [*names, *must], [column] if by_row else [])
+    data = encoding.examples({n: _values(table, encoding, n, own) for n, own in wanted.items()}, table.where)
+    owners = _owners(table, column, len(data.columns[next(iter(wanted))]), client)
+    if not shared:
+        _check_known(table, owners, clients, folder)
+    known, rows_of = set(clients), dict[str | None, list[int]]()
+    for row, owner in enumerate(owners):
+        rows_of.setdefault(owner if owner in known else None, []).append(row)
+    found: dict[int, Predicted] = {}
+    for owner, rows in rows_of.items():
+        model = load_shared(folder) if owner is None else load_model(folder, owner)
+        for row, said in zip(rows, _predicted(model, takes, data, rows, tasks, encoding), strict=True):
+            found[row] = Predicted(owner, said)
+    return [found[row] for row in range(len(owners))]
+
+
+def _takes(model: nn.Module) -> Takes:
+    module = getattr(model, "module", model)
+    return Takes(f"{type(module).__name__}.forward", module.forward)
+
+
+def _columns(
+    encoding: Encoding, config: Config, takes: Takes, labels: set[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return which of the table's columns make each column that the model reads."""
+    inputs = [name for name in encoding.columns if name not in labels]
+    named = [name for name in inputs if {name, f"{name}_length"} & {*takes.names}]
+    found: dict[str, tuple[str, ...]] = {}
+    for name in named or [name for name in inputs if name not in ASIDE]:
+        code = encoding.columns[name]
+        if isinstance(code, FeatureCode):
+            found[name] = code.names
+        else:
+            found[name] = (
+                str(config.data.options.get("text") or name) if isinstance(code, TextCode) else name,
+            )
+    return found
+
+
+def _values(table: Table, encoding: Encoding, name: str, own: Sequence[str]) -> Any:
+    code = encoding.columns[name]
+    if isinstance(code, TextCode):
+        return texts_of(table, own[0])
+    if isinstance(code, FeatureCode):
+        return features_of(table, own)
+    if isinstance(code, PlainCode) and (code.ragged or code.shape):
+        return table.columns[own[0]]  # a list in each row, as JSON lines and Parquet hold
+    return table.numbers(own[0])
+
+
+def _owners(table: Table, column: str, rows: int, client: str | None) -> list[str | None]:
+    """Return whose model each row asks for; None: nobody's."""
+    if client is not None:
+        return [as_id(client)] * rows
+    return list(users_of(table, column)) if column in table.columns else [None] * rows
+
+
+def _check_known(table: Table, owners: Sequence[str | None], clients: Sequence[str], folder: Path) -> None:
+    """Raise RunError where a row's user has no model."""
+    known = set(clients)
+    unknown = {owner: row for row, owner in reversed([*enumerate(owners)]) if owner not in known}
+    if unknown:
+        owner, row = min(unknown.items(), key=lambda pair: pair[1])
+        plural = "s" if len(unknown) > 2 else ""
+        more = f", nor of {len(unknown) - 1} other user{plural} of the table" if len(unknown) > 1 else ""
+        raise RunError(
+            f"{table.where(row)}: {folder} holds no model of {owner!r}{more}.{did_you_mean(str(owner), clients)} "
+            f"Say --shared to predict such rows by the shared part alone, or export their models: fedkeep export RUN "
+            f"--client ID --adapt --out DIR."
+        )
+
+
+def _predicted(
+    model: nn.Module,
+    takes: Takes,
+    data: FederatedData,
+    rows: Sequence[int],
+    tasks: Sequence[Task],
+    encoding: Encoding,
+) -> Iterator[tuple[Prediction, ...]]:
+    kind = float_type(every_tensor(model))
+    for start in range(0, len(rows), CHUNK):
+        batch = load_batch(data, np.asarray(rows[start : start + CHUNK]), "cpu", kind)
+        with torch.no_grad():
+            output = logits_of(model(**(batch if isinstance(model, PersonalModel) else takes.of(batch))))
+        said = [_said(output_of(output, task.name), task, encoding) for task in tasks]
+        yield from zip(*said, strict=True)
+
+
+def _said(output: Tensor, task: Task, encoding: Encoding) -> list[Prediction]:
+    """Return a task's predictions from its outputs: logits (B, classes), or numbers (B,) or (B, several)."""
+    if task.kind == "regression":
+        numbers = [[_short(v) for v in row] for row in output.reshape(len(output), -1).float().numpy()]
+        return [Prediction(task.name, own[0] if len(own) == 1 else own, {}) for own in numbers]
+    if output.dim() != 2:
+        raise MethodError(
+            f"Wanted outputs of shape (rows, classes); got {tuple(output.shape)}. Let the model give one logit a class."
+        )
+    code = encoding.columns.get(task.label)
+    known = code.names if isinstance(code, LabelCode) else encoding.about.label_names or ()
+    labels = [known[k] if k < len(known) else str(k) for k in range(output.shape[1])]
+    shares = output.float().softmax(1)
+    best = shares.argmax(1).tolist()
+    return [
+        Prediction(task.name, labels[k], dict(zip(labels, map(_short, row), strict=True)))
+        for k, row in zip(best, shares.numpy(), strict=True)
+    ]
+
+
+def _short(value: Any) -> float:
+    """Return a number as the shortest decimal that is the same in float32."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,201 @@
+"""``fedkeep predict``: what a client's model says of new rows, as ``load_model`` gives it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedkeep as library
+from fedkeep.experiments.load import load_run
+from fedkeep.experiments.run import Run
+from tests.cli.conftest import Command
+
+NEW = "user,height,width\nbo,0.5,2\nann,1.5,0\nbo,2.5,1\n"
+X = torch.tensor([[0.5, 2.0], [1.5, 0.0], [2.5, 1.0]])
+
+
+@pytest.fixture
+def trained(fedkeep: Command, csv: Callable[..., Path]) -> Callable[..., Run]:
+    """Trains ``table.toml`` with settings in ``r``, and exports all its models to ``m``."""
+
+    def train(*settings: str, data: Path | None = None, config: str = "table.toml") -> Run:
+        words = [word for setting in settings for word in ("--set", setting)]
+        folder = data or csv()
+        Path("new.csv").write_text(NEW)
+        for command in (("run", config, "--out", "r", *words), ("export", "r", "--all", "--out", "m")):
+            result = fedkeep(*command, "--data", folder)
+            assert result.exit_code == 0, result.output
+        return load_run(Path("r"), data_folder=folder)
+
+    return train
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def logits(run: Run, client: str | None, x: torch.Tensor) -> torch.Tensor:
+    """Compute FURL's linear model by hand: W x + b, and the client's own vector; nobody's is 0, as it begins."""
+    weight, bias = (run.server[f"linear.{name}"] for name in ("weight", "bias"))
+    return x @ weight.T + bias + (run.parameters(client)["user"] if client else 0)
+
+
+def test_each_row_is_predicted_by_its_users_model(trained: Callable[..., Run], fedkeep: Command) -> None:
+    run = trained()
+    result = fedkeep("predict", "m", "--data", "new.csv")
+    assert result.exit_code == 0, result.output
+    found = rows(result.stdout)
+    assert [row["client"] for row in found] == ["bo", "ann", "bo"]
+    for k, (row, client) in enumerate(zip(found, ("bo", "ann", "bo"), strict=True)):
+        wanted = logits(run, client, X[k]).softmax(0)
+        assert [float(row["p(0)"]), float(row["p(1)"])] == pytest.approx(wanted.tolist(), abs=1e-6)
+        assert row["prediction"] == str(int(wanted.argmax()))
+    exact = library.load_model("m", "ann")(x=X[1:2]).softmax(1)[0]
+    assert torch.tensor([float(found[1]["p(0)"]), float(found[1]["p(1)"])]).equal(exact)
+
+
+def test_one_clients_model_predicts_rows_of_nobody(trained: Callable[..., Run], fedkeep: Command) -> None:
+    run = trained("preparation.standardise=true", "preparation.label_names=['no','yes']", data=named_labels())
+    Path("new.jsonl").write_text("\n".join(json.dumps({"width": w, "height": h}) for h, w in X.tolist()))
+    result = fedkeep("predict", "m", "--client", "bo", "--data", "new.jsonl", "--json", "--out", "said.jsonl")
+    assert (result.exit_code, result.stdout) == (0, ""), result.output
+    found = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
+    scales = run.data.meta["standardised"]
+    x = (X - torch.tensor(scales["means"])) / torch.tensor(scales["scales"])
+    wanted = logits(run, "bo", x.float()).softmax(1)
+    for row, shares in zip(found, wanted.tolist(), strict=True):
+        assert row["client"] == "bo"
+        assert row["probabilities"] == pytest.approx(dict(zip(("no", "yes"), shares, strict=True)), abs=1e-6)
+        assert row["prediction"] == ("yes" if shares[1] > shares[0] else "no")
+
+
+def named_labels() -> Path:
+    Path("words").mkdir()
+    lines = [
+        f"{u},{i % 5}.5,{i * 7 % 3},{('no', 'yes')[i % 2]}" for u in ("ann", "bo", "cy") for i in range(10)
+    ]
+    Path("words/mine.csv").write_text("\n".join(["user,height,width,label", *lines]) + "\n")
+    return Path("words")
+
+
+def test_users_without_a_model_have_the_shared_one_if_it_is_asked_for(
+    trained: Callable[..., Run], fedkeep: Command, refused: Callable[..., str]
+) -> None:
+    run = trained()
+    Path("new.csv").write_text(NEW.replace("bo,2.5", "dora,2.5").replace("bo,0.5", "bob,0.5"))
+    assert refused("predict", "m", "--data", "new.csv") == (
+        "Error: new.csv, line 2: m holds no model of 'bob', nor of 1 other user of the table. Did you mean 'bo'? Say "
+        "--shared to predict such rows by the shared part alone, or export their models: fedkeep export RUN --client "
+        "ID --adapt --out DIR."
+    )
+    found = rows(fedkeep("predict", "m", "--data", "new.csv", "--shared").stdout)
+    assert [row["client"] for row in found] == ["", "ann", ""]
+    for k, client in enumerate((None, "ann", None)):
+        wanted = logits(run, client, X[k]).softmax(0)
+        assert float(found[k]["p(1)"]) == pytest.approx(float(wanted[1]), abs=1e-6)
+    Path("bare.csv").write_text("height,width\n0.5,2\n")
+    (alone,) = rows(fedkeep("predict", "m", "--data", "bare.csv", "--shared").stdout)
+    assert alone == found[0]
+
+
+def test_private_weights_begin_as_in_the_run(trained: Callable[..., Run], fedkeep: Command) -> None:
+    run = trained("method={kind='furl',private='linear.weight'}")
+    (found, *_) = rows(fedkeep("predict", "m", "--data", "new.csv", "--user", "user", "--shared").stdout)
+    assert found["client"] == "bo"
+    Path("new.csv").write_text("height,width\n0.5,2\n")
+    (found,) = rows(fedkeep("predict", "m", "--data", "new.csv", "--shared").stdout)
+    wanted = X[0] @ run.net.initial()["linear.weight"].T + run.server["linear.bias"] + run.server["user"]
+    assert float(found["p(1)"]) == pytest.approx(float(wanted.softmax(0)[1]), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["apfl", "ditto"])
+def test_methods_that_predict_in_their_own_way(
+    kind: str, trained: Callable[..., Run], fedkeep: Command
+) -> None:
+    run = trained(f"method={{kind='{kind}'}}")
+    flat = {**run.sent("ann").flat, **run.kept("ann").flat}
+    wanted = run.method.predict(run.net, flat, {"x": X[1:2]}).softmax(1)[0]
+    found = rows(fedkeep("predict", "m", "--data", "new.csv").stdout)[1]
+    assert [float(found["p(0)"]), float(found["p(1)"])] == pytest.approx(wanted.tolist(), abs=1e-6)
+
+
+def test_numbers_and_texts_under_their_own_names(fedkeep: Command, trained: Callable[..., Run]) -> None:
+    Path("d").mkdir()
+    lines = [f"{u},{t},{n}" for u in "ab" for t, n in (("good day", 1.5), ("bad", -2)) * 4]
+    Path("d/t.csv").write_text("\n".join(["who,msg,score", *lines]) + "\n")
+    Path("t.toml").write_text(
+        'data = { reader = "table", path = "t.csv", user = "who", text = "msg", label = "score", tokens = "word", '
+        'task = "regression" }\nmodel = { kind = "bag_of_words", user_dim = 2 }\n'
+        'method = { kind = "furl", loss = { kind = "squared_error" } }\nrun = { rounds = 1, cohort = 2 }\n'
+    )
+    trained(data=Path("d"), config="t.toml")
+    Path("new.csv").write_text("who,msg,more\nb,good day,1\na,day of nobody,2\n")
+    found = rows(fedkeep("predict", "m", "--data", "new.csv").stdout)
+    encoding = library.load_encoding("m")
+    for row, client, text in zip(found, "ba", ("good day", "day of nobody"), strict=True):
+        wanted = library.load_model("m", client)(**encoding.batch(text=[text]))
+        assert row == {"client": client, "prediction": row["prediction"]}
+        assert float(row["prediction"]) == pytest.approx(wanted.item(), abs=1e-6)
+
+
+def test_parquet_is_read_too(trained: Callable[..., Run], fedkeep: Command) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    trained()
+    columns: dict[str, Any] = {
+        "user": ["bo", "ann", "bo"],
+        "height": X[:, 0].numpy(),
+        "width": X[:, 1].numpy(),
+    }
+    parquet.write_table(pyarrow.table(columns), "new.parquet")
+    found = [fedkeep("predict", "m", "--data", name).stdout for name in ("new.csv", "new.parquet")]
+    assert found[0] == found[1] != ""
+
+
+def test_several_tasks_are_columns_of_their_own() -> None:
+    from fedkeep.cli.predict import _csv, _line
+    from fedkeep.experiments.predicting import Predicted, Prediction
+
+    said = (Prediction("mood", "good", {"bad": 0.25, "good": 0.75}), Prediction("place", [1.0, -2.5], {}))
+    row = Predicted("ann", said)
+    assert _csv([row]) == (
+        "client,mood.prediction,mood.p(bad),mood.p(good),place.prediction.0,place.prediction.1\n"
+        "ann,good,0.25,0.75,1.0,-2.5\n"
+    )
+    assert json.loads(_line(row)) == {
+        "client": "ann", "mood": {"prediction": "good", "probabilities": {"bad": 0.25, "good": 0.75}},
+        "place": {"prediction": [1.0, -2.5]},
+    }  # fmt: skip
+
+
+def test_what_does_not_fit_is_said(trained: Callable[..., Run], refused: Callable[..., str]) -> None:
+    trained()
+    assert "m holds no model of 'anna' (3 clients). Did you mean 'ann'?" in refused(
+        "predict", "m", "--client", "anna", "--data", "new.csv"
+    )
+    Path("bare.csv").write_text("height,width\n0.5,x\n")
+    assert "has no column 'user'" in refused("predict", "m", "--data", "bare.csv")
+    assert "bare.csv, line 2: wanted a number in column 'width'" in refused(
+        "predict", "m", "--client", "bo", "--data", "bare.csv"
+    )
+    assert "has no column 'who'" in refused("predict", "m", "--data", "new.csv", "--user", "who", "--shared")
+    assert "Leave out --user and --shared" in refused(
+        "predict", "m", "--data", "new.csv", "--client", "bo", "--shared"
+    )
+    assert "holds no exported models" in refused("predict", "r", "--data", "new.csv")
+
+
+def test_a_shared_part_that_cannot_predict_alone(
+    trained: Callable[..., Run], refused: Callable[..., str]
+) -> None:
+    trained("method={kind='fedper',private='linear.*'}")
+    assert "The shared part of 'fedper' cannot predict alone" in refused(
+        "predict", "m", "--data", "new.csv", "--shared"
+    )
