@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
+import fedkeep as library
 from fedkeep import FederatedData, Method, methods, simulate
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
@@ -72,6 +74,22 @@ class Torchs(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         return self.lstm(self.embedding(text))[0][:, 0]  # type: ignore[no-any-return]
+
+
+class Packed(nn.Module):
+    """PyTorch's own recurrent layer over packed texts, or ours with their lengths."""
+
+    def __init__(self, ours: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.ours = nn.Embedding(40, 4), ours
+        self.gru = library.nn.GRU(4, 3) if ours else nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
+        x, lengths = self.embedding(text), text_length.clamp(min=1)
+        if self.ours:
+            return self.gru(x, lengths)[1]  # type: ignore[no-any-return]
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.gru(packed)[1][0]  # type: ignore[no-any-return]
 
 
 REASONS: dict[str, tuple[nn.Module, Method, FederatedData, str]] = {
@@ -141,3 +159,12 @@ def test_a_model_that_fails_is_not_the_engines_fault() -> None:
     data = FederatedData.from_columns([0, 0], {"z": np.ones((2, 3)), "label": [0, 1]}, ["train"] * 2)
     with pytest.raises(MethodError, match=r"^Logits.forward wants the column 'x'"):
         Vectorised.suits(job(Logits(), furl(), data))
+
+
+@pytest.mark.filterwarnings("error")
+def test_packed_sequences_are_named_as_the_cause_without_torchs_warnings() -> None:
+    assert Vectorised.suits(job(Packed(), methods.fedavg(), TEXTS)) == (
+        "its loss cannot be computed for several clients at once (pack_padded_sequence makes shapes of lengths, which "
+        "differ between clients; give lengths to fedkeep.nn.GRU or LSTM, layer(x, lengths), or mask the padding)."
+    )
+    assert Vectorised.suits(job(Packed(ours=True), methods.fedavg(), TEXTS)) is None

@@ -6,10 +6,13 @@ large cohorts, whose time goes into calling operations (``auto``); others run fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fedkeep.core.errors import ConfigError, MethodError
 from fedkeep.core.params import Params
@@ -93,17 +96,43 @@ class Vectorised:
         Every phase's loss and gradient are computed for one client's first mini-batch; and where there are texts, for a
         few clients' first mini-batches, padded little and much.
         """
+        packs = Packs()
         try:
-            with job.net.still():
+            with warnings.catch_warnings(), job.net.still(), packs:
+                # Torch's word to its developers on an operation that it computes client by client after all.
+                warnings.filterwarnings("ignore", ".*batching rule.*")
                 indifferent = runs_together(job)
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
-            said = _said(error.__cause__, job.net.module)
+            said = PACKED if packs.seen else _said(error.__cause__, job.net.module)
             return f"its loss cannot be computed for several clients at once ({said})."
         if not indifferent:
             return "the loss depends on how far texts are padded, which differs with the clients trained at once."
         return None
+
+
+PACKED = (
+    "pack_padded_sequence makes shapes of lengths, which differ between clients; give lengths to fedkeep.nn.GRU or "
+    "LSTM, layer(x, lengths), or mask the padding"
+)
+
+
+class Packs(TorchFunctionMode):
+    """Sees whether sequences are packed: lengths then become shapes, and clients' cannot be stacked."""
+
+    seen = False
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call the function as it is."""
+        self.seen |= getattr(func, "__name__", "") == "_pack_padded_sequence"
+        return func(*args, **(kwargs or {}))
 
 
 def _said(error: BaseException, module: nn.Module) -> str:
