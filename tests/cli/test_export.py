@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +22,12 @@ from fedkeep.core.errors import ConfigError, MethodError, RunError
 from fedkeep.core.files import state_name
 from fedkeep.experiments.adapt import adapt_clients
 from fedkeep.experiments.load import load_run
+from fedkeep.experiments.onnx_files import write_onnx
 from fedkeep.experiments.run import Run
 from fedkeep.experiments.serving import PersonalModel
 from tests.cli.conftest import Command
+from tests.engines.vectorised.cohorts import TEXTS
+from tests.engines.vectorised.test_suits import Packed
 
 TEXT = """
 data = { reader = "many_user_text", users = 4, examples = 12, classes = 6 }
@@ -352,3 +356,18 @@ def test_what_cannot_be_exported_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         library.export_models(plain, "m")
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ours", [False, True])
+def test_onnx_of_packed_sequences_is_refused_with_a_way_out_that_works(ours: bool, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    write = partial(write_onnx, Packed(ours).eval(), TEXTS, 0, tmp_path / "m.onnx")
+    if ours:
+        write()
+        return
+    with pytest.raises(
+        MethodError, match="^Packed cannot be written as ONNX: it calls pack_padded_sequence, which"
+    ):
+        write()

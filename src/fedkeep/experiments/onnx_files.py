@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from fedkeep.core.takes import Takes
 from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import Task, tasks_of
 from fedkeep.engines.batches import float_type, load_batch
+from fedkeep.engines.vectorised.engine import Packs
 from fedkeep.methods.terms import output_of
 
 TOLERANCE = 1e-5
@@ -88,11 +90,24 @@ def write_onnx(model: nn.Module, data: FederatedData, client: int, path: Path) -
                     gap = (torch.from_numpy(one) - wanted).abs().max() / wanted.abs().max().clamp_min(1)
                     off.append(float(gap))
     except Exception as error:
+        if _packs(model, few):
+            raise MethodError(
+                f"{who} cannot be written as ONNX: it calls pack_padded_sequence, which makes shapes of lengths. Give "
+                f"lengths to fedkeep.nn.GRU or LSTM, layer(x, lengths), or leave out --onnx."
+            ) from error
         why = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" …").rstrip(".")
         raise MethodError(f"{who} cannot be written as ONNX: {why}. Leave out --onnx.") from error
     for by in off:
         if not by <= TOLERANCE:
             raise MethodError(f"{who} as ONNX gives other numbers than torch, by {by:.1e}. Leave out --onnx.")
+
+
+def _packs(model: nn.Module, columns: Params) -> bool:
+    """Tell whether a model packs sequences."""
+    packs = Packs()
+    with contextlib.suppress(Exception), torch.no_grad(), packs:
+        model(**columns)
+    return packs.seen
 
 
 def _examples(model: nn.Module, data: FederatedData, client: int, count: int) -> Params:
