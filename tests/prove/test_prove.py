@@ -24,12 +24,15 @@ from fedkeep.methods.copies import PulledCopy
 from fedkeep.prove import prove, proving, rounds
 from fedkeep.prove.falsifier import AGREES, CHANGES
 from fedkeep.prove.labels import Tracer
+from fedkeep.prove.proving import PACKED
 from fedkeep.prove.rounds import Channels, Labelled
 from fedkeep.report.page import write_content
 from tests.audit import leaks
 from tests.audit.clients import users
 from tests.audit.leaks import Own, furl
 from tests.engines.tables.test_tables import Words
+from tests.engines.vectorised.cohorts import TEXTS
+from tests.engines.vectorised.test_suits import Packed
 from tests.methods.table import DATA, ROWS
 from tests.prove.planted import a_number
 from tests.tiny import texts
@@ -287,3 +290,11 @@ def test_the_page_says_what_proven_does_not_mean(tmp_path: Path) -> None:
     assert "Proven never means hidden" in text
     assert json.loads(json.dumps(proof.plain()))["ok"]
     assert "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_packed_sequences_are_unknown_with_a_way_out_that_is_proved() -> None:
+    packed, ours = (prove(Packed(ours), methods.fedper("gru.bias*"), TEXTS) for ours in (False, True))
+    assert packed.verdict("upload/embedding.weight") == "unknown"
+    assert PACKED in packed.notes
+    assert ours.verdict("upload/embedding.weight") == "declared"
+    assert PACKED not in ours.notes

@@ -28,6 +28,11 @@ CLIENTS, PASSES = 2, 2
 BATCHES = (6, 5, 4, 7)
 """Sizes of mini-batches, so that a pass has several; the first that leaves no example alone, for batch statistics."""
 
+PACKED = (
+    "pack_padded_sequence takes lengths as numbers, which cannot be followed. Give them to fedkeep.nn.GRU or LSTM, "
+    "layer(x, lengths)."
+)
+
 
 def prove(
     model: nn.Module, method: Method, data: FederatedData, *, seed: int = 0, allow: Sequence[str] = PROTOCOL,
@@ -68,8 +73,11 @@ def prove(
     *claims, last = joined([judge.claims() for judge in judges])
     if not len(opted_out(traced[0])):
         last = replace(last, against=("none is there, and no client has two to train on", *last.against))
+    items = worst([judge.items() for judge in judges])
+    if any("_pack_padded_sequence" in step for one in items if one.verdict == "unknown" for step in one.path):
+        notes.append(PACKED)
     return Proof(
-        name=name or method.name, items=worst([judge.items() for judge in judges]),
+        name=name or method.name, items=items,
         claims=(*claims, last), notes=tuple(notes),
         rounds=sum(len(judge.made.taken) for judge in judges) // len(some), clients=len(some),
         storages=sum(judge.tracer.storages for judge in judges), seconds=time.perf_counter() - began,
