@@ -95,7 +95,7 @@ def build_model(config: Config, data: FederatedData | Encoding, folder: Path | N
         swap_(made)
     if config.model.word_vectors:
         path = located("model.word_vectors", config.model.word_vectors, folder)
-        start_from_vectors(made, path, encoding, config.seed, config.model.word_vectors_scale)
+        start_from_vectors(made, path, encoding, config.seed, config.model.word_vectors_scale or 1.0)
     return made
 
 

@@ -89,7 +89,7 @@ class ModelConfig(Open):
 
     kind: str
     word_vectors: str | None = None
-    word_vectors_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    word_vectors_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class EarlyStoppingConfig(Strict):
