@@ -5,22 +5,30 @@ Flower unpacks a bundle, puts it first on the path and imports the app that it n
 unpacked. The node then trains what was signed, and no other experiment that a server names. ``fedkeep device run`` puts
 commands that run this file before Flower's own; those that would run other apps of a bundle refuse.
 
-Flower drops a process that is silent for too long, and to import torch takes long on a busy device. So this is run as a
-file, and imports fedkeep only when a message is there: by then Flower's heartbeat beats.
+Flower 1.41 starts another process where one was silent for 30 seconds, and to import Flower and torch takes longer on a
+busy device: each new process would make it busier still. So this is run as a file, and tells the node that it lives
+before it imports anything but Python's own library; it ends as soon as the node has no use for its answer.
 """
 
 from __future__ import annotations
 
+import argparse
+import http.client
 import os
 import shlex
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 TRUSTED = "FEDKEEP_TRUSTED"
 """Environment variable: the public keys whose projects are answered, separated as in ``PATH``."""
 COMMAND = "flwr-clientapp"
+EVERY = 10.0
+"""Seconds between two signs of life: a node of Flower's waits 30 for the first, and 60 for each further one."""
+BEAT, TOKEN = "/v1/runtime/send-task-heartbeat", "flwr-task-token"
+PROTOBUF = "application/protobuf"
 _signed: dict[str, Any] = {}
 """``Node.signed`` of this process's message: nothing until a bundle has been found signed."""
 
@@ -49,13 +57,64 @@ def main() -> None:
     command = sys.argv.pop(1)
     if command != COMMAND:
         sys.exit(f"This device runs fedkeep's ClientApp alone; {command} was not started.")
+    answered = _keep_alive(sys.argv[1:])
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp as runtime
 
     _replace(runtime, "install_from_fab", lambda content, **_: _check(content))
     _replace(runtime, "get_project_dir", lambda *_: Path(os.devnull))
     _replace(runtime, "get_load_client_app_fn", lambda **_: lambda *_: _app())
+    push: Callable[..., None] = getattr(runtime, "push_task_output", lambda **_: None)
+
+    def push_last(**told: Any) -> None:
+        answered.set()  # after this message the node knows this process no more
+        push(**told)
+
+    _replace(runtime, "push_task_output", push_last)
     flwr_clientapp()
+
+
+def _keep_alive(words: Sequence[str]) -> threading.Event:
+    """Tell the node that this process lives, now and until the returned event is set; end where it is not wanted."""
+    parser, answered = argparse.ArgumentParser(allow_abbrev=False, add_help=False), threading.Event()
+    for name in ("--runtime-api-address", "--token"):
+        parser.add_argument(name, default="")
+    parser.add_argument("--insecure", action="store_true")
+    given, _ = parser.parse_known_args(words)
+    if not given.insecure:  # as nodes of fedkeep's are not started: they talk within this machine
+        return answered
+
+    def tell() -> None:
+        if not wanted(given.runtime_api_address, given.token) and not answered.is_set():
+            sys.stderr.write("The node does not wait for this process any more: it ends.\n")
+            sys.stderr.flush()
+            os._exit(1)  # whatever it is at: nothing that it does is of use, or harms what is durable
+
+    def go_on() -> None:
+        while not answered.wait(EVERY):
+            tell()
+
+    tell()
+    threading.Thread(target=go_on, daemon=True).start()
+    return answered
+
+
+def wanted(address: str, token: str) -> bool:
+    """Send a node a sign of life; return whether it still waits for this process, or has not said."""
+    node = http.client.HTTPConnection(address, timeout=EVERY)
+    try:
+        node.request("POST", BEAT, headers={"content-type": PROTOBUF, "accept": PROTOBUF, TOKEN: token})
+        answer = node.getresponse()
+        gone = answer.status == http.client.UNAUTHORIZED or (
+            answer.status == http.client.OK and not answer.read()
+        )
+    except ConnectionRefusedError:
+        return False
+    except (OSError, http.client.HTTPException):  # it is busy, too
+        return True
+    finally:
+        node.close()
+    return not gone
 
 
 def _check(content: bytes) -> None:
