@@ -41,6 +41,23 @@ def test_nothing_is_left_when_the_block_is_left(command, tmp_path):
     assert marked(processes.mark) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /proc")
+def test_a_process_that_is_killed_has_no_time_for_anything(tmp_path):
+    last = tmp_path / "last"
+    code = (
+        "import pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), pathlib.Path({str(last)!r}).touch()))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(1)"
+    )
+    with Processes(tmp_path) as processes:
+        processes.start("one", [sys.executable, "-c", code])
+        processes.await_text("one", "ready", 20)
+        processes.kill("one")
+        assert marked(processes.mark) == []
+    assert not last.exists()
+
+
 def test_a_process_ends_when_its_parent_is_killed(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from fedkeep.flower.processes import Processes\n"

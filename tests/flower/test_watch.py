@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -55,6 +56,49 @@ def test_what_it_watches_ends_when_it_is_killed() -> None:
     while node.exists() and time.monotonic() < end:
         time.sleep(0.1)
     assert not node.exists()
+
+
+# Starts a process that ends by itself after ten minutes alone, as Flower's SuperExec starts apps; and waits, or ends.
+STARTS = """
+import subprocess, sys, time
+if {deaf!r}:
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it starts inherits that
+app = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+print({joined!r}, app.pid, flush=True)
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="without process groups the command alone is ended")
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+def test_what_the_node_has_started_ends_with_it(told: bool, deaf: bool) -> None:
+    """Else a node that is started again has the old one's apps beside it, and one that was ended leaves them."""
+    code = STARTS.format(joined=watch.JOINED, seconds=600 if told and not deaf else 1, deaf=deaf)
+    with subprocess.Popen(
+        [sys.executable, watch.__file__, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        app = int(process.stdout.readline().split()[-1])
+        if told:
+            process.terminate()
+            assert process.wait(60) == 0
+        else:
+            assert "It is started again." in process.stdout.readline()
+            process.terminate()
+    end = time.monotonic() + 10
+    while _there(app) and time.monotonic() < end:  # whoever it fell to has to wait for it
+        time.sleep(0.1)
+    assert not _there(app)
+
+
+def _there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("libc", [None, object()])

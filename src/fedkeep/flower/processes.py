@@ -85,9 +85,9 @@ class Processes:
         return "\n".join(lines[-LAST_LINES:]) or "  (it said nothing)"
 
     def kill(self, name: str) -> None:
-        """End a process and all of its group at once, as a power cut would."""
+        """End a process, and the group of what it watches, at once, as a power cut would."""
         process = self.running.pop(name)
-        _signal_group(process.pid, KILL)
+        _kill_groups(process.pid)
         _done(process)
 
     def stop_one(self, name: str, patience: float = 30.0) -> None:
@@ -97,7 +97,7 @@ class Processes:
         try:
             process.wait(patience)
         except subprocess.TimeoutExpired:
-            _signal_group(process.pid, KILL)
+            _kill_groups(process.pid)
         _done(process)
 
     def stop(self, patience: float = 8.0) -> None:
@@ -109,7 +109,7 @@ class Processes:
             try:
                 process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _signal_group(process.pid, KILL)
+                _kill_groups(process.pid)
             _done(process)
         self.running.clear()
         while (left := marked(self.mark)) and time.monotonic() < end:
@@ -127,6 +127,22 @@ def marked(mark: str) -> list[int]:
                 found.append(int(entry.name))
         except OSError:  # it has just ended, or belongs to somebody else
             continue
+    return found
+
+
+def _kill_groups(watch: int) -> None:
+    """Kill the groups that a watch's command and the watch itself lead; the first where the system has ``/proc``."""
+    for group in [*_started_by(watch), watch]:
+        _signal_group(group, KILL)
+
+
+def _started_by(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            after_name = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+            if int(after_name.split()[1]) == parent:
+                found.append(int(entry.name))
     return found
 
 

@@ -3,10 +3,14 @@
 It is run as a file and knows Python's own library alone, so that the process that watches holds no torch:
 ``python watch.py [--with-parent] COMMAND …``. With ``--with-parent`` the command is ended when standard input closes,
 which it does even if the parent is killed. On Linux the command is ended, too, if this process is killed.
+
+The command leads a process group. When it has ended, or is to end, so do the processes that it has started: Flower's
+look whether their parent is there, and take one that nobody has waited for to be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -44,6 +48,8 @@ REASONS = {
 """What Flower 1.41 writes, and what that means; the first that is found is told."""
 
 
+GROUPS = hasattr(os, "killpg")  # Windows has none: there the command alone is ended
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 
@@ -91,14 +97,16 @@ class Watch:
     def _once(self) -> tuple[int, str]:
         process = self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", preexec_fn=None if LIBC is None else functools.partial(end_with, os.getpid()),
+            errors="replace", process_group=0 if GROUPS else None,
+            preexec_fn=None if LIBC is None else functools.partial(end_with, os.getpid()),
         )  # fmt: skip
         if self.ended.is_set():  # since it was asked last
-            process.terminate()
+            signal_all(process, signal.SIGTERM)
         said: list[str] = []
         reader = threading.Thread(target=self._pass_on, args=(process, said), daemon=True)
         reader.start()
         code = process.wait()  # not the end of its output: what it has started may outlive it
+        end_group(process)
         reader.join(GRACE)
         return code, "".join(said)
 
@@ -110,7 +118,7 @@ class Watch:
             if joined and any(
                 words in line for words in GIVES_UP
             ):  # Flower's process stays, and serves no more
-                process.terminate()
+                signal_all(process, signal.SIGTERM)
                 threading.Timer(GRACE, process.kill).start()
             said.append(line)
             if len(said) > MOST:
@@ -128,8 +136,39 @@ class Watch:
 
     def _end(self, number: int, _: FrameType | None) -> None:
         self.ended.set()
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+        if self.process is not None and self.process.returncode is None:
+            signal_all(self.process, signal.SIGTERM)
+
+
+def signal_all(process: subprocess.Popen[str], number: int) -> bool:
+    """Signal a command and what it has started, with 0 nothing; return whether there was anybody to signal."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where all have just ended
+        if GROUPS:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        return GROUPS
+    return False
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """End what a command that has ended has left, and wait for it."""
+    for number, patience in ((signal.SIGTERM, GRACE), (KILL, 1.0)):
+        end = time.monotonic() + patience
+        there = signal_all(process, number)
+        while there and time.monotonic() < end:
+            time.sleep(0.05)
+            _reap(process.pid)
+            there = signal_all(process, 0)
+        if not there:
+            return
+
+
+def _reap(group: int) -> None:
+    """Wait for those of a group that are ours now: in a container this process may be the first, to which all fall."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
 
 
 def reason(said: str) -> str:
