@@ -37,6 +37,21 @@ def test_a_server_that_lives_long_keeps_no_event(where: str, tmp_path: Path) -> 
     assert events.said == []
 
 
+def test_an_event_says_when_it_was_by_the_clock_on_the_wall_and_since_the_server_was_started(
+    tmp_path: Path,
+) -> None:
+    """The transport's clock counts from when the machine was started: no log could be found to match it."""
+    passed = 0.0
+    events = Events(lambda: 1663.41 + passed, today=lambda: 1_700_000_000.25 + passed)
+    events.write_to(tmp_path / "events.jsonl")
+    events.note("round", "one")
+    passed = 90.5
+    events.note("round", "two")
+    first, second = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (first["time"], first["seconds"]) == ("2023-11-14T22:13:20.250+00:00", 0.0)
+    assert (second["time"], second["seconds"]) == ("2023-11-14T22:14:50.750+00:00", 90.5)
+
+
 def test_every_event_is_logged_and_the_rare_ones_as_information(caplog: pytest.LogCaptureFixture) -> None:
     events = Events(lambda: 0.0)
     with caplog.at_level(logging.DEBUG, logger="fedkeep.events"):

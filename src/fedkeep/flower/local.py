@@ -26,7 +26,7 @@ from fedkeep.flower.status import read_status
 from fedkeep.flower.supernode import SuperNode
 from fedkeep.flower.watch import JOINED
 
-TROUBLE = ("refused", "lost", "broken", "late", "left", "round")
+TROUBLE = ("refused", "lost", "broken", "late", "left", "round", "waiting")
 AGAIN = "Give the same command again: it goes on after the last finished round."
 START = 300.0  # seconds until all nodes have answered, on a machine that is busy too
 LOOK = 0.5  # seconds between two looks at how far the run is

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,11 +14,14 @@ from typing import Literal
 LOG = logging.getLogger("fedkeep.events")
 """Gets every event: those that are rare as information, those of single clients and messages as debugging, and of
 the clients that a round lacked one line."""
-RARE = ("joined", "left", "refused", "round", "began")
-Kind = Literal["joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round", "began"]
+RARE = ("joined", "left", "refused", "round", "began", "waiting")
+Kind = Literal[
+    "joined", "moved", "left", "lost", "late", "refused", "broken", "again", "round", "began", "waiting"
+]
 """``joined``: a node was heard of first. ``moved``: a client is on another node. ``left``: a node did not answer, or
 said no more. ``lost``, ``late``, ``refused``, ``broken``: a client was missing from a round. ``again``: a message was
-sent again. ``round``: of a round as a whole. ``began``: what a run begins with that continues another."""
+sent again. ``round``: of a round as a whole. ``began``: what a run begins with that continues another.
+``waiting``: for clients or answers, for how long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +29,15 @@ class Event:
     """Something that happened.
 
     Attributes:
-        seconds: when, by the transport's clock.
+        time: when, in UTC, by this machine's clock; it is in the form of ISO 8601.
+        seconds: since the server was started, by the transport's clock.
         round: the number of the round it happened in.
         kind: what.
         text: for people.
         node, client: who; empty where nobody in particular.
     """
 
+    time: str
     seconds: float
     round: int
     kind: Kind
@@ -44,7 +51,8 @@ class Events:
     """All events of a run, in their order.
 
     Attributes:
-        now: the clock.
+        now: the transport's clock.
+        today: seconds since 1970.
         path: a file that gets a line of each; None: there is none. It is for people: nothing is read from it, and a
             disk that is full costs events alone.
         round: the round that is on its way.
@@ -52,15 +60,24 @@ class Events:
     """
 
     now: Callable[[], float]
+    today: Callable[[], float] = time.time
     path: Path | None = None
     round: int = 0
     said: list[Event] = field(default_factory=list)
     _keeps: bool = True
     _missing: dict[str, str] = field(default_factory=dict)
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.now()
 
     def note(self, kind: Kind, text: str, *, node: str = "", client: str = "") -> None:
         """Note an event."""
-        event = Event(seconds=self.now(), round=self.round, kind=kind, text=text, node=node, client=client)
+        when = datetime.datetime.fromtimestamp(self.today(), datetime.UTC).isoformat(timespec="milliseconds")
+        event = Event(
+            time=when, seconds=round(self.now() - self._began, 3), round=self.round, kind=kind, text=text, node=node,
+            client=client,
+        )  # fmt: skip
         if self._keeps:
             self.said.append(event)
         self._write([event])

@@ -16,6 +16,7 @@ from fedkeep.remote.events import Events
 from fedkeep.remote.headers import Refused, header_of
 from fedkeep.remote.nodes import Nodes
 from fedkeep.remote.packet import Packet
+from fedkeep.remote.waiting import Telling, some_of
 from fedkeep.remote.wire import LEAVES, Answers, ClientOrder, Step, Work, read_answers, work_packet
 from fedkeep.split import Split
 
@@ -95,8 +96,10 @@ class Exchange:
     _fails: dict[str, int] = field(default_factory=dict)
     _taken: int = 0
     _told: bool = False
+    _telling: Telling = field(init=False)
 
     def __post_init__(self) -> None:
+        self._telling = Telling(self.nodes.transport.now, self.rules.again / BUSY)
         self.open = dict(self.orders)
         self._send(self.open)
 
@@ -149,6 +152,8 @@ class Exchange:
                 fault = LostError(f"Client {client!r} takes no part: {reason}")
                 self._settle(client, Answer(client=client, fault=fault))
         self._send(self.open)
+        if self.open and not self.closed and self._telling.due():
+            self.events.note("waiting", self._awaited())
         busy = any(until > transport.now() for until in self._busy.values())
         if not self._sent and not busy and self.open and not self._told:
             self._told = True
@@ -157,6 +162,19 @@ class Exchange:
                 "again", f"{len(self.open)} clients are on no node, e.g. {some}; waiting for them."
             )
         return bool(replies)
+
+    def _awaited(self) -> str:
+        """Return who has not answered, for people."""
+        place, repeats = self.nodes.place, sum(self._repeats.values())
+        asked = {place[client] for client in self.open if client in place}
+        nowhere = [client for client in self.open if client not in place]
+        parts = [f"no answer from {some_of(asked)}"] if asked else []
+        parts += [f"on no node: {some_of(nowhere)}"] if nowhere else []
+        parts += [f"orders were sent again {repeats} times"] if repeats else []
+        return (
+            f"Round {self.round}: waiting for {len(self.open)} of {len(self.orders)} clients for "
+            f"{self._telling.waited:.0f} s: {'; '.join(parts)}."
+        )
 
     def _send(self, orders: Mapping[str, ClientOrder]) -> None:
         by_node: dict[str, dict[str, ClientOrder]] = {}

@@ -98,6 +98,11 @@ class Nodes:
             for node in self._nodes.values()
         )
 
+    @property
+    def unanswered(self) -> dict[str, float]:
+        """By node that has still to answer, when it was asked."""
+        return {name: node.since for name, node in self._nodes.items() if node.ticket}
+
     def encode(self, message: Encode) -> None:
         """Tell every node from now on how data become numbers; of versions it hears those of its own clients."""
         self._encode = message

@@ -59,6 +59,7 @@ from fedkeep.remote.protection import protected
 from fedkeep.remote.roster import Roster
 from fedkeep.remote.secure_fleet import check_secure, fleet_of, summing
 from fedkeep.remote.transport import Transport
+from fedkeep.remote.waiting import wait_for_clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,22 +261,8 @@ class _Serving:
         )  # fmt: skip
 
     def _wait(self, what: str, count: Callable[[], int]) -> None:
-        """Wait until enough clients are there and every node has answered."""
-        end, wanted = self.transport.now() + self.patience, self.federation.clients
-        self.nodes.look()
-        while (count() < wanted or self.nodes.waiting) and not self.nodes.twice:
-            if self.transport.now() >= end:
-                break
-            self.transport.wait(self.poll)
-            self.nodes.look()
-        if self.nodes.twice:
-            raise ConfigError(next(iter(self.nodes.twice.values())))
-        if count() < max(1, wanted):
-            refusals = "".join(f"\n  Node {n!r}: {why}" for n, why in self.nodes.reasons.items())
-            raise ConfigError(
-                f"Wanted {wanted} clients that {what}, got {count()} in {self.patience:g} s. Start more devices, or "
-                f"ask for fewer clients.{refusals}"
-            )
+        wanted = self.federation.clients
+        wait_for_clients(self.nodes, what, count, wanted=wanted, patience=self.patience, poll=self.poll)
 
     def _pass(self, seconds: float) -> None:
         end = self.transport.now() + seconds
