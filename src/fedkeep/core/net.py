@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module  # what functional_call itself uses
 
+from fedkeep.core.apart import without_added
 from fedkeep.core.buffers import Place, Still, buffers_of, is_batched, with_attributes, with_buffers, written
 from fedkeep.core.errors import MethodError
 from fedkeep.core.mapped import AsAlone
@@ -50,14 +51,16 @@ def compiled_layer(module: nn.Module) -> str | None:
 
 
 class _Caller(nn.Module):
-    """Lets ``functional_call`` reach methods other than ``forward``."""
+    """Lets ``functional_call`` reach methods other than ``forward``; none meets what a method has added beside it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, method: str, arguments: dict[str, Any]) -> Any:
-        return getattr(self.module, method)(**arguments)
+        function = getattr(self.module, method)  # it may be an added part itself
+        with without_added(self.module):
+            return function(**arguments)
 
 
 class Net:
@@ -147,7 +150,7 @@ class Net:
                 n: params.get(n, place.tensors[place.leaf]).clone() for n, place in self.written.items()
             }
         if not other and held:
-            output = getattr(self.module, method)(**arguments)
+            output = self._caller.forward(method, arguments)
         else:
             given = self.placed(other)
             placed = {n: self._now(v) for n, v in given.items()} if self._assigned else given

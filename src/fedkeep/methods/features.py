@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeep.core.apart import mark_added
 from fedkeep.core.describe import digest
 from fedkeep.core.errors import MethodError, did_you_mean
 from fedkeep.core.net import Net, every_tensor
@@ -173,7 +174,7 @@ def one_hot(label: Tensor, counts: Tensor) -> Tensor:
 
 
 def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], copied: str = "") -> nn.Module:
-    """Return a copy of a model with further parts.
+    """Return a copy of a model with further parts, which its own ``forward`` does not meet; see ``core.apart``.
 
     Args:
         module: the model.
@@ -191,6 +192,7 @@ def extended(module: nn.Module, added: Mapping[str, nn.Module | nn.Parameter], c
                 f"own; rename it."
             )
         setattr(both, name, new)
+    mark_added(both, list(added))
     tables: Mapping[str, str] = getattr(module, "lookup", {})
     own = {name for name, _ in both.named_parameters() if copied}
     if more := {f"{copied}.{n}": c for n, c in tables.items() if f"{copied}.{n}" in own}:
