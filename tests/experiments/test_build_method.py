@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -86,7 +88,10 @@ def test_loss() -> None:
     [
         (
             {"kind": "fural"},
-            f"method.kind: there is no method 'fural'; there are {', '.join(methods.METHODS)}. Did you mean 'furl'?",
+            (
+                f"method.kind: there is no method 'fural'; there are {', '.join(methods.METHODS)}. Did you mean 'furl'? "
+                "One of your own is 'package.module:function'."
+            ),
         ),
         ({"batch": 3}, "method.batch: unknown key. "),
         ({"batch_size": "3"}, "method.batch_size: wanted int; got '3'."),
@@ -134,3 +139,65 @@ def test_the_built_in_mixture_is_the_papers() -> None:
     assert (method.adapt, method.client) == (usual.adapt, usual.client)
     assert isinstance(build_model(made, PICTURES), models.MixtureOfExperts)
     assert (made.run.rounds, made.run.cohort) == (1500, 5)
+
+
+LOCAL = Phase()
+
+
+def plain(strength: float = 1.0, *, local: Phase = LOCAL) -> methods.Method:
+    """A method of one's own; its parameter is a key of the table."""
+    return methods.ditto(strength, local=local)
+
+
+def silent(*, local: Phase = LOCAL):  # type: ignore[no-untyped-def]
+    return methods.fedavg(local=local)
+
+
+def without_phase() -> methods.Method:
+    return methods.fedavg()
+
+
+def wrong(*, local: Phase = LOCAL) -> methods.Method:
+    raise ValueError("a rate of 3")
+
+
+def nothing(*, local: Phase = LOCAL) -> methods.Method:
+    return None  # type: ignore[return-value]
+
+
+@pytest.fixture
+def my_methods(monkeypatch: pytest.MonkeyPatch) -> str:
+    here = types.ModuleType("my_methods")
+    for function in (plain, silent, without_phase, wrong, nothing):
+        setattr(here, function.__name__, function)
+    monkeypatch.setitem(sys.modules, here.__name__, here)
+    return here.__name__
+
+
+def test_a_function_of_ones_own_makes_a_method(my_methods: str) -> None:
+    made = method(kind=f"{my_methods}:plain", strength=0.4, batch_size=8, optimizer={"learning_rate": 0.3})
+    assert made == methods.ditto(0.4, local=Phase(batch_size=8, optimizer=sgd(0.3)))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"kind": "no_such_module:plain"}, "method.kind: 'no_such_module:plain' cannot be imported: No module named "),
+        ({"kind": "my_methods:plane"}, "method.kind: 'my_methods:plane' cannot be imported: module 'my_methods' has no"),
+        ({"kind": "my_methods:silent"}, "method.kind: 'my_methods:silent' is no function that says `-> fedkeep.Method`."),
+        ({"kind": "os:system"}, "method.kind: 'os:system' is no function that says `-> fedkeep.Method`."),
+        ({"kind": "my_methods:without_phase"}, "method.kind: 'my_methods:without_phase' takes no argument `local`, "),
+        (
+            {"kind": "my_methods:wrong"},
+            "method.kind: 'my_methods:wrong' makes no method of this table: ValueError: a rate of 3.",
+        ),
+        ({"kind": "my_methods:nothing"}, "method.kind: 'my_methods:nothing' must return a fedkeep.Method; got a NoneType."),
+        ({"kind": "my_methods:plain", "strenght": 1.0}, "method.strenght: unknown key. Did you mean 'strength'?"),
+    ],
+)  # fmt: skip
+def test_methods_of_ones_own_that_cannot_be_made(
+    my_methods: str, table: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        method(**table)
+    assert str(error.value).startswith(message)

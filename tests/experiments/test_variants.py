@@ -115,7 +115,8 @@ def test_a_method_that_sends_nothing_needs_no_privacy(config: Config) -> None:
 
 def test_what_does_not_fit_names_the_method(config: Config) -> None:
     with pytest.raises(
-        ConfigError, match=r"^--methods: there is no method 'dito'; .* Did you mean 'ditto'\?$"
+        ConfigError,
+        match=r"^--methods: there is no method 'dito'; .* Did you mean 'ditto'\? One of your own is .*$",
     ):
         with_method(config, "dito")
     with pytest.raises(ConfigError, match=r"^fedbn: Split pattern '\*norm\*' matches no parameter"):

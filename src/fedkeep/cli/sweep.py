@@ -101,7 +101,7 @@ def sweep(
     show_table(f"Sweep of {found.config.name or found.label}", shown.columns, shown.rows, 2, shown.note)
     for r in results:
         if r.number is not None:
-            say(f"Best of {r.method}: {made.out / f'best-{r.method}.toml'}")
+            say(f"Best of {r.method}: {made.out / sweeps.best_name(r.method)}")
     say(f"Results: {path}")
 
 

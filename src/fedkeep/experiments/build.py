@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from fedkeep.data.preparation import Encoding, Ready
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.losses import build_loss, check_loss
 from fedkeep.experiments.options import accepted, check_options
+from fedkeep.experiments.own import imported, is_own, says_it_returns
 from fedkeep.experiments.personalization import Protocol, add_curve, check_task
 from fedkeep.experiments.plugins import Offered
 from fedkeep.experiments.protections import protected
@@ -43,8 +43,8 @@ from fedkeep.nn.accelerate import swap_, swaps_of
 from fedkeep.privacy import GaussianNoise
 
 __all__ = [
-    "MODELS", "build_data", "build_method", "build_model", "build_rules", "build_source", "data_folder",
-    "encoding_of", "offered_methods", "read_source", "rehearse_config", "run_config", "sizes_of", "start_from_vectors",
+    "MODELS", "build_data", "build_method", "build_model", "build_rules", "build_source", "data_folder", "encoding_of",
+    "method_maker", "offered_methods", "read_source", "rehearse_config", "run_config", "sizes_of", "start_from_vectors",
 ]  # fmt: skip
 
 LOCAL: dict[str, Any] = {
@@ -169,21 +169,11 @@ def _model(place: str, kind: Any, options: Mapping[str, Any], sizes: Mapping[str
 
 def _maker(kind: str, place: str) -> Callable[..., nn.Module]:
     """Return what makes a model of a kind: a built-in or imported class, or a function that says it returns one."""
-    if ":" not in kind:
+    if not is_own(kind):
         return named(f"{place}.kind", "model", kind, MODELS)
-    module, _, name = kind.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        hint = " Name the folder of the file in PYTHONPATH." if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"{place}.kind: {kind!r} cannot be imported: {error}.{hint}") from error
-    made = found
-    if inspect.isfunction(found):
-        try:
-            made = get_type_hints(found).get("return")
-        except (NameError, TypeError):  # it names types that are not there when it runs
-            made = None
-    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+    found = imported(f"{place}.kind", kind)
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    if not (is_class or says_it_returns(found, nn.Module)):
         raise ConfigError(
             f"{place}.kind: {kind!r} is no class of torch.nn.Module, nor a function that says `-> torch.nn.Module`."
         )
@@ -209,13 +199,48 @@ def offered_methods() -> Offered[Callable[..., Method]]:
     return Offered("fedkeep.methods", Callable, METHODS)  # type: ignore[arg-type]
 
 
+def method_maker(kind: str, place: str = "method.kind") -> Callable[..., Method]:
+    """Return what makes a method of a kind: an offered function, or ``package.module:function`` of one's own.
+
+    Raises:
+        ConfigError: there is none, or it does not say that it returns a method; ``place`` is the key that names it.
+    """
+    if not is_own(kind):
+        return named(
+            place, "method", kind, offered_methods(), lambda: " One of your own is 'package.module:function'."
+        )
+    found = imported(place, kind)
+    if not says_it_returns(found, Method):
+        raise ConfigError(f"{place}: {kind!r} is no function that says `-> fedkeep.Method`.")
+    return found  # type: ignore[no-any-return]
+
+
+def _made(kind: str, make: Callable[..., Method], options: Mapping[str, Any]) -> Method:
+    """Return the method; what a function of one's own does wrong is said as a fault of the configuration."""
+    try:
+        made = make(**options)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        if not is_own(kind):
+            raise
+        why = f"{type(error).__name__}: {first_line(error, 1000).rstrip('.')}"
+        raise ConfigError(f"method.kind: {kind!r} makes no method of this table: {why}.") from error
+    if not isinstance(made, Method):
+        raise ConfigError(f"method.kind: {kind!r} must return a fedkeep.Method; got a {type(made).__name__}.")
+    return made
+
+
 def build_method(config: MethodConfig) -> Method:
     """Make the method that a configuration names.
 
     Raises:
         ConfigError: an unknown kind or option.
     """
-    make = named("method.kind", "method", config.kind, offered_methods())
+    make = method_maker(config.kind)
+    if "local" not in accepted(make):
+        raise ConfigError(
+            f"method.kind: {config.kind!r} takes no argument `local`, the phase that the loss and the optimiser of the "
+            f"configuration go into. Give it one: `local: Phase = Phase()`."
+        )
     has_server = "server" in accepted(make)
     if config.server_optimizer is not None and not has_server:
         raise ConfigError(f"method.server_optimizer: {config.kind!r} has no server optimiser.")
@@ -235,10 +260,10 @@ def build_method(config: MethodConfig) -> Method:
     if said:  # the rest is as the method has it where nothing is said
         server = inspect.signature(make).parameters.get("server")
         known = None if server is None else server.default
-        options["server"] = (known or make(**options).server).but(**said)
+        options["server"] = (known or _made(config.kind, make, options).server).but(**said)
     if config.reduce is not None and "reduce" in said:
         raise ConfigError("method.reduce: every client counts once, so leave method.weighting out.")
-    method = make(**options)
+    method = _made(config.kind, make, options)
     if config.upload_noise:
         method = method.but(upload=(*method.upload, GaussianNoise(config.upload_noise)))
     method = protected(method, config.reduce, config.secure)

@@ -126,7 +126,7 @@ class MethodConfig(Open):
     """The method: ``kind`` names it; ``loss``, ``optimizer``, ``server_optimizer`` and ``adapt`` are tables.
 
     So are ``reduce``, for uploads that can't be trusted, and ``secure``, for secure sums. ``upload_noise`` is the
-    deviation of Gaussian noise that is added to every upload, whatever the method.
+    deviation of Gaussian noise that is added to every upload. ``package.module:function`` is a method of your own.
     """
 
     kind: str

@@ -15,11 +15,10 @@ from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, first
 from fedkeep.core.net import tensors_of
 from fedkeep.data import SPLITS, FederatedData
 from fedkeep.data.federated import take
-from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, offered_methods
+from fedkeep.experiments.build import LOCAL, SERVER, build_method, build_model, method_maker
 from fedkeep.experiments.config import Config, MethodConfig
 from fedkeep.experiments.options import accepted
 from fedkeep.experiments.simulate import simulate
-from fedkeep.experiments.sources import named
 from fedkeep.methods import Method
 
 HEAD, ENCODER = "head.*", "encoder.*"
@@ -50,7 +49,7 @@ def with_method(config: Config, kind: str) -> Config:
     Raises:
         ConfigError: there is no such method.
     """
-    make = named("--methods", "method", kind, offered_methods())
+    make = method_maker(kind, "--methods")
     old = config.method
     if kind == old.kind:
         return config.model_copy(update={"name": kind})
@@ -136,7 +135,7 @@ def _try(config: Config, model: nn.Module, method: Method, data: FederatedData) 
 
 
 def _with_layers(config: Config, model: nn.Module) -> tuple[Config, str]:
-    make = named("method.kind", "method", config.method.kind, offered_methods())
+    make = method_maker(config.method.kind)
     usual = {
         n: p.default for n, p in inspect.signature(make).parameters.items() if p.default in (HEAD, ENCODER)
     }

@@ -135,6 +135,11 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else value_text(value)
 
 
+def best_name(method: str) -> str:
+    """Return the name of the file with a method's best settings; no system minds it."""
+    return f"best-{method.replace(':', '-')}.toml"
+
+
 def write(sweep: Sweep, found: Sequence[Result]) -> Path:
     """Write ``results.md``, ``.csv`` and ``.json``, and ``best-METHOD.toml``; return the path of the first.
 
@@ -148,7 +153,7 @@ def write(sweep: Sweep, found: Sequence[Result]) -> Path:
             said = (
                 f"# Chosen by fedkeep sweep: the best of {len(r.trials)} trials by {sweep.metric} on valid.\n"
             )
-            write_whole(out / f"best-{r.method}.toml", (said + config.to_toml()).encode())
+            write_whole(out / best_name(r.method), (said + config.to_toml()).encode())
     keys = list(dict.fromkeys(key for space in sweep.spaces.values() for key in space.ranges))
     text = io.StringIO(newline="")
     lines = csv.writer(text, lineterminator="\n")

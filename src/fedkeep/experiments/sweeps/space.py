@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from fedkeep.core.errors import ConfigError, did_you_mean, shown
 from fedkeep.experiments.build import offered_methods
 from fedkeep.experiments.config import parse_toml, read_text
+from fedkeep.experiments.own import is_own
 from fedkeep.experiments.toml import key_text, value_text
 
 OWN = "for"
@@ -136,7 +137,7 @@ def read_space(path: Path | None, given: Mapping[str, str], methods: Sequence[st
         )
     known = offered_methods()
     for name in own:
-        if name not in known:
+        if not is_own(name) and name not in known:
             raise ConfigError(f"{where}: {OWN}.{name}: there is no such method.{did_you_mean(name, known)}")
     shared = dict(_leaves(content))
     for key, text in given.items():

@@ -127,7 +127,7 @@ class TrialTask:
 
 def trial_folder(sweep: Sweep, method: str, number: int) -> Path:
     """Return where the runs of a trial are."""
-    return sweep.out / "trials" / f"{method}-{number}"
+    return sweep.out / "trials" / f"{method.replace(':', '-')}-{number}"
 
 
 def _forget(sweep: Sweep, method: str) -> None:
