@@ -35,6 +35,13 @@ def test_no_such_configuration(refused: Refused) -> None:
     assert message.endswith(" Did you mean 'demo/personalized-fl'?")
 
 
+def test_no_run_to_resume(refused: Refused) -> None:
+    message = refused("run", "runs/ci2", "--resume")
+    assert message.startswith(
+        "Error: There is no run to resume in 'runs/ci2', nor a configuration of this name."
+    )
+
+
 def test_a_group_of_configurations(refused: Refused) -> None:
     hint = "Did you mean one of demo/global-fl, demo/personalized-fl, demo/personalized-server?"
     assert refused("check", "demo").endswith(hint)

@@ -170,6 +170,19 @@ def test_pooled_refuses_the_share_rule() -> None:
     assert str(error.value) == "Centralised training has no aggregation, so private_scale must be 1."
 
 
+def half(before: methods.Kept, after: methods.Kept, share: float) -> methods.Kept:
+    """Keep half of what was trained."""
+    return methods.Kept(
+        params={n: 0.5 * (before.params[n] + v) for n, v in after.params.items()}, state=after.state
+    )
+
+
+def test_pooled_refuses_an_accept_of_ones_own() -> None:
+    method = methods.furl("user").on_client(accept=half)
+    with pytest.raises(MethodError, match=r"^'furl' has an accept of its own, .* engine='sequential'\.$"):
+        simulate(Logits(), method, DATA, rounds=1, engine="pooled")
+
+
 @pytest.mark.parametrize("method", [methods.kteps(), methods.pfl_da()])
 def test_pooled_refuses_methods_that_compute_on_features_alone(method: methods.Method) -> None:
     with pytest.raises(

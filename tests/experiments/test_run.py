@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from fedkeep import averaging, methods, sgd, simulate
+from fedkeep.core.errors import ConfigError
 from fedkeep.data import toy
 from fedkeep.methods import Global, Sent
 from fedkeep.models import Linear
@@ -45,3 +47,26 @@ def test_a_send_is_given_after_the_run_what_it_was_given_in_it(tmp_path: Path) -
     changed = {n: torch.zeros_like(v) for n, v in run.server.items()}
     run.server = changed
     assert run.whole.params is changed
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (["f1"], "metrics must be {name: function(outputs, labels)}; got ['f1']."),
+        ({"f1": 3}, "metrics must be {name: function(outputs, labels)}; 'f1' is 3."),
+        ({"f1": lambda outputs: 1.0}, "metrics must be {name: function(outputs, labels)}; 'f1' does not take both: "),
+        (
+            {"f1": lambda outputs, labels: "x"},
+            "metrics must be {name: function(outputs, labels)}, and return a number; 'f1' returned 'x'.",
+        ),
+        (
+            {"f1": lambda outputs, labels: None},
+            "metrics must be {name: function(outputs, labels)}, and return a number; 'f1' returned None.",
+        ),
+    ],
+)  # fmt: skip
+def test_metrics_that_are_none(metrics: Any, message: str) -> None:
+    run = simulate(Linear(4, 3), methods.fedavg(), toy(users=3), rounds=1)
+    with pytest.raises(ConfigError) as error:
+        run.evaluate("train", metrics=metrics)
+    assert str(error.value).startswith(message)

@@ -56,7 +56,7 @@ def run(
     """
     if track:
         overrides = [*(overrides or []), f"run.trackers={json.dumps(track)}"]
-    found = find_config(config, overrides, seed)
+    found = find_config(config, overrides, seed, resume=resume)
     folder = out or found.folder or Path("runs") / f"{found.label}-{found.config.seed}"
     try:
         finished = run_config(

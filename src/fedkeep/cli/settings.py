@@ -56,8 +56,16 @@ class Found:
     folder: Path | None = None
 
 
-def find_config(named: str, overrides: list[str] | None = None, seed: int | None = None) -> Found:
+def find_config(
+    named: str, overrides: list[str] | None = None, seed: int | None = None, *, resume: bool = False
+) -> Found:
     """Return the configuration of a file, a run's folder, or a built-in name, with overrides.
+
+    Args:
+        named: which.
+        overrides: ``KEY=VALUE`` as TOML.
+        seed: in place of its own.
+        resume: a run is to go on, so that what is not there is more likely a run's folder.
 
     Raises:
         ConfigError: there is none, or it doesn't fit.
@@ -78,6 +86,11 @@ def find_config(named: str, overrides: list[str] | None = None, seed: int | None
         return Found(config, text, safe_name(config.name or path.stem))
     key = named.replace("\\", "/")
     names = builtin_names()
+    if key not in names and resume:
+        raise ConfigError(
+            f"There is no run to resume in {named[:80]!r}, nor a configuration of this name. Name the run's folder, or "
+            f"its configuration and --out FOLDER."
+        )
     if key not in names:
         raise ConfigError(
             f"There is no configuration {named[:80]!r}: no such file, and no built-in one (they are "

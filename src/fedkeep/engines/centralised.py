@@ -22,7 +22,7 @@ from fedkeep.engines.single import local_run
 from fedkeep.engines.tables.lazy import lazy_tables
 from fedkeep.engines.tables.local_rows import CLIENT, LocalTable
 from fedkeep.methods import Method, Optimize, WeightedMean, newest
-from fedkeep.methods.client import nothing
+from fedkeep.methods.client import by_share, nothing
 from fedkeep.methods.server import no_state
 
 
@@ -85,8 +85,13 @@ class Centralised:
 def check_method(method: Method) -> None:
     """Raise MethodError if a method needs rounds: hooks, state, or another aggregation than a mean."""
     client, server = method.client, method.server
-    if client.accept is not newest:
+    if client.accept is by_share:
         raise MethodError("Centralised training has no aggregation, so private_scale must be 1.")
+    if client.accept is not newest:
+        raise MethodError(
+            f"{method.name!r} has an accept of its own, which says what a client keeps when a round ends; centralised "
+            f"training has no rounds of clients. Train it with engine='sequential'."
+        )
     if client.keep.every_round:
         raise MethodError(
             f"{method.name!r} is stateless: its private values start from scratch in every round; centralised training "

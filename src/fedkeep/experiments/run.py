@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from fedkeep.core.errors import DataError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.examples import Examples
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, State, to
@@ -22,6 +24,32 @@ from fedkeep.store import PrivateStore
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """A metric of all examples: outputs, (examples, …), and labels, (examples,), to a number."""
+
+
+def _check_metrics(metrics: object) -> None:
+    """Raise ConfigError unless metrics are functions by name that take two arguments."""
+    wanted = "metrics must be {name: function(outputs, labels)}"
+    if not isinstance(metrics, Mapping | None):
+        raise ConfigError(f"{wanted}; got {textwrap.shorten(repr(metrics), 80)}.")
+    for name, function in (metrics or {}).items():
+        if not callable(function):
+            raise ConfigError(f"{wanted}; {name!r} is {textwrap.shorten(repr(function), 80)}.")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(f"{wanted}; {name!r} does not take both: {error}.") from error
+        except ValueError:  # a function of C says nothing of its arguments
+            continue
+
+
+def _measured(name: str, metric: Metric, outputs: np.ndarray, labels: np.ndarray) -> float:
+    found = metric(outputs, labels)
+    if isinstance(found, str | bytes) or found is None or np.size(found) != 1:
+        raise ConfigError(
+            f"metrics must be {{name: function(outputs, labels)}}, and return a number; {name!r} returned "
+            f"{textwrap.shorten(repr(found), 80)}."
+        )
+    return float(found)
 
 
 @dataclass
@@ -100,7 +128,9 @@ class Run:
 
         Raises:
             DataError: there is no such client, or none of them has an example in the split.
+            ConfigError: what ``metrics`` has is no function of both that returns a number.
         """
+        _check_metrics(metrics)
         chosen = self.members(clients)
         if not self.data.counts(split)[chosen.positions].any():
             raise DataError(
@@ -114,7 +144,7 @@ class Run:
         if metrics:
             found = self.local_device().outputs(self.orders(chosen), split, model)
             for task, (outputs, labels) in zip(tasks_of(self.data), found, strict=True):
-                out |= {task.metric(name): float(own(outputs, labels)) for name, own in metrics.items()}
+                out |= {task.metric(n): _measured(n, own, outputs, labels) for n, own in metrics.items()}
         return out
 
     def members(self, clients: Iterable[str | int] | None = None) -> SomeIds:

@@ -45,7 +45,7 @@ def count_rounds(rounds: int | None, epochs: float | None, per_epoch: int) -> in
     """Return the number of rounds that ``rounds`` or ``epochs`` asks for."""
     if (rounds is None) == (epochs is None):
         raise ConfigError("Give either rounds or epochs.")
-    if epochs is not None and not math.isfinite(epochs):
+    if epochs is not None and not 0 <= epochs < math.inf:
         raise ConfigError(f"epochs must be a number of at least 0; got {epochs}.")
     wanted = rounds if rounds is not None else round(float(epochs or 0) * per_epoch)
     if wanted < 0:
