@@ -137,7 +137,8 @@ def test_rows_of_clients_that_are_not_there(client: int) -> None:
             {"columns": {"label": np.zeros((3, 2), np.int64)}},
             (
                 "Wanted one label per example, shape (examples,); got shape (3, 2). Name it otherwise, or say "
-                "meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows."
+                "meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows. "
+                "Several labels are a column and a task each: meta['tasks'], with the loss terms.multi_task."
             ),
         ),
         (

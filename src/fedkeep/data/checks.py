@@ -159,7 +159,8 @@ def completed(
             f"Pad rows to one length with labels of {IGNORED}."
             if by_token
             else f"Wanted one label per example, shape (examples,); got {got}. Name it otherwise, or say "
-            f"meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows."
+            f"meta['task'] = 'tokens' where each token has a label, 'next_token' where it is the token that follows. "
+            f"Several labels are a column and a task each: meta['tasks'], with the loss terms.multi_task."
         )
     if label is not None:
         whole = label.dtype.kind == "i"
