@@ -68,6 +68,18 @@ def test_an_image_is_described(left: np.ndarray, words: str) -> None:
     assert describe_image(CANARIES, np.asarray(left, np.float64)) == words
 
 
+def test_a_report_is_printed_as_the_command_prints_it() -> None:
+    report = audit(Linear(4, 3), methods.furl("user"), toy(users=3, examples=8), rounds=1)
+    title, heads, rule, *lines = str(report).splitlines()
+    assert title == "furl: what left a device"
+    assert heads.split()[:4] == ["What", "Numbers", "Seen", "by"]
+    assert set(rule) == {"─"}
+    assert len(rule) >= max(len(line) for line in lines[: len(report.left)])
+    for one, line in zip(report.left, lines, strict=False):
+        assert line.startswith(f"{one.label} ")
+    assert lines[-1].startswith(f"✓ {len(report.sources)} things that must stay were changed one by one; ")
+
+
 def test_a_number_is_a_multiple_of_another() -> None:
     assert describe_image(CANARIES[:, :1], 2 * CANARIES[:, :1] + 1) == "a multiple of the value"
     assert describe_image(CANARIES[:, :1], CANARIES[:, :1] ** 2) != "a multiple of the value"

@@ -70,3 +70,10 @@ def test_metrics_that_are_none(metrics: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         run.evaluate("train", metrics=metrics)
     assert str(error.value).startswith(message)
+
+
+def test_a_run_is_shown_in_a_line() -> None:
+    run = simulate(Linear(4, 3), methods.fedavg(), toy(users=3), rounds=1, engine="sequential")
+    assert repr(run) == (
+        "<Run of 'fedavg' with Linear after round 1, engine 'sequential', 3 clients, 3 federated parameters>"
+    )

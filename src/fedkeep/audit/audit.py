@@ -14,9 +14,10 @@ from torch import nn
 from fedkeep.audit.bench import Bench, unmasked
 from fedkeep.audit.canaries import small
 from fedkeep.audit.examples import look_at_examples, look_at_memory, look_at_opt_out
-from fedkeep.audit.findings import KINDS, PROTOCOL, Allowed, AuditReport
+from fedkeep.audit.findings import KINDS, PROTOCOL, Allowed
 from fedkeep.audit.kept import look_at_clipping, look_at_kept
 from fedkeep.audit.looking import Looking
+from fedkeep.audit.report import AuditReport
 from fedkeep.audit.wire import Wire, look_at_bytes
 from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.data import FederatedData

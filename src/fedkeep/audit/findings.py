@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 Verdict = Literal["gradients", "declared", "leak"]
 
@@ -65,61 +65,6 @@ class Leaving:
     shape: tuple[int, ...]
     bytes: int
     seen_by: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditReport:
-    """What an audit found.
-
-    Attributes:
-        name: of the configuration or method.
-        rounds, clients: that were run and looked at.
-        messages: by kind, how many left the device and their bytes, headers and checksums included.
-        left: all that left.
-        findings: what of it changes with what must stay.
-        sources: what was changed, and what was looked at in vain: not there in this configuration.
-        notes: what the reader should know.
-        missed: what could not be looked at, though it would leave.
-        allow: the allow list.
-        searched: by name of a wire, how many bytes that it makes of messages were searched for canaries.
-        seconds: that it took.
-    """
-
-    name: str
-    rounds: int
-    clients: int
-    messages: dict[str, tuple[int, int]]
-    left: tuple[Leaving, ...]
-    findings: tuple[Finding, ...]
-    sources: tuple[str, ...]
-    notes: tuple[str, ...]
-    missed: tuple[str, ...]
-    allow: tuple[str, ...]
-    searched: dict[str, int]
-    seconds: float
-
-    @property
-    def leaks(self) -> tuple[Finding, ...]:
-        """What is on no allow list."""
-        return tuple(f for f in self.findings if f.verdict == "leak")
-
-    @property
-    def ok(self) -> bool:
-        """Whether all was looked at, and nothing leaves but by declared ways."""
-        return not self.leaks and not self.missed
-
-    def of(self, leaves: str) -> tuple[Finding, ...]:
-        """Return what was found of a thing that left."""
-        return tuple(f for f in self.findings if f.leaves == leaves)
-
-    def verdict(self, leaves: str) -> str:
-        """Return the worst verdict on a thing that left, in words; ``unchanged``: it tells nothing that must stay."""
-        found = {f.verdict for f in self.of(leaves)}
-        return next((WORDS[v] for v in ("leak", "declared", "gradients") if v in found), "unchanged")
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
-        return {**asdict(self), "ok": self.ok, "leaks": [str(f) for f in self.leaks]}
 
 
 @dataclass(frozen=True)

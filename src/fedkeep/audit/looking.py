@@ -10,8 +10,9 @@ import numpy as np
 from fedkeep.audit import server as on_server
 from fedkeep.audit.bench import FIRST, Bench, Item, Items, Recorded, changed, items, still
 from fedkeep.audit.canaries import planted
-from fedkeep.audit.findings import Allowed, AuditReport, Finding, Leaving, Verdict
+from fedkeep.audit.findings import Allowed, Finding, Leaving, Verdict
 from fedkeep.audit.images import IN_LAST_BITS, describe_image
+from fedkeep.audit.report import AuditReport
 from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params

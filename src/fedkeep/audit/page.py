@@ -1,14 +1,12 @@
-"""An audit as a table, as lines of text, and as a page."""
+"""An audit as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 
-from fedkeep.audit.findings import WORDS, AuditReport, Finding
+from fedkeep.audit.findings import WORDS
+from fedkeep.audit.report import AuditReport, grouped, searched, table
 from fedkeep.report.blocks import Block, Content, Section, Text
-from fedkeep.report.tables import Table
-from fedkeep.report.wording import size
 
 MEANS = (
     "unchanged: no bit changes with anything that must stay.",
@@ -21,54 +19,6 @@ WHAT = (
     "Each thing that must stay on a device was replaced by another value, and the device asked the same again. "
     "What then leaves otherwise tells of it."
 )
-
-
-def table(report: AuditReport) -> Table:
-    """Return what left, tensor by tensor."""
-    rows = tuple(
-        (
-            one.label, one.type + "".join(f" {n}" if k == 0 else f" × {n}" for k, n in enumerate(one.shape)),
-            one.seen_by, report.verdict(one.label), size(one.bytes),
-        )
-        for one in report.left
-    )  # fmt: skip
-    total = sum(size for _, size in report.messages.values())
-    kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in report.messages.items())
-    note = f"{report.rounds} rounds, {report.clients} clients on the device; messages: {kinds}; {size(total)} in all."
-    columns = ("What", "Numbers", "Seen by", "Changes with what must stay", "Bytes")
-    return Table(columns, rows, title=f"{report.name}: what left a device", note=note, left=4)
-
-
-def searched(report: AuditReport) -> str:
-    """Say which bytes were searched for canaries."""
-    forms = ", ".join(f"{name} ({size(count)})" for name, count in report.searched.items())
-    hits = [f for f in report.findings if f.leaves.startswith("wire/")]
-    outcome = "some were there, see above" if hits else "none was there that is not in the table"
-    return f"The messages' very bytes were searched for canaries, as they travel in {forms}: {outcome}."
-
-
-def grouped(findings: Iterable[Finding]) -> list[str]:
-    """Return a line for each thing that left, with what it changes with; those that change alike have one line."""
-    by_label: dict[str, list[str]] = {}
-    for one in findings:
-        said = ", ".join(word for word in (one.how, one.by) if word)
-        by_label.setdefault(one.leaves, []).append(one.source + (f" ({said})" if said else ""))
-    together: dict[tuple[str, ...], list[str]] = {}
-    for label, sources in by_label.items():
-        together.setdefault(tuple(sources), []).append(label)
-    return [f"{', '.join(labels)} with {'; '.join(_merged(sources))}" for sources, labels in together.items()]
-
-
-def _merged(sources: Iterable[str]) -> list[str]:
-    """Return private parameters of which the same is said as one."""
-    start, names, others = "private parameter ", dict[str, list[str]](), list[str]()
-    for source in sources:
-        name, bracket, said = source.removeprefix(start).partition(" (")
-        if source.startswith(start):
-            names.setdefault(bracket + said, []).append(name)
-        else:
-            others.append(source)
-    return [f"{start[:-1]}{'s' * (len(n) > 1)} {', '.join(n)}{said}" for said, n in names.items()] + others
 
 
 def content(report: AuditReport, lead: str) -> Content:

@@ -12,7 +12,8 @@ import typer
 from fedkeep.audit import PROTOCOL, AuditReport
 from fedkeep.audit import audit as run_audit
 from fedkeep.audit.audit import WIRES
-from fedkeep.audit.page import content, grouped, searched, table
+from fedkeep.audit.page import content
+from fedkeep.audit.report import remarks, table
 from fedkeep.cli.output import complain, say, show_table
 from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_config
 from fedkeep.core.errors import ConfigError, RunError
@@ -78,25 +79,8 @@ def show(report: AuditReport, *, differentially_private: bool = False) -> None:
     """Print a report."""
     made = table(report)
     show_table(made.title, made.columns, made.rows, made.left, made.note)
-    for line in grouped(f for f in report.findings if f.verdict == "gradients"):
-        say(f"· through declared gradients: {line}")
-    for line in grouped(f for f in report.findings if f.verdict == "declared"):
-        say(f"· declared: {line}")
-    for text in report.notes:
-        say(f"· {text}")
-    say(f"· {searched(report)}")
-    if differentially_private:
-        say(
-            "· Noise of differential privacy is added by the server, so it changes nothing of what leaves a device."
-        )
-    for line in grouped(report.leaks):
-        complain(f"✗ {line}")
-    for text in report.missed:
-        complain(f"✗ NOT looked at: {text}")
-    if report.leaks:
-        complain(
-            "Declare what is meant, in [audit] allow = [...] or by fedkeep.methods.reveals, or mend the method."
-        )
-    if report.ok:
-        count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
-        say(f"✓ {count} things that must stay were changed one by one; allowed besides: {allowed}.")
+    said, wrong = remarks(report, differentially_private=differentially_private)
+    for line in said:
+        say(line)
+    for line in wrong:
+        complain(line)

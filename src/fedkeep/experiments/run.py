@@ -96,6 +96,12 @@ class Run:
     last: Global = field(default_factory=lambda: Global(params={}))
     metrics: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return (
+            f"<Run of {self.method.name!r} with {type(self.net.module).__name__} after round {self.round}, engine "
+            f"{self.engine!r}, {len(self.clients)} clients, {len(self.server)} federated parameters>"
+        )
+
     @property
     def whole(self) -> Global:
         """All that the server has."""

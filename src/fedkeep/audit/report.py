@@ -1,0 +1,142 @@
+"""What an audit found, as a value, as a table, and as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedkeep.audit.findings import WORDS, Finding, Leaving
+from fedkeep.report.tables import Table, to_text
+from fedkeep.report.wording import size
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        name: of the configuration or method.
+        rounds, clients: that were run and looked at.
+        messages: by kind, how many left the device and their bytes, headers and checksums included.
+        left: all that left.
+        findings: what of it changes with what must stay.
+        sources: what was changed, and what was looked at in vain: not there in this configuration.
+        notes: what the reader should know.
+        missed: what could not be looked at, though it would leave.
+        allow: the allow list.
+        searched: by name of a wire, how many bytes that it makes of messages were searched for canaries.
+        seconds: that it took.
+    """
+
+    name: str
+    rounds: int
+    clients: int
+    messages: dict[str, tuple[int, int]]
+    left: tuple[Leaving, ...]
+    findings: tuple[Finding, ...]
+    sources: tuple[str, ...]
+    notes: tuple[str, ...]
+    missed: tuple[str, ...]
+    allow: tuple[str, ...]
+    searched: dict[str, int]
+    seconds: float
+
+    @property
+    def leaks(self) -> tuple[Finding, ...]:
+        """What is on no allow list."""
+        return tuple(f for f in self.findings if f.verdict == "leak")
+
+    @property
+    def ok(self) -> bool:
+        """Whether all was looked at, and nothing leaves but by declared ways."""
+        return not self.leaks and not self.missed
+
+    def of(self, leaves: str) -> tuple[Finding, ...]:
+        """Return what was found of a thing that left."""
+        return tuple(f for f in self.findings if f.leaves == leaves)
+
+    def verdict(self, leaves: str) -> str:
+        """Return the worst verdict on a thing that left, in words; ``unchanged``: it tells nothing that must stay."""
+        found = {f.verdict for f in self.of(leaves)}
+        return next((WORDS[v] for v in ("leak", "declared", "gradients") if v in found), "unchanged")
+
+    def __str__(self) -> str:
+        said, wrong = remarks(self)
+        return "\n".join((to_text(table(self)), *said, *wrong))
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {**asdict(self), "ok": self.ok, "leaks": [str(f) for f in self.leaks]}
+
+
+def table(report: AuditReport) -> Table:
+    """Return what left, tensor by tensor."""
+    rows = tuple(
+        (
+            one.label, one.type + "".join(f" {n}" if k == 0 else f" × {n}" for k, n in enumerate(one.shape)),
+            one.seen_by, report.verdict(one.label), size(one.bytes),
+        )
+        for one in report.left
+    )  # fmt: skip
+    total = sum(size for _, size in report.messages.values())
+    kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in report.messages.items())
+    note = f"{report.rounds} rounds, {report.clients} clients on the device; messages: {kinds}; {size(total)} in all."
+    columns = ("What", "Numbers", "Seen by", "Changes with what must stay", "Bytes")
+    return Table(columns, rows, title=f"{report.name}: what left a device", note=note, left=4)
+
+
+def searched(report: AuditReport) -> str:
+    """Say which bytes were searched for canaries."""
+    forms = ", ".join(f"{name} ({size(count)})" for name, count in report.searched.items())
+    hits = [f for f in report.findings if f.leaves.startswith("wire/")]
+    outcome = "some were there, see above" if hits else "none was there that is not in the table"
+    return f"The messages' very bytes were searched for canaries, as they travel in {forms}: {outcome}."
+
+
+def grouped(findings: Iterable[Finding]) -> list[str]:
+    """Return a line for each thing that left, with what it changes with; those that change alike have one line."""
+    by_label: dict[str, list[str]] = {}
+    for one in findings:
+        said = ", ".join(word for word in (one.how, one.by) if word)
+        by_label.setdefault(one.leaves, []).append(one.source + (f" ({said})" if said else ""))
+    together: dict[tuple[str, ...], list[str]] = {}
+    for label, sources in by_label.items():
+        together.setdefault(tuple(sources), []).append(label)
+    return [f"{', '.join(labels)} with {'; '.join(_merged(sources))}" for sources, labels in together.items()]
+
+
+def _merged(sources: Iterable[str]) -> list[str]:
+    """Return private parameters of which the same is said as one."""
+    start, names, others = "private parameter ", dict[str, list[str]](), list[str]()
+    for source in sources:
+        name, bracket, said = source.removeprefix(start).partition(" (")
+        if source.startswith(start):
+            names.setdefault(bracket + said, []).append(name)
+        else:
+            others.append(source)
+    return [f"{start[:-1]}{'s' * (len(n) > 1)} {', '.join(n)}{said}" for said, n in names.items()] + others
+
+
+def remarks(report: AuditReport, *, differentially_private: bool = False) -> tuple[list[str], list[str]]:
+    """Return what is to be said below the table, and what is wrong, in lines."""
+    said = [
+        f"· {word}: {line}"
+        for verdict, word in (("gradients", "through declared gradients"), ("declared", "declared"))
+        for line in grouped(f for f in report.findings if f.verdict == verdict)
+    ]
+    said += [f"· {text}" for text in (*report.notes, searched(report))]
+    if differentially_private:
+        said.append(
+            "· Noise of differential privacy is added by the server, so it changes nothing of what leaves a device."
+        )
+    wrong = [f"✗ {line}" for line in grouped(report.leaks)]
+    wrong += [f"✗ NOT looked at: {text}" for text in report.missed]
+    if report.leaks:
+        wrong.append(
+            "Declare what is meant, in [audit] allow = [...] or by fedkeep.methods.reveals, or mend the method."
+        )
+    if report.ok:
+        count, allowed = len(report.sources), ", ".join(report.allow) or "nothing"
+        said.append(f"✓ {count} things that must stay were changed one by one; allowed besides: {allowed}.")
+    return said, wrong
