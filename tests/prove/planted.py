@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
+import itertools
+import operator
 import pickle
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -189,6 +193,41 @@ def bytes_of_storage(v: Tensor) -> Tensor:
     return torch.tensor(float(sum(v.untyped_storage().tolist())))
 
 
+def mapped(v: Tensor) -> list[float]:
+    """Return a vector's numbers without a call from Python."""
+    (found,) = map(Tensor.tolist, [v])
+    return found  # type: ignore[no-any-return]
+
+
+def sign_of_a_mapped_number(v: Tensor) -> Tensor:
+    return torch.ones(1) if mapped(v)[0] > 0 else torch.zeros(1)
+
+
+SCRIPT = """
+def numbers(v: Tensor) -> List[float]:
+    found: List[float] = v.tolist()
+    return found
+"""
+
+
+class Scripted(nn.Module):
+    """Keeps a vector, and hands out its numbers without being given a tensor."""
+
+    def __init__(self, held: Tensor) -> None:
+        super().__init__()
+        self.held = nn.Parameter(held.clone())
+
+    def forward(self) -> float:
+        held: list[float] = self.held.detach().tolist()
+        return held[0]
+
+
+def method_of_a_script(v: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        return torch.tensor(torch.jit.script(Scripted(v.detach()))())
+
+
 CARRIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda v: v.sum(),
     "detached": lambda v: v.detach().clone().mean(),
@@ -252,6 +291,15 @@ CARRIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "written": written_by_address,
     "apply": element_by_element,
     "callback": lambda v: called_by_torch(lambda: torch.tensor([v[0]])),
+    "mapped": lambda v: torch.tensor(sum(mapped(v))),
+    "mapped to numpy": lambda v: torch.tensor(float(next(map(Tensor.numpy, [v])).sum())),
+    "partial": lambda v: torch.tensor(sum(functools.partial(v.tolist)())),
+    "method by name": lambda v: torch.tensor(sum(operator.methodcaller("tolist")(v))),
+    "starmap": lambda v: torch.tensor(sum(next(itertools.starmap(Tensor.tolist, [(v,)])))),
+    "script": lambda v: torch.tensor(sum(torch.jit.CompilationUnit(SCRIPT).numbers(v))),
+    "mapped script": lambda v: torch.tensor(sum(next(map(torch.jit.CompilationUnit(SCRIPT).numbers, [v])))),
+    "script's method": method_of_a_script,
+    "callback's list": lambda v: called_by_torch(lambda: sign_of_a_mapped_number(v)),
     "callback's split": lambda v: called_by_torch(lambda: torch.ones(9).tensor_split((v[:1] > 0).long())[0].sum()),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""315 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
+"""360 leaks outside the channels, carriers × places: labels alone call none of them independent or declared."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.methods.table import DATA
 from tests.prove.planted import CARRIERS, PLACES
 
 FEW = {("sum", "term"), ("item", "finish"), ("set", "buffer"), ("numpy", "start"), ("shape", "sends"),
+       ("mapped", "finish"), ("script", "sends"), ("script's method", "start"), ("callback's list", "buffer"),
        ("callback", "term"), ("callback's split", "sends")}  # fmt: skip
 
 

@@ -1,15 +1,20 @@
 """Labels that travel with tensors: each storage knows what its values may depend on, and by which operations.
 
-``Tracer`` sees every operation that PyTorch runs, those of backward passes too, and every way by which numbers leave
-tensors for Python: ``.item()``, numpy, addresses. Labels stand with storages, not with tensors, so views, ``.data`` and
-``set_`` hide nothing. Where nothing is known, the label is ``OUTSIDE``.
+``Tracer`` sees every operation that PyTorch runs in the thread that entered it, those of backward passes too. Methods
+of tensors by which numbers leave for Python (``.item()``, numpy, addresses) and scripts of ``torch.jit`` it sees
+whoever calls them, Python or C code such as ``map``. The rest of ``rules.CROSSINGS`` (DLPack's capsules, threads,
+processes, a generator's state, hooks of gradient functions) and native code of other packages it sees where Python
+calls it.
+
+Labels stand with storages, not with tensors, so views, ``.data`` and ``set_`` hide nothing. Where nothing is known, the
+label is ``OUTSIDE``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
@@ -20,11 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.kernels import native
 from fedkeep.nn import operation
+from fedkeep.prove.nested import at, flat, tensors
 from fedkeep.prove.nodes import Crossing, Node, made
 from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, rule_of
 from fedkeep.prove.sites import DATA, PASSED_ON, SITES, site_of
@@ -36,6 +42,8 @@ MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.
 COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
 """What a comprehension's frame is called behind its function's name; from Python 3.12 on, most have no frame."""
 NATIVE = {*sys.stdlib_module_names, "torch", "numpy", "fedkeep", "__main__"}
+SCRIPTS = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
+"""They read tensors unseen: within, neither Python nor ``_Makers`` is asked."""
 
 
 @dataclass(eq=False)
@@ -59,6 +67,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of = {id(layer): name for name, layer in self.module.named_modules()}
         self.fresh: Node | None = None
         self.given: tuple[Any, ...] | None = None
+        self._makers, self._again = _Makers(self), list[FrameType]()
 
     @property
     def storages(self) -> int:
@@ -126,10 +135,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("lift_fresh", "lift_fresh_copy"):
             self._lifted(args[0])
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
-        inputs = [t for value in given.values() for t in _tensors(value)]
+        inputs = [t for value in given.values() for t in tensors(value)]
         before = {id(t): self.known(t, func) for t in inputs}
         if name in ROW_NUMBERS and _where()[1].startswith(TABLES):
-            for t in _tensors(given[ROW_NUMBERS[name]]):
+            for t in tensors(given[ROW_NUMBERS[name]]):
                 before[id(t)] = self._told(before[id(t)])
         for tensor in inputs:
             if isinstance(tensor.grad_fn, BackwardCFunction) and _foreign(tensor.grad_fn):
@@ -145,7 +154,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         what = _short(func) + (f" in {self._inside[-1]}" if self._inside else "")
         random = self.bit("chance") if torch.Tag.nondeterministic_seeded in func.tags else 0
         mask = (
-            any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(given.get("indices")))
+            any(t.dtype in (torch.bool, torch.uint8) for t in tensors(given.get("indices")))
             and name == "index"
         )
         if rule.tells or mask:
@@ -161,13 +170,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         for place in range(wide) if rule.rows else (None,):
             mine = parents if place is None else tuple(
-                dict.fromkeys(before[id(t)] for v in given.values() for t in _tensors(_at(v, place, wide)))
+                dict.fromkeys(before[id(t)] for v in given.values() for t in tensors(at(v, place, wide)))
             )  # fmt: skip
             node = made(what, mine, random)
             for argument in rule.written:
-                for tensor in _tensors(_at(given.get(argument), place, wide)):
+                for tensor in tensors(at(given.get(argument), place, wide)):
                     self._add(tensor, node)
-            for tensor in _tensors(_at(out, place, wide)):
+            for tensor in tensors(at(out, place, wide)):
                 if self.node(tensor) is None:
                     self.put(tensor, node)
         return out
@@ -194,8 +203,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def parts(self, values: Any) -> tuple[Node, ...]:
         """Return what is known of tensors among values of Python."""
-        tensors = [v for v in _flat(values) if isinstance(v, Tensor)]
-        return tuple(dict.fromkeys(self.node(v) or Node("", OUTSIDE) for v in tensors))
+        found = [v for v in flat(values) if isinstance(v, Tensor)]
+        return tuple(dict.fromkeys(self.node(v) or Node("", OUTSIDE) for v in found))
 
     # --- Python
 
@@ -221,7 +230,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._cross(node, name)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "c_call" and not frame.f_globals.get("__name__", "").startswith("fedkeep.prove"):
+        if event == "c_call" and not _own(frame):
             name = arg.__name__
             if name in CROSSINGS:
                 self._called(name, getattr(arg, "__self__", None))
@@ -231,6 +240,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._cross(Node("", OUTSIDE), f"native code of {module}")
         elif event == "call" and frame.f_code is native.call.__code__:
             self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
+        elif event == "call" and self.given is not None and _others(frame):
+            if self._makers not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+                self._makers.__enter__()  # type: ignore[no-untyped-call]  # PyTorch had set it aside
+                self._again.append(frame)
+        elif event == "return" and self._again and self._again[-1] is frame:
+            self._again.pop()
+            self._makers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _called(self, name: str, owner: Any) -> None:
         if isinstance(owner, np.ndarray | np.generic):
@@ -263,7 +279,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         self._held = ExitStack()
         self._held.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors"))
-        self._held.enter_context(_Makers(self))
+        self._held.enter_context(self._makers)
+        for kind in SCRIPTS:
+            called = vars(kind)["__call__"]
+            self._held.callback(setattr, kind, "__call__", called)
+            setattr(kind, "__call__", self._script(called))  # noqa: B010
         before = nn.modules.module.register_module_forward_pre_hook(self._enter)
         after = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
         self._held.callback(before.remove)
@@ -278,6 +298,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._held.close()
 
+    def _script(self, called: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(script: Any, *args: Any, **kwargs: Any) -> Any:
+            self._cross(Node("", OUTSIDE), f"the script {script.name}")
+            return called(script, *args, **kwargs)
+
+        return noted
+
     def _enter(self, layer: nn.Module, given: Any) -> None:
         self._inside.append(self._of.get(id(layer)) or type(layer).__name__)
 
@@ -287,7 +314,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Makers(TorchFunctionMode):
-    """Sees what tensors are made of that come from Python."""
+    """Sees what tensors are made of that come from Python, and where numbers leave them, whoever calls."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -296,52 +323,33 @@ class _Makers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Say whether a new tensor holds constants, other tensors, or an array that nobody declared."""
+        """Say whether a new tensor holds constants, other tensors, or an array that nobody declared.
+
+        A crossing that Python called has been noted already (``Tracer._profile``): noted again, it is the same one.
+        """
         tracer, given = self.tracer, (args, *(kwargs or {}).values())
         before = tracer.fresh, tracer.given
         tracer.fresh, tracer.given = None, given
         name = getattr(func, "__name__", "")
         if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
             place = _where(skip=False)[1:]
-            hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in _flat(given))
+            hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in flat(given))
             with torch._C.DisableTorchFunction():
                 parts = tracer.parts(given)
             what = "tensor" if parts else "a constant"
             what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else what
             tracer.fresh = made(what, parts, OUTSIDE if hidden else 0)
+        elif name in CROSSINGS and not _own(sys._getframe(1)):
+            tracer._called(name, args[0] if args else None)
         elif name in READERS:
             sizes = (*args[1:2], *(kwargs or {}).values())
             tracer._read(
-                name, [v for v in _flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()]
+                name, [v for v in flat(sizes) if isinstance(v, Tensor) and not v.is_floating_point()]
             )
         try:
             return func(*args, **(kwargs or {}))
         finally:
             tracer.fresh, tracer.given = before
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for v in value for t in _tensors(v)] if isinstance(value, list | tuple) else []
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    alone = (Tensor, np.ndarray, np.generic, str, bytes, dict)
-    if not isinstance(value, alone) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-        for each in value:
-            yield from _flat(each)
-    else:
-        yield value
-
-
-def _at(value: Any, place: int | None, wide: int) -> Any:
-    """Return what of an argument belongs to a place of lists."""
-    if place is None or not isinstance(value, list | tuple):
-        return value
-    if value and all(isinstance(v, list | tuple) for v in value):
-        return [_at(v, place, wide) for v in value]
-    return value[place] if len(value) == wide else value
 
 
 def _short(func: Any) -> str:
@@ -350,6 +358,16 @@ def _short(func: Any) -> str:
 
 def _foreign(node: Any) -> bool:
     return not any(node._forward_cls is own for own in OWN_NODES)
+
+
+def _own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("fedkeep.prove")
+
+
+def _others(frame: FrameType) -> bool:
+    """Tell whether code is neither PyTorch's nor fedkeep's, nor what these stand on."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package not in NATIVE or package == "__main__"
 
 
 def _called_back(frame: FrameType | None) -> bool:
