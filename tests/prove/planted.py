@@ -1,4 +1,4 @@
-"""Ways by which values of a private vector come into a number, and places where that number leaves."""
+"""Ways by which values of a private vector, or of examples, come into a number, and places where that number leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep import Method, methods
+from fedkeep import Method, averaging, methods
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods import Finish, Finished, Start, Started
@@ -343,6 +343,13 @@ class InTerm(Leaves, Term):
         return self.inner(net, params, batch, received)
 
 
+class InServer(Leaves):
+    """The server begins with a number of the examples that it is handed as the list of clients, and sends it to all."""
+
+    def __call__(self, net: Net, clients: Any) -> Params:
+        return {"seen": self.number(torch.tensor(clients.columns["x"]).float().reshape(-1)[:WIDTH])}
+
+
 class Counts(Own):
     """Has a federated buffer, which the forward pass writes."""
 
@@ -369,6 +376,7 @@ PLACES: dict[str, Callable[[str], tuple[nn.Module, Method, str]]] = {
     "start": lambda c: (Own(), furl(start=InStart(c)), "upload/linear.bias"),
     "term": lambda c: (Own(), methods.furl("user", local=LOCAL.but(loss=InTerm(c))), "upload/linear.bias"),
     "buffer": lambda c: (Counts(c), furl(), "upload/seen"),
+    "server": lambda c: (Own(), furl().but(server=averaging().but(state=InServer(c))), "upload/linear.bias"),
 }
 
 

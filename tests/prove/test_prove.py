@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fedkeep import Phase, methods, sgd
+from fedkeep import Optimize, Phase, averaging, methods, sgd
 from fedkeep.audit.canaries import with_opt_out
 from fedkeep.cli.prove import content
+from fedkeep.core.net import Net
 from fedkeep.core.params import Params
 from fedkeep.engines.single import LanePass
 from fedkeep.engines.tables import local_rows
-from fedkeep.methods import Finish, Finished, Start, Started
+from fedkeep.methods import Finish, Finished, Global, Reduced, Start, Started
 from fedkeep.methods.copies import PulledCopy
 from fedkeep.prove import prove, proving, rounds
 from fedkeep.prove.falsifier import AGREES, CHANGES
@@ -195,6 +196,31 @@ def test_the_rows_of_a_table_that_examples_use_are_no_path(
     proof = prove(Words(300), method.on_client(tables="local"), texts(counts=(4, 5, 3), vocabulary=300))
     assert proof.verdict("rows/embedding.weight") == "independent"
     assert proof.verdict("upload/embedding.weight") == "independent"
+
+
+def look_later(server: Global, reduced: Reduced) -> Global:
+    server.clients.counts("train")  # type: ignore[attr-defined]
+    return Optimize()(server, reduced)
+
+
+def told_where(net: Net, clients: Any) -> Params:
+    return {
+        "places": torch.tensor([float(clients.index(i)) for i in clients.ids]),
+        "count": torch.ones(len(clients)),
+    }
+
+
+def test_a_server_that_looks_into_the_data_is_no_proof() -> None:
+    """A simulation hands it the data as the list of clients; an audit calls what is taken of them a leak."""
+    looked = "which a server in a simulation is handed, in tests."
+    proof = prove(Own(), furl().but(server=leaks.LOOKS), DATA)
+    why = f"the data's columns, {looked}audit.leaks.of_examples"
+    assert {i.verdict for i in proof.items if i.leaves != "judged"} == {"unknown"}
+    assert why in proof.claims[-1].against
+    later = prove(Own(), furl().but(server=averaging().but(update=look_later)), DATA)
+    assert f"the data's counts, {looked}prove.test_prove.look_later" in later.claims[-1].against
+    assert not later.ok
+    assert prove(Own(), furl().but(server=averaging().but(state=told_where)), DATA).ok
 
 
 class Shown(Labelled):

@@ -142,15 +142,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 before[id(t)] = self._told(before[id(t)])
         for tensor in inputs:
             if isinstance(tensor.grad_fn, BackwardCFunction) and _foreign(tensor.grad_fn):
-                self._cross(Node("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
+                self.cross(Node("", OUTSIDE), f"the backward pass of {type(tensor.grad_fn).__name__}")
         parents = () if rule.shapes else tuple(dict.fromkeys(before.values()))
         try:
             out = func(*args, **kwargs)
         except Exception:
-            self._cross(made("", parents, 0), f"an error of {name}")
+            self.cross(made("", parents, 0), f"an error of {name}")
             raise
         if rule.unknown:
-            self._cross(Node("", OUTSIDE), rule.unknown)
+            self.cross(Node("", OUTSIDE), rule.unknown)
         what = _short(func) + (f" in {self._inside[-1]}" if self._inside else "")
         random = self.bit("chance") if torch.Tag.nondeterministic_seeded in func.tags else 0
         mask = (
@@ -158,9 +158,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and name == "index"
         )
         if rule.tells or mask:
-            self._cross(made("", parents, 0), name)
+            self.cross(made("", parents, 0), name)
         if name == "_pack_padded_sequence" and (labels := made("", parents, 0).labels) & ~self.bit(DATA):
-            self._cross(Node("", labels, parents), name)
+            self.cross(Node("", labels, parents), name)
         if name == "set_":
             return out
         wide = (
@@ -208,7 +208,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- Python
 
-    def _cross(self, node: Node, what: str) -> None:
+    def cross(self, node: Node, what: str) -> None:
         """Note that numbers leave tensors for Python, where nothing says that they go nowhere."""
         frame, module, name = _where()
         site = site_of(module, name, what)
@@ -227,7 +227,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             node = made("", self.parts(sizes), 0)
         if name == "tensor_split" or node.labels & ~self.bit(DATA):
-            self._cross(node, name)
+            self.cross(node, name)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call" and not _own(frame):
@@ -235,9 +235,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name in CROSSINGS:
                 self._called(name, getattr(arg, "__self__", None))
             elif name in READERS and self.given is not None and _called_back(frame):
-                self._cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
+                self.cross(Node("", OUTSIDE), f"{name} in a function that PyTorch called")
             elif (module := arg.__module__) is not None and module.partition(".")[0] not in NATIVE:
-                self._cross(Node("", OUTSIDE), f"native code of {module}")
+                self.cross(Node("", OUTSIDE), f"native code of {module}")
         elif event == "call" and frame.f_code is native.call.__code__:
             self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
         elif event == "call" and self.given is not None and _others(frame):
@@ -253,11 +253,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         with torch._C.DisableTorchFunction():
             if not isinstance(owner, Tensor):
-                self._cross(Node("", OUTSIDE), name)
+                self.cross(Node("", OUTSIDE), name)
                 return
             if name == "data_ptr":
                 self._addresses[owner.data_ptr()] = owner
-            self._cross(self.node(owner) or Node("", OUTSIDE), name)
+            self.cross(self.node(owner) or Node("", OUTSIDE), name)
 
     def _kernel(self, kernel: str, backward: bool, words: Sequence[int]) -> None:
         """Label what a native kernel writes."""
@@ -300,7 +300,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _script(self, called: Callable[..., Any]) -> Callable[..., Any]:
         def noted(script: Any, *args: Any, **kwargs: Any) -> Any:
-            self._cross(Node("", OUTSIDE), f"the script {script.name}")
+            self.cross(Node("", OUTSIDE), f"the script {script.name}")
             return called(script, *args, **kwargs)
 
         return noted

@@ -39,6 +39,8 @@ OPTED_OUT, HELD = "opted-out examples", "validation and test examples"
 OPEN = (GRADIENTS, CLIP, RECEIVED, DATA, CHANCE)
 """Labels of what may leave, as such or by a channel; all others are of what must stay."""
 MOST_ROUNDS = 5
+WHO = ("ids", "index", "__class__")
+"""What a server is told of its clients (``methods.Roster``)."""
 
 Items = dict[str, Tensor]
 
@@ -62,6 +64,20 @@ class Labelled(FederatedData):
             for label in labels:
                 self.tracer.begin(value, label)
         return batch
+
+
+class Handed(Labelled):
+    """The same examples, as a simulation hands them to the server: as the list of clients.
+
+    What the server takes beside ids is noted: across machines it has no examples, and where these go nobody says.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return an attribute, and note it unless it says who takes part."""
+        if name not in WHO:
+            tracer: Tracer = super().__getattribute__("tracer")
+            tracer.cross(Node("", OUTSIDE), f"the data's {name}, which a server in a simulation is handed,")
+        return super().__getattribute__(name)
 
 
 @dataclass
@@ -252,7 +268,9 @@ def run(model: nn.Module, method: Method, data: FederatedData, seed: int) -> Rou
     job = Job(method, net, labelled, MemoryStore(default, data.ids), seed)
     engine = Traced(tracer)
     made = Rounds(tracer, job, engine.taken)
-    server = first_global(method, net, data)
+    handed = copy.copy(labelled)
+    handed.__class__ = Handed
+    server = first_global(method, net, handed)
     promised = declared(method, net)
     for value in (*every_tensor(net.module).values(), *net.module.buffers(), *default.initial.values(),
                   *server.params.values(), *server.state.values(), *server.links.values(), *promised.values(),
