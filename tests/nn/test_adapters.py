@@ -163,12 +163,42 @@ def test_a_saved_adapter_is_read_back(tmp_path: Path) -> None:
     again = fedkeep.load_adapter(Encoder(), tmp_path)
     x = torch.randn(4, 3)
     assert torch.equal(again(x), model(x))
-    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
-        n for n, p in model.named_parameters() if p.requires_grad
-    ]
+    assert trainable(again) == trainable(model)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     with pytest.raises(ConfigError, match="Wanted a plain LoRA adapter in"):
         fedkeep.load_adapter(Encoder(), tmp_path)
+
+
+def trainable(model: nn.Module) -> list[str]:
+    return [n for n, p in model.named_parameters() if p.requires_grad]
+
+
+class Twice(nn.Module):
+    """One layer at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a = self.b = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x))
+        return found
+
+
+@pytest.mark.parametrize("on", ["*", "a", "b", ["a", "b"]])
+def test_a_layer_at_two_places_has_one_adapter_at_both(on: str | list[str], tmp_path: Path) -> None:
+    model, x = stirred(fedkeep.adapters(Twice(), 1, on, alpha=3.0)), torch.randn(5, 3)
+    assert model.a is model.b
+    assert trainable(model) == ["a.lora_A.default.weight", "a.lora_B.default.weight"]
+    linear, layer = Twice().a, model.a
+    weight = linear.weight + 3 * layer.lora_B.default.weight @ layer.lora_A.default.weight
+    wanted = (x @ weight.T + linear.bias) @ weight.T + linear.bias
+    assert torch.allclose(model(x), wanted, atol=1e-6)
+    fedkeep.save_adapter(model, tmp_path)
+    assert torch.equal(fedkeep.load_adapter(Twice(), tmp_path)(x), model(x))
+    with pytest.raises(ConfigError, match="'a' has an adapter 'default' already"):
+        fedkeep.adapters(model, 1, "b")
 
 
 def test_what_is_refused() -> None:

@@ -80,6 +80,8 @@ def adapters(
 ) -> nn.Module:
     """Return a copy of a model with a low-rank adapter on linear layers; all other parameters are frozen.
 
+    A layer that stands at several places has the same adapter at all of them, whichever of its names a pattern matches.
+
     ``Split`` says of each factor whether it is private (``"*.lora_B.*"``), federated, or frozen. Called again on the
     result with another ``name``, it adds a second adapter beside the first.
 
@@ -101,7 +103,7 @@ def adapters(
         )
     model = copy.deepcopy(model)
     layers = dict(_layers(model))
-    chosen = [layer for layer in layers if _any(layer, on)]
+    chosen = {id(layer): layer for layer_name, layer in layers.items() if _any(layer_name, on)}
     patterns = [on] if isinstance(on, str) else on
     for wrong in (p for p in patterns if not any(fnmatchcase(layer, p) for layer in layers)):
         raise ConfigError(
@@ -115,15 +117,15 @@ def adapters(
         if not any(fnmatchcase(each, pattern) for each, _ in model.named_parameters()):
             names = [each for each, _ in model.named_parameters()]
             raise ConfigError(f"{pattern!r} matches no parameter to train.{did_you_mean(pattern, names)}")
-    for layer_name in chosen:
-        layer = layers[layer_name]
+    for layer in chosen.values():
+        places = [place for place, each in layers.items() if each is layer]
         if not isinstance(layer, Adapted):
-            owner, _, leaf = layer_name.rpartition(".")
             layer = Adapted(layer)
-            setattr(model.get_submodule(owner), leaf, layer)
+            for owner, _, leaf in (place.rpartition(".") for place in places):
+                setattr(model.get_submodule(owner), leaf, layer)
         if name in layer.scaling:
             raise ConfigError(
-                f"{layer_name!r} has an adapter {name!r} already. Give the new one another name."
+                f"{places[0]!r} has an adapter {name!r} already. Give the new one another name."
             )
         layer.add(name, rank, float(rank if alpha is None else alpha), dropout)
         layer.train(model.training)
@@ -137,6 +139,8 @@ def save_adapter(
     model: nn.Module, folder: str | Path, params: Mapping[str, Tensor] | None = None, *, name: str = "default"
 ) -> None:
     """Write an adapter, and what else is trained, as ``peft`` does: two files that ``PeftModel`` reads.
+
+    Of a layer that stands at several places ``PeftModel`` adapts the first alone.
 
     Args:
         model: what ``adapters`` returned.
@@ -217,9 +221,12 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that can have adapters; others, as attention's own projection, are read past their forward."""
+    """Yield the layers that can have adapters, by each of their names.
+
+    Others, as attention's own projection, are read past their forward.
+    """
     inside = {id(m.base_layer) for m in model.modules() if isinstance(m, Adapted)}
-    for name, layer in model.named_modules():
+    for name, layer in model.named_modules(remove_duplicate=False):
         kind = type(layer) is nn.Linear or turned(layer) or isinstance(layer, Adapted)
         if kind and name and ".lora_" not in name and id(layer) not in inside:
             yield name, layer
