@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 import fedkeep
 from fedkeep import FederatedData, Method, Phase, Split, adam, averaging, methods, sgd
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.files import read_tensors
 from fedkeep.core.params import nbytes
 from tests.tiny import classes
 
@@ -167,6 +170,66 @@ def test_a_saved_adapter_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     with pytest.raises(ConfigError, match="Wanted a plain LoRA adapter in"):
         fedkeep.load_adapter(Encoder(), tmp_path)
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(OrderedDict(body=nn.Linear(3, 4), head=nn.Linear(4, 2)))
+
+
+def test_a_layer_that_is_trained_and_adapted_is_read_back(tmp_path: Path) -> None:
+    """By hand: x (W + moved)ᵀ + b + moved, and the adapter's part. The file's names are those that peft reads."""
+    model = stirred(fedkeep.adapters(plain(), 1, ["body", "head"], train="head.*"))
+    with torch.no_grad():
+        model.head.base_layer.weight.add_(0.5)
+        model.head.base_layer.bias.sub_(2.0)
+    fedkeep.save_adapter(model, tmp_path)
+    written = read_tensors(tmp_path / "adapter_model.safetensors")
+    assert "base_model.model.head.base_layer.weight" in written
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == [
+        "head.base_layer"
+    ]
+    again, x = fedkeep.load_adapter(plain(), tmp_path), torch.randn(5, 3)
+    with torch.no_grad():
+        base, a, b = plain(), again.head.lora_A.default.weight, again.head.lora_B.default.weight
+        within = again.body(x)
+        wanted = within @ (base.head.weight + 0.5).T + base.head.bias - 2.0 + within @ a.T @ b.T
+        assert torch.allclose(again(x), wanted, atol=1e-6)
+        assert torch.equal(again(x), model(x))
+    assert trainable(again) == trainable(model)
+
+
+def test_files_of_two_adapters_fit_in_either_order(tmp_path: Path) -> None:
+    """One is on the body, the other on the head, which is trained: each file names the head as it would be alone."""
+    model = fedkeep.adapters(fedkeep.adapters(plain(), 1, "body"), 1, "head", train="head.*", name="own")
+    stirred(model)
+    for name in ("default", "own"):
+        fedkeep.save_adapter(model, tmp_path / name, name=name)
+    names = [set(read_tensors(tmp_path / name / "adapter_model.safetensors")) for name in ("default", "own")]
+    assert "base_model.model.head.weight" in names[0]
+    assert "base_model.model.head.base_layer.weight" in names[1]
+    x = torch.randn(5, 3)
+    for order in (("default", "own"), ("own", "default")):
+        again = plain()
+        for name in order:
+            again = fedkeep.load_adapter(again, tmp_path / name, name=name)
+        assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.slow  # importing peft takes half a minute on a busy machine
+def test_peft_reads_a_layer_that_is_trained_and_adapted(tmp_path: Path) -> None:
+    """And of two adapters either alone, one on a layer that is trained, one not."""
+    peft, x = pytest.importorskip("peft"), torch.randn(5, 3)
+    one = fedkeep.adapters(plain(), 1, ["body", "head"], train="head.*")
+    two = fedkeep.adapters(fedkeep.adapters(plain(), 1, "body"), 1, "head", train="head.*", name="own")
+    for number, (model, name) in enumerate(((one, "default"), (two, "default"), (two, "own"))):
+        with torch.no_grad():
+            stirred(model).head.base_layer.weight.add_(0.5)
+        fedkeep.save_adapter(model, tmp_path / str(number), name=name)
+        ours = fedkeep.load_adapter(plain(), tmp_path / str(number))
+        theirs = peft.PeftModel.from_pretrained(plain(), tmp_path / str(number)).eval()
+        assert torch.allclose(ours(x), theirs(x), atol=1e-6)
+        assert not torch.allclose(ours(x), plain()(x), atol=0.1)
 
 
 def trainable(model: nn.Module) -> list[str]:

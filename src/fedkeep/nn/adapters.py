@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -166,13 +166,19 @@ def save_adapter(
             f"Wanted an adapter {name!r}, of one rank, α and kind of layer; found {len(kinds)}."
         )
     ((rank, scale, dropout, turn),) = kinds
+    # a layer that another adapter alone is on has in this file the name that it has without
+    bare = {
+        f"{n}.base_layer": n for n, m in model.named_modules() if isinstance(m, Adapted) and n not in layers
+    }
     values, written, others = {**model.state_dict(), **(params or {})}, Params(), set[str]()
     for parameter, held in model.named_parameters():
         if f".lora_A.{name}." in parameter or f".lora_B.{name}." in parameter:
             written[PREFIX + parameter.replace(f".{name}.weight", ".weight")] = values[parameter]
         elif held.requires_grad and ".lora_" not in parameter:
-            written[PREFIX + parameter] = values[parameter]
-            others.add(parameter.rpartition(".")[0])
+            layer, dot, leaf = parameter.rpartition(".")
+            layer = bare.get(layer, layer)
+            written[PREFIX + layer + dot + leaf] = values[parameter]
+            others.add(layer)
     config = {
         "peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "inference_mode": True,
         "r": rank, "lora_alpha": scale * rank, "lora_dropout": dropout, "target_modules": sorted(layers),
@@ -200,7 +206,8 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
             f"Wanted a plain LoRA adapter in {folder}; it is {config.get('peft_type')} {special}."
         )
     on = [n.removesuffix(".lora_A.weight") for n in found if n.endswith(".lora_A.weight")]
-    others = [n for n in found if ".lora_" not in n]
+    names = [n for n, _ in model.named_parameters()]
+    others = [_named(n, names) for n in found if ".lora_" not in n]
     made = adapters(
         model,
         config["r"],
@@ -213,7 +220,8 @@ def load_adapter(model: nn.Module, folder: str | Path, *, name: str = "default")
     held = dict(made.named_parameters())
     with torch.no_grad():
         for saved, value in found.items():
-            own = held[saved.removesuffix(".weight") + f".{name}.weight" if ".lora_" in saved else saved]
+            added = f"{saved.removesuffix('.weight')}.{name}.weight"
+            own = held[added if ".lora_" in saved else _named(saved, held)]
             if own.shape != value.shape:
                 raise ConfigError(f"{saved!r} is {tuple(value.shape)}; the model wants {tuple(own.shape)}.")
             own.copy_(value)
@@ -230,6 +238,13 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         kind = type(layer) is nn.Linear or turned(layer) or isinstance(layer, Adapted)
         if kind and name and ".lora_" not in name and id(layer) not in inside:
             yield name, layer
+
+
+def _named(saved: str, names: Container[str]) -> str:
+    """Return what a model calls a parameter of a file; a layer is called otherwise once it has an adapter."""
+    layer, dot, leaf = saved.rpartition(".")
+    ways = (saved, f"{layer.removesuffix('.base_layer')}{dot}{leaf}", f"{layer}.base_layer.{leaf}")
+    return next((way for way in ways if way in names), saved)
 
 
 def _any(name: str, patterns: str | Sequence[str]) -> bool:
