@@ -108,7 +108,7 @@ def test_it_does_so_on_every_engine(engine: Any) -> None:
 @pytest.mark.parametrize("name", ["ditto", "apfl", "pfedme", "mr_mtl", "fedamp"])
 def test_a_sequence_of_other_widths_trains(name: str) -> None:
     """Its copy could not even be called behind it."""
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
     run = simulate(model, ROWS[name][1], DATA, rounds=1, cohort=4, engine="sequential")
     assert set(run.server) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
