@@ -19,7 +19,11 @@ Table = list[list[str]]
 
 
 def results(name: str) -> Any:
-    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    """Return the rows of a table, without those of scenes whose data are not there."""
+    content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    if not isinstance(content, list):
+        return content
+    return [row for row in content if not str(row.get("scene", "")).endswith("no data here")]
 
 
 def tables(page: Path) -> Iterator[Table]:
