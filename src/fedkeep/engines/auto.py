@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -318,10 +317,8 @@ def width(job: Job, cohort: int) -> float:
 
 def _runs_together(job: Job) -> bool:
     """Tell whether a job can be trained as one tensor program without an operation that is called for each client."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        reason = Vectorised.suits(job)
-    return reason is None and not any("batching rule" in str(each.message) for each in said)
+    reason, one_by_one = Vectorised.tried(job)
+    return reason is None and not one_by_one
 
 
 def _least_bytes(job: Job, client: int) -> int:

@@ -20,7 +20,7 @@ from fedkeep.engines.judgement import Judgement, Model, Task, tasks_in
 from fedkeep.engines.tally import Judged, Leaves, Tallies, tallied
 from fedkeep.engines.window import Way, windows
 from fedkeep.methods import Sent
-from fedkeep.methods.terms import check_regression, check_tokens, label_of, output_of
+from fedkeep.methods.labels import check_regression, check_tokens, label_of, output_of
 
 Columns = tuple[np.ndarray, ...]
 """A piece of a ``Judgement``: client, loss, score, label, row (or place in a window), predicted class."""

@@ -236,7 +236,8 @@ def build_method(config: MethodConfig) -> Method:
         ConfigError: an unknown kind or option.
     """
     make = method_maker(config.kind)
-    if "local" not in accepted(make):
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
+    if not takes_any and "local" not in accepted(make):
         raise ConfigError(
             f"method.kind: {config.kind!r} takes no argument `local`, the phase that the loss and the optimiser of the "
             f"configuration go into. Give it one: `local: Phase = Phase()`."

@@ -21,7 +21,7 @@ from fedkeep.data import FederatedData, Ragged
 from fedkeep.engines import Task, tasks_of
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.vectorised.engine import Packs
-from fedkeep.methods.terms import output_of
+from fedkeep.methods.labels import output_of
 
 TOLERANCE = 1e-5
 """The largest difference from torch's outputs, of their largest."""

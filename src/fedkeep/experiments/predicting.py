@@ -34,7 +34,7 @@ from fedkeep.experiments.serving import (
     load_model,
     load_shared,
 )
-from fedkeep.methods.terms import output_of
+from fedkeep.methods.labels import output_of
 
 CHUNK = 1024
 """Rows that are computed at once."""

@@ -46,8 +46,9 @@ def hsic(
             distance between different examples, and no gradient flows into it.
         unit: ``"median"``: s² is the median of those distances (of an even number the lower one), and the gradient
             flows into it: neither shrinking nor growing changes the value, and the gradient knows.
-        normalised: HSIC(a, b) / √(HSIC(a, a) HSIC(b, b)), in [0, 1] (Cortes, Mohri and Rostamizadeh, Algorithms for
-            Learning Kernels Based on Centered Alignment, 2012, definition 2); the gradient flows into s² likewise.
+        normalised: HSIC(a, b) / √(HSIC(a, a) HSIC(b, b)), in [0, 1], 0 where all of one are equal (Cortes, Mohri and
+            Rostamizadeh, Algorithms for Learning Kernels Based on Centered Alignment, 2012, definition 2); the gradient
+            flows into s² likewise.
     """
     kind, a, b = a.dtype, _wide(a), _wide(b)
     counted = _counted(a, weight)
@@ -60,8 +61,12 @@ def hsic(
         k_a, k_b = (gaussians(x, centring, others, widths) for x in (a, b))
     if not normalised:
         return ((centring @ k_a @ centring * k_b).sum() / others**2).to(kind)
+    plain = [k_a.square().sum(), k_b.square().sum()]
     k_a, k_b = centring @ k_a @ centring, centring @ k_b @ centring
-    return ((k_a * k_b).sum() / (k_a.square().sum() * k_b.square().sum() + TINY).sqrt()).to(kind)
+    left = [k_a.square().sum(), k_b.square().sum()]
+    least = (10 * torch.finfo(k_a.dtype).eps) ** 2  # of equal features centring leaves rounding alone
+    varies = torch.stack([x > least * y for x, y in zip(left, plain, strict=True)]).all()
+    return ((k_a * k_b).sum() / (left[0] * left[1] + TINY).sqrt() * varies).to(kind)
 
 
 def mmd2(

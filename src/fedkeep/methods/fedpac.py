@@ -29,11 +29,12 @@ from fedkeep.methods.base import Adapt, Method
 from fedkeep.methods.client import Client, Finish, Finished, Sent
 from fedkeep.methods.features import as_received, features, one_hot
 from fedkeep.methods.fedproto import NearPrototypes, NoPrototypes, NoSums, new_prototypes
+from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.rows import spread
 from fedkeep.methods.server import Global, Reduction, Roster, Server, WeightedMean
 from fedkeep.methods.simplex import least
-from fedkeep.methods.terms import Around, Term, class_of, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split, Upload
 
 HEADS, SHARES, SPREAD = "heads/", "shares", "spread"

@@ -24,9 +24,10 @@ from fedkeep.methods.base import Method, Recall, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
 from fedkeep.methods.client import Client, Start, Started
 from fedkeep.methods.features import Known, features, head, no_counts, one_hot
+from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, class_of, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 
 
 def both_heads(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -29,9 +29,10 @@ from fedkeep.methods.checks import check_least
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, no_counts, width
 from fedkeep.methods.fedrod import Count, NoCounts
+from fedkeep.methods.labels import class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, class_of, cross_entropy, example_mean, unit
+from fedkeep.methods.terms import Around, Term, cross_entropy, example_mean, unit
 from fedkeep.split import Split
 
 EMBEDDING = "categories"

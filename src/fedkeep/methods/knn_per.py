@@ -21,9 +21,9 @@ from fedkeep.methods.base import Method, Recall
 from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
 from fedkeep.methods.features import features, head, one_hot
+from fedkeep.methods.labels import check_rows, class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import check_rows, class_of
 
 KEYS, CLASSES, WEIGHT = "keys", "classes", "weight"
 GRID = 11

@@ -26,9 +26,10 @@ from fedkeep.methods.checks import check_choice, check_least, check_positive
 from fedkeep.methods.client import Client, Tables
 from fedkeep.methods.dependence import MIXTURE, SINGLE, hsic
 from fedkeep.methods.features import Known
+from fedkeep.methods.labels import check_rows
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, CrossEntropy, Term, check_rows, cross_entropy, example_mean
+from fedkeep.methods.terms import Around, CrossEntropy, Term, cross_entropy, example_mean
 from fedkeep.privacy import GaussianNoise
 
 ARCHITECTURES = {

@@ -12,7 +12,8 @@ from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Batch, Params
 from fedkeep.methods.features import Known
-from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, class_of, example_mean
+from fedkeep.methods.labels import class_of
+from fedkeep.methods.terms import Around, CrossEntropy, Sum, Term, example_mean
 
 
 @dataclass(frozen=True)

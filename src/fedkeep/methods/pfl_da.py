@@ -25,9 +25,10 @@ from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.client import Client
 from fedkeep.methods.copies import PREFIX, copy_of, with_copy
 from fedkeep.methods.features import Known, drawn_for, extended, features, head, linear, width
+from fedkeep.methods.labels import check_rows
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
-from fedkeep.methods.terms import Around, Term, check_rows, cross_entropy
+from fedkeep.methods.terms import Around, Term, cross_entropy
 from fedkeep.split import Split
 
 

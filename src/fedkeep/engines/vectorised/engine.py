@@ -91,25 +91,35 @@ class Vectorised:
 
     @staticmethod
     def suits(job: Job) -> str | None:
-        """Return why this engine cannot train a job, or None: it can.
+        """Return why this engine cannot train a job, or None: it can; see ``tried``."""
+        return Vectorised.tried(job)[0]
+
+    @staticmethod
+    def tried(job: Job) -> tuple[str | None, bool]:
+        """Return why this engine cannot train a job, or None, and if torch computes an operation client by client.
 
         Every phase's loss and gradient are computed for one client's first mini-batch; and where there are texts, for a
         few clients' first mini-batches, padded little and much.
         """
-        packs = Packs()
+        packs, one_by_one = Packs(), False
         try:
-            with warnings.catch_warnings(), job.net.still(), packs:
-                # Torch's word to its developers on an operation that it computes client by client after all.
-                warnings.filterwarnings("ignore", ".*batching rule.*")
+            with warnings.catch_warnings(record=True) as said, job.net.still(), packs:
+                warnings.simplefilter("always")
                 indifferent = runs_together(job)
         except MethodError as error:
             if not isinstance(error.__cause__, ValueError | RuntimeError):
                 raise
-            said = PACKED if packs.seen else _said(error.__cause__, job.net.module)
-            return f"its loss cannot be computed for several clients at once ({said})."
+            why = PACKED if packs.seen else _said(error.__cause__, job.net.module)
+            return f"its loss cannot be computed for several clients at once ({why}).", one_by_one
+        for each in said:
+            if "batching rule" in str(each.message):  # torch's word to its developers
+                one_by_one = True
+            else:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if not indifferent:
-            return "the loss depends on how far texts are padded, which differs with the clients trained at once."
-        return None
+            why = "the loss depends on how far texts are padded, which differs with the clients trained at once."
+            return why, one_by_one
+        return None, one_by_one
 
 
 PACKED = (
