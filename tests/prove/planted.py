@@ -98,7 +98,9 @@ def seeded(v: Tensor) -> Tensor:
 def state_of_chance(v: Tensor) -> Tensor:
     draw = torch.Generator()
     state = draw.get_state()
-    state[:16] = v.detach().contiguous().view(torch.uint8)[:16]
+    state[24:40] = (
+        v.detach().contiguous().view(torch.uint8)[:16]
+    )  # of its words: what precedes them is checked
     draw.set_state(state)
     return torch.randn(1, generator=draw).sum()
 
@@ -176,8 +178,9 @@ def not_positive(v: Tensor) -> Tensor:
 
 
 def lengths_of_texts(v: Tensor) -> Tensor:
-    packed = nn.utils.rnn.PackedSequence(torch.ones(2, 1), torch.stack([v[0] > 0, v[0] <= 0]).long() + 1)
-    return nn.utils.rnn.pad_packed_sequence(packed)[0].sum()
+    sizes = torch.tensor([2, 2]) + (v[0] > 0).long() * torch.tensor([1, -1])
+    packed = nn.utils.rnn.PackedSequence(torch.ones(4, 1), sizes)
+    return nn.utils.rnn.pad_packed_sequence(packed)[0][0].sum()
 
 
 def called_by_torch(made: Callable[[], Tensor]) -> Tensor:
