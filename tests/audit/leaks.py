@@ -63,10 +63,6 @@ def in_bfloat(net: Net) -> Params:
     return {"seen": torch.zeros(WIDTH, dtype=torch.bfloat16)}
 
 
-def in_bytes(net: Net) -> Params:
-    return {"seen": torch.zeros(WIDTH, dtype=torch.int8)}
-
-
 def quantised(net: Net) -> Params:
     return {"seen": torch.zeros(WIDTH)}
 
@@ -92,7 +88,7 @@ def send_bfloat(f: Finish) -> Finished:
 
 
 def send_signs(f: Finish) -> Finished:
-    return Finished(sends={"seen": f.started["user"].sign().to(torch.int8)})
+    return Finished(sends={"seen": f.started["user"].sign()})
 
 
 def send_quantised(f: Finish) -> Finished:
