@@ -227,7 +227,7 @@ class Scripted(nn.Module):
 
 def method_of_a_script(v: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated
         return torch.tensor(torch.jit.script(Scripted(v.detach()))())
 
 
