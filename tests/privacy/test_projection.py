@@ -91,6 +91,19 @@ def test_the_matrix_is_what_is_projected_or_the_change() -> None:
     )  # a new first component is dropped: errors add up over rounds
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 7), (2, 3), (3, 7), (7, 3), (50, 20)])
+def test_a_table_is_restored_alike_whether_it_came_over_a_wire_or_not(rows: int, width: int) -> None:
+    start = {"embedding.weight": torch.randn(rows, width, generator=torch.Generator().manual_seed(width))}
+    zeros = {"embedding.weight": torch.zeros(rows, width)}
+    link = Projection(2, width)
+    sent = encoded(link, zeros, start)
+    packed = {
+        name: value.contiguous().clone() for name, value in sent.items()
+    }  # rows one after another, as in files
+    here, there = link.decode(sent, start, {}), link.decode(packed, start, {})
+    assert torch.equal(here["embedding.weight"], there["embedding.weight"])
+
+
 def test_the_basis_is_orthonormal_and_its_signs_are_fixed() -> None:
     w = table()
     for link in (Projection(1, 5), Projection(2, 3, center=False)):

@@ -100,7 +100,8 @@ class Projection(Link):
                 f"{name!r} should come as ({rows}, {kept}) and ({width}, {kept}), came as "
                 f"{tuple(projected.shape)} and {tuple(basis.shape)}"
             )
-        matrix = projected @ basis.mT
+        # Of one layout, whether it came over a wire or not: sums in another order round in another way.
+        matrix = projected @ basis.mT.contiguous()
         return matrix - start if self.target == "matrix" else matrix
 
     def basis(self, matrix: Tensor) -> Tensor:
