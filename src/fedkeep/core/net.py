@@ -218,10 +218,13 @@ class Net:
         self._assigned.clear()
 
     def placed(self, params: Mapping[str, Tensor]) -> Params:
-        """Return values by every place in the module where they belong: tied ones several times, state nowhere."""
+        """Return values by every place in the module where they belong: tied ones several times, state nowhere.
+
+        A value that names one of the other places stands there: a private copy's of a tied layer.
+        """
         own = {name: value for name, value in params.items() if not is_state(name)}
         for name in self.aliases.keys() & own.keys():
-            own |= dict.fromkeys(self.aliases[name], own[name])
+            own = {**dict.fromkeys(self.aliases[name], own[name]), **own}
         return own
 
     def bound(self, params: Mapping[str, Tensor]) -> Bound:

@@ -56,7 +56,7 @@ class TwoBranches:
         Raises:
             MethodError: the model lacks a part, or has one of the names that are added.
         """
-        own = nn.ModuleDict({name: copy.deepcopy(part(module, name)) for name in self.copies})
+        own = nn.ModuleDict(copy.deepcopy({name: part(module, name) for name in self.copies}))
         added: dict[str, nn.Module] = {"private": own}
         if self.projections:
             size = width(module, self.classifier)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, aliases
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method, private_part
 from fedkeep.methods.branches import PREFIX, PRIVATE, TwoBranches
@@ -45,7 +45,18 @@ class AddPolicy:
     classifier: str
 
     def __call__(self, module: nn.Module) -> nn.Module:
-        """Return a copy of ``module`` with both."""
+        """Return a copy of ``module`` with both.
+
+        Raises:
+            MethodError: the head shares a tensor with the body.
+        """
+        for names in ((first, *others) for first, others in aliases(module).items()):
+            inside = [n.startswith(f"{self.classifier}.") for n in names]
+            if any(inside) and not all(inside):
+                raise MethodError(
+                    f"FedCP uploads the head by another rule than the body; {names[0]!r} and {names[1]!r} of "
+                    f"{type(module).__name__} are one tensor (tied weights). Untie them."
+                )
         size = width(module, self.classifier)
         with drawn_for(module, "fedcp"):
             policy = nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU())

@@ -78,8 +78,8 @@ class AddFusion:
         with drawn_for(module, "fusion"):
             added: dict[str, nn.Module] = {"fusion": Fusion(self.operator, width(module, self.classifier))}
         if self.persistent:
-            kept = {n: copy.deepcopy(v) for n, v in module.named_children() if n != self.classifier}
-            added["own"] = nn.ModuleDict(kept)
+            kept = {n: v for n, v in module.named_children() if n != self.classifier}
+            added["own"] = nn.ModuleDict(copy.deepcopy(kept))
         return extended(module, added, copied="own")
 
 

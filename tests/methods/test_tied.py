@@ -1,0 +1,118 @@
+"""Methods that copy parts of a model, with weights that several parts share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeep import Method, methods, sgd, simulate
+from fedkeep.core.errors import MethodError
+from fedkeep.methods import Phase
+from tests.engines.reference import mini_batches
+from tests.methods.parts import descend, linear
+from tests.tiny import classes, everyone
+
+DATA = classes()
+LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))
+State = dict[str, Tensor]
+
+
+class Tied(nn.Module):
+    """x → encoder → tanh → classifier of the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            self.encoder, self.classifier = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.classifier.weight = self.encoder.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.encoder(x))
+
+    def head(self, features: Tensor) -> Tensor:
+        out: Tensor = self.classifier(features)
+        return out
+
+
+class Twice(Tied):
+    """x → two layers of the same weight → classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.second, self.classifier = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.encoder.weight
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(super().features(x)))
+
+
+def trained(model: nn.Module, method: Method, engine: str = "sequential", rounds: int = 1) -> Any:
+    return simulate(
+        model.double(), method, DATA, rounds=rounds, cohort=6, seed=3, engine=engine, progress=False
+    )
+
+
+def branches(state: State, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both branches' logits: one classifier has the encoder's weight, the other one its own."""
+    found = torch.tanh(linear(state, "encoder", x))
+    shared = found @ state["encoder.weight"].T + state["classifier.bias"]
+    return shared, linear(state, "private.classifier", found)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_private_classifier_is_no_longer_tied(engine: str) -> None:
+    method = methods.kteps(0, 0, projections=False, noise=0, predict="p", local=LOCAL)
+    run = trained(Tied(), method, engine)
+    start = {
+        n: v.detach() for n, v in methods.kteps(projections=False).extend(Tied().double()).named_parameters()
+    }  # type: ignore[misc]
+    assert "private.classifier.weight" in start
+
+    def loss(state: State, batch: State) -> Tensor:
+        both = branches(state, batch["x"])
+        return sum((nn.functional.cross_entropy(g, batch["label"]) for g in both), torch.zeros(()))
+
+    kept, right, losses = everyone(run.private, 6), 0, []
+    for c in range(6):
+        batches = list(mini_batches(DATA, c, method.client.phases[0], 3, 0))
+        state = descend(start, [""], batches, loss, 0.3)
+        for name in kept:
+            torch.testing.assert_close(kept[name][c], state[name], rtol=0, atol=1e-12)
+        rows = DATA.rows(c, "test")
+        test = DATA.batch(torch.arange(rows.start, rows.stop).numpy())
+        own = {n: v[c] for n, v in kept.items()}
+        logits = branches({**run.server, **own}, test["x"])[1]
+        losses.append(nn.functional.cross_entropy(logits, test["label"], reduction="none"))
+        right += int((logits.argmax(1) == test["label"]).sum())
+    assert run.evaluate()["loss"] == pytest.approx(float(torch.cat(losses).mean()), abs=1e-12)
+    assert run.evaluate()["accuracy"] == right / len(torch.cat(losses))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.kteps(0.5, 0.5, architecture=("encoder", "second", "classifier"), local=LOCAL),
+        methods.fedfusion("multi", persistent_local=True, local=LOCAL),
+        methods.fedfusion("multi", persistent_local=True, reset_local=True, local=LOCAL),
+    ],
+    ids=["kteps", "fedfusion", "fedfusion, reset"],
+)
+def test_layers_that_share_a_weight_share_it_in_a_copy(method: Method) -> None:
+    run = trained(Twice(), method, rounds=2)
+    kept = {name.split(".", 1)[1] for name in everyone(run.private, 6)}
+    assert {"encoder.weight", "encoder.bias", "second.bias"} <= kept
+    assert "second.weight" not in kept
+
+
+def test_fedcp_refuses_a_head_that_shares_a_weight_with_the_body() -> None:
+    with pytest.raises(MethodError, match="'encoder.weight' and 'classifier.weight' of Tied are one tensor"):
+        trained(Tied(), methods.fedcp(local=LOCAL))
