@@ -25,6 +25,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.methods import Finish, Finished, Start, Started
 from fedkeep.methods.terms import Term
 from tests.audit.leaks import LOCAL, WIDTH, Own
+from tests.prove.unseen import UNSEEN
 
 CACHE: list[Any] = [None]
 
@@ -304,6 +305,7 @@ CARRIERS: dict[str, Callable[[Tensor], Tensor]] = {
     "script's method": method_of_a_script,
     "callback's list": lambda v: called_by_torch(lambda: sign_of_a_mapped_number(v)),
     "callback's split": lambda v: called_by_torch(lambda: torch.ones(9).tensor_split((v[:1] > 0).long())[0].sum()),
+    **UNSEEN,
 }  # fmt: skip
 
 

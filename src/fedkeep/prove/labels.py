@@ -12,7 +12,6 @@ label is ``OUTSIDE``.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,18 +29,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeep.kernels import native
 from fedkeep.nn import operation
+from fedkeep.prove.frames import NATIVE, others, own, where
 from fedkeep.prove.nested import at, flat, tensors
 from fedkeep.prove.nodes import Crossing, Node, made
 from fedkeep.prove.rules import CROSSINGS, READERS, ROW_NUMBERS, TABLES, WRITES, rule_of
-from fedkeep.prove.sites import DATA, PASSED_ON, SITES, site_of
+from fedkeep.prove.sites import DATA, SITES, site_of
 
 OUTSIDE = 1
 """The label of tensors that nobody declared."""
 OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
-COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
-"""What a comprehension's frame is called behind its function's name; from Python 3.12 on, most have no frame."""
-NATIVE = {*sys.stdlib_module_names, "torch", "numpy", "fedkeep", "__main__"}
 SCRIPTS = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
 """They read tensors unseen: within, neither Python nor ``_Makers`` is asked."""
 
@@ -109,7 +106,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self.node(tensor)
         if node is None:
             node = Node(
-                f"a tensor that nobody declared, given to {_short(func)} in {'.'.join(_where()[1:])}", OUTSIDE
+                f"a tensor that nobody declared, given to {_short(func)} in {'.'.join(where()[1:])}", OUTSIDE
             )
             self.put(tensor, node)
         return node
@@ -126,9 +123,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sys.setprofile(None)
         try:
             with torch._C.DisableTorchFunction():
-                return self._run(func, args, kwargs or {})
+                for kind in {*types} - {Tensor, nn.Parameter}:
+                    self.cross(Node("", OUTSIDE), f"{kind.__name__}.__torch_dispatch__")
+                run = self._parts if func._can_decompose() else self._run
+                return run(func, args, kwargs or {})
         finally:
             sys.setprofile(profile)
+
+    def _parts(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the operations that one is made of, which inference mode hides."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         rule, name = rule_of(func), func._schema.name.partition("::")[2]
@@ -137,7 +145,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
         inputs = [t for value in given.values() for t in tensors(value)]
         before = {id(t): self.known(t, func) for t in inputs}
-        if name in ROW_NUMBERS and _where()[1].startswith(TABLES):
+        if name in ROW_NUMBERS and where()[1].startswith(TABLES):
             for t in tensors(given[ROW_NUMBERS[name]]):
                 before[id(t)] = self._told(before[id(t)])
         for tensor in inputs:
@@ -198,7 +206,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif self.given is not None:
             parts = self.parts(self.given)
             self.put(tensor, made("tensor" if parts else "a constant", parts, 0))
-        elif (place := _where(skip=False)[1:])[0].startswith("torch.") or place in SITES:
+        elif (place := where(skip=False)[1:])[0].startswith("torch.") or place in SITES:
             self.put(tensor, Node("a constant", 0))
 
     def parts(self, values: Any) -> tuple[Node, ...]:
@@ -210,7 +218,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def cross(self, node: Node, what: str) -> None:
         """Note that numbers leave tensors for Python, where nothing says that they go nowhere."""
-        frame, module, name = _where()
+        frame, module, name = where()
         site = site_of(module, name, what)
         if not node.labels:
             return
@@ -230,7 +238,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.cross(node, name)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "c_call" and not _own(frame):
+        if event == "c_call" and not own(frame):
             name = arg.__name__
             if name in CROSSINGS:
                 self._called(name, getattr(arg, "__self__", None))
@@ -240,7 +248,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.cross(Node("", OUTSIDE), f"native code of {module}")
         elif event == "call" and frame.f_code is native.call.__code__:
             self._kernel(**{n: frame.f_locals[n] for n in ("kernel", "backward", "words")})
-        elif event == "call" and self.given is not None and _others(frame):
+        elif event == "call" and self.given is not None and others(frame):
             if self._makers not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
                 self._makers.__enter__()  # type: ignore[no-untyped-call]  # PyTorch had set it aside
                 self._again.append(frame)
@@ -267,8 +275,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kernel == "rows" and "used" in known:
             known["used"] = self._told(known["used"])
         nodes = tuple(dict.fromkeys(known.values()))
-        where = f" in {self._inside[-1]}" if self._inside else ""
-        node = made(f"the kernel {kernel}{' backward' if backward else ''}{where}", nodes, 0)
+        layer = f" in {self._inside[-1]}" if self._inside else ""
+        node = made(f"the kernel {kernel}{' backward' if backward else ''}{layer}", nodes, 0)
         for name, tensor in given.items():
             if name.partition("[")[0] in WRITES[kernel, backward]:
                 self._add(tensor, node)
@@ -332,14 +340,14 @@ class _Makers(TorchFunctionMode):
         tracer.fresh, tracer.given = None, given
         name = getattr(func, "__name__", "")
         if func in MAKERS and not isinstance(args[0] if args else None, Tensor):
-            place = _where(skip=False)[1:]
+            place = where(skip=False)[1:]
             hidden = place not in SITES and any(isinstance(v, np.ndarray | np.generic) for v in flat(given))
             with torch._C.DisableTorchFunction():
                 parts = tracer.parts(given)
             what = "tensor" if parts else "a constant"
             what = f"an array that nobody declared, in {'.'.join(place)}" if hidden else what
             tracer.fresh = made(what, parts, OUTSIDE if hidden else 0)
-        elif name in CROSSINGS and not _own(sys._getframe(1)):
+        elif name in CROSSINGS and not own(sys._getframe(1)):
             tracer._called(name, args[0] if args else None)
         elif name in READERS:
             sizes = (*args[1:2], *(kwargs or {}).values())
@@ -360,16 +368,6 @@ def _foreign(node: Any) -> bool:
     return not any(node._forward_cls is own for own in OWN_NODES)
 
 
-def _own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("fedkeep.prove")
-
-
-def _others(frame: FrameType) -> bool:
-    """Tell whether code is neither PyTorch's nor fedkeep's, nor what these stand on."""
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package not in NATIVE or package == "__main__"
-
-
 def _called_back(frame: FrameType | None) -> bool:
     """Tell whether PyTorch has called other code from inside a function of its own, where ``_Makers`` sees nothing."""
     while frame is not None and frame.f_code is not _Makers.__torch_function__.__code__:
@@ -377,16 +375,3 @@ def _called_back(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _where(skip: bool = True) -> tuple[FrameType | None, str, str]:
-    """Return the frame, the module and the function of the code that runs, beneath PyTorch and the prover."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        name = COMPREHENSION.sub("", frame.f_code.co_qualname)
-        hidden = skip and (module.startswith(("torch.", "contextlib")) or (module, name) in PASSED_ON)
-        if not module.startswith(("fedkeep.prove", "torch._dynamo", "torch._compile")) and not hidden:
-            return frame, module, name
-        frame = frame.f_back
-    return None, "", "?"

@@ -34,8 +34,18 @@ ROWS = re.compile(r"_foreach_|_fused_(sgd|adam|adamw|adagrad)_?$")
 HIDDEN = {
     "native_batch_norm": ("running_mean", "running_var"), "cudnn_batch_norm": ("running_mean", "running_var"),
     "miopen_batch_norm": ("running_mean", "running_var"), "instance_norm": ("running_mean", "running_var"),
+    "batch_norm_update_stats": ("running_mean", "running_var"),
+    "batch_norm_gather_stats": ("running_mean", "running_var"),
+    "batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
 }  # fmt: skip
 """Arguments that are written though the operation's schema does not say so."""
+TELL = {
+    "_nested_tensor_from_mask", "_nested_from_padded", "_nested_view_from_buffer", "_nested_view_from_buffer_copy",
+    "poisson", "binomial", "_standard_gamma", "_sample_dirichlet",
+    "rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional",
+}  # fmt: skip
+"""Operations without a tag that tell of values: by the sizes of a nested tensor, or by how often they draw, which all
+that is drawn later depends on."""
 
 TABLES = "fedkeep.engines.tables"
 ROW_NUMBERS = {"index_select": "index", "index_copy_": "index", "index_fill_": "index", "index": "indices"}
@@ -71,7 +81,7 @@ class Rule:
         shapes: it reads no values.
         rows: it works on lists place by place.
         written: the arguments that it writes.
-        tells: its result, or the shape of it, is a number of Python that depends on values.
+        tells: its result, or the shape of it, is a number of Python that depends on values; or a generator's state is.
         unknown: why nothing is known of it; empty: something is.
     """
 
@@ -93,6 +103,6 @@ def rule_of(func: OpOverload) -> Rule:
     known = func.namespace in ("aten", "fedkeep")
     return Rule(
         shapes=bool(SHAPES.match(name)), rows=bool(ROWS.match(name)), written=frozenset(written),
-        tells=numbers or (bool(tags & {*func.tags}) and name != "index"),
+        tells=numbers or name in TELL or (bool(tags & {*func.tags}) and name != "index"),
         unknown="" if known else f"the operation {schema.name} has no rule",
     )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Ways by which a vector's values come into a number past the operations that Python calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def drawn_after(draw: Callable[[torch.Generator], Any]) -> Tensor:
+    """Return what a generator draws after draws whose number depends on values."""
+    generator = torch.Generator().manual_seed(0)
+    draw(generator)
+    return torch.randn(1, generator=generator).sum()
+
+
+def statistics(v: Tensor) -> Tensor:
+    mean, var = torch.zeros(1), torch.ones(1)
+    torch.batch_norm_update_stats(v.reshape(-1, 1), mean, var, 1.0)
+    return mean.sum()
+
+
+def size_of_a_nested_tensor(v: Tensor) -> Tensor:
+    mask = (v > 0).sort(descending=True).values.reshape(1, -1)
+    return torch.tensor(float(torch._nested_tensor_from_mask(torch.ones(1, len(v), 2), mask).size(1)))
+
+
+class Reader(Tensor):
+    """Its operations run code of its own, unseen."""
+
+    held: Tensor
+    seen = 0.0
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Self:
+        made: Self = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.held = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        Reader.seen = float(args[0].held.sum())
+        return func(*(a.held if isinstance(a, Reader) else a for a in args), **(kwargs or {}))
+
+
+def read_by_a_class(v: Tensor) -> Tensor:
+    _ = Reader(v) * 2
+    return torch.tensor(Reader.seen)
+
+
+def inferred(carrier: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a carrier in inference mode, where PyTorch shows operations whole, and not what they are made of."""
+
+    def within(v: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return carrier(v)
+
+    return within
+
+
+def batch_norm(v: Tensor) -> Tensor:
+    mean = torch.zeros(1)
+    F.batch_norm(v.reshape(-1, 1), mean, torch.ones(1), training=True, momentum=1.0)
+    return mean.sum()
+
+
+UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "poisson": lambda v: drawn_after(lambda g: torch.poisson(v.abs() * 1e3, generator=g)),
+    "binomial": lambda v: drawn_after(lambda g: torch.binomial(v * 0 + 100, v.sigmoid(), generator=g)),
+    "rrelu": lambda v: drawn_after(lambda g: torch.ops.aten.rrelu_with_noise(v, v * 0, 0.1, 0.3, True, g)),
+    "statistics": statistics,
+    "nested": size_of_a_nested_tensor,
+    "class": read_by_a_class,
+    "inferred where": inferred(lambda v: torch.tensor(float(len(torch.where(v > 0)[0])))),
+    "inferred repeats": inferred(
+        lambda v: torch.tensor(float(len(torch.zeros(2).repeat_interleave((v[:1] > 0).long() + 1))))
+    ),
+    "inferred norm": inferred(batch_norm),
+}
