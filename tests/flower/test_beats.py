@@ -1,4 +1,4 @@
-"""A process that a node has started for a message tells it at once that it lives, and ends where it is not wanted.
+"""A process that a node or a link has started tells it at once that it lives, and ends where it is not wanted.
 
 Flower 1.41 starts another process after 30 seconds without a sign of life, and on a busy device to import Flower alone
 takes longer: each new process made the device busier, and none came to its message.
@@ -6,11 +6,13 @@ takes longer: each new process made the device busier, and none came to its mess
 
 from __future__ import annotations
 
+import os
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -27,25 +29,45 @@ from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedkeep.flower import guard
-from fedkeep.flower.link import free_port
+from fedkeep.flower.keys import make_keys
+from fedkeep.flower.link import Link, free_port
+from fedkeep.flower.local import Local
+from fedkeep.flower.status import read_status
 
 ALIVE, NOT_KNOWN = (200, b"\x08\x01"), (401, b"")
-NOT_WANTED = "The node does not wait for this process any more: it ends.\n"
-# A device on which it takes ten minutes to import Flower.
+NOT_WANTED = "Nobody waits for this process any more: it ends.\n"
+# A machine on which it takes ten minutes to import Flower.
 START = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("guard", {guard!r})
 guard = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(guard)
 guard.EVERY = 0.2
-sys.argv = ["guard.py", "flwr-clientapp", "--insecure", "--runtime-api-address", {address!r}, "--token", "secret"]
+sys.argv = ["guard.py", *{words!r}, "--runtime-api-address", {address!r}, "--token", "secret"]
 guard.main()
+"""
+AT_NODE = ("flwr-clientapp", "--insecure")
+# In every process that Python starts with this folder on its path: to import Flower's command takes longer than allowed.
+SLOW = """
+import sys
+if "flwr-serverapp" in " ".join(sys.orig_argv) or "--at-link" in sys.orig_argv:
+    import time
+    class Slow:
+        def find_spec(self, name, *_):
+            if name == "flwr.superlink.cli":
+                time.sleep(40)
+    sys.meta_path.insert(0, Slow())
 """
 
 
 @contextmanager
-def node(*answers: tuple[int, bytes]) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """Yield the address of a node that answers so, the last again and again, and what it has heard."""
+def node(
+    *answers: tuple[int, bytes], keys: Path | None = None
+) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """Yield the address of a node that answers so, the last again and again, and what it has heard.
+
+    With a folder of keys it speaks TLS, as a link does.
+    """
     heard: list[tuple[str, str | None]] = []
 
     class Answers(BaseHTTPRequestHandler):
@@ -61,15 +83,19 @@ def node(*answers: tuple[int, bytes]) -> Iterator[tuple[str, list[tuple[str, str
             pass
 
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        if keys is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(keys / "link.pem", keys / "link.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}", heard
         server.shutdown()
 
 
-def slow_start(address: str, folder: Path) -> subprocess.Popen[str]:
+def slow_start(address: str, folder: Path, words: Sequence[str] = AT_NODE) -> subprocess.Popen[str]:
     (folder / "flwr").mkdir()
     (folder / "flwr" / "__init__.py").write_text("import time\ntime.sleep(600)\n")
-    code = START.format(guard=guard.__file__, address=address)
+    code = START.format(guard=guard.__file__, address=address, words=list(words))
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, stderr=subprocess.PIPE, text=True, env={"PYTHONPATH": str(folder)}
     )  # fmt: skip
@@ -93,6 +119,77 @@ def test_a_process_says_that_it_lives_before_it_imports_flower_and_ends_where_it
             process.kill()
     assert (process.returncode, said) == (1, NOT_WANTED)
     assert heard == [("/v1/runtime/send-task-heartbeat", "secret")] * beats
+
+
+def test_a_server_app_tells_its_link_by_tls_before_it_imports_flower_and_ends_where_it_is_not_wanted(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys, hosts=[], nodes=[])
+    words = ["--at-link", "--root-certificates", str(keys / "ca.pem")]
+    with (
+        node(ALIVE, NOT_KNOWN, keys=keys) as (address, heard),
+        slow_start(address, tmp_path, words) as process,
+    ):
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (1, NOT_WANTED)
+    assert heard == [("/v1/runtime/send-task-heartbeat", "secret")] * 2
+
+
+def test_a_server_app_lives_by_flowers_own_signs_from_the_first_one_on(tmp_path: Path) -> None:
+    """Flower's ends the app in order, and says how it ended."""
+    code = """
+import runpy, sys, time
+import flwr.superlink.cli as cli
+import flwr.superlink.runtime
+
+def serve():
+    runtime = sys.modules["flwr.superlink.runtime.run_serverapp"]
+    print(runtime.make_task_heartbeat_fn_http(None).__name__, flush=True)
+    time.sleep(1.0)
+    print("goes on")
+
+cli.flwr_serverapp = serve
+"""
+    start = START.replace("import importlib.util, sys", code + "import importlib.util")
+    with node(ALIVE, NOT_KNOWN) as (address, heard):
+        code = start.format(guard=guard.__file__, address=address, words=["--at-link", "--insecure"])
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "fn\ngoes on\n"), done.stderr
+    assert len(heard) == 1
+
+
+def test_no_token_goes_to_a_link_of_another_authority(tmp_path: Path) -> None:
+    for name in ("ours", "others"):
+        make_keys(tmp_path / name, hosts=[], nodes=[])
+    trusted = ssl.create_default_context(cafile=tmp_path / "ours" / "ca.pem")
+    with node(ALIVE, keys=tmp_path / "others") as (address, heard):
+        assert guard.wanted(address, "secret", trusted)  # nobody has said that it is not
+    assert heard == []
+
+
+@pytest.mark.slow
+def test_a_link_waits_for_a_server_app_whose_import_takes_longer_than_flower_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a sign of life Flower starts another one after 30 seconds, and again, and none comes to its run."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "slow"), *sys.path]))
+    text = "[model]\nkind = 'mlp'\n"  # a server app that has begun says at once what is missing
+    local = Local(folder=tmp_path / "all", config_text=text, data={}, clients={})
+    local.prepare()
+    link, began = Link(local.folder, local.folder / "keys"), time.monotonic()
+    with link.processes:
+        link.start()
+        run = link.submit(local.folder / "project", {"status": str(local.status)})
+        while read_status(local.status).state == "starting":
+            assert time.monotonic() < began + 200, link.state_of(run)
+            time.sleep(0.5)
+    assert read_status(local.status).text == "config.toml:\n  method: missing.\n  run: missing."
 
 
 def test_a_process_ends_when_its_node_is_gone(tmp_path: Path) -> None:

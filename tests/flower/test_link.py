@@ -1,5 +1,6 @@
 """What a project is told when it is started reaches its server app through Flower's own reader of settings."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -53,3 +54,9 @@ def test_what_other_programs_read_is_utf_8_whatever_the_systems_encoding(tmp_pat
     guard.install(tmp_path / "commands")
     assert given
     assert set(given.values()) == {"utf-8"}
+
+
+def test_a_links_server_apps_are_started_by_the_command_that_says_at_once_that_it_lives(tmp_path):
+    found = shutil.which("flwr-serverapp", path=Link(tmp_path / "a b", tmp_path / "keys").environment["PATH"])
+    assert found == str(tmp_path / "a b" / "flower" / "bin" / "flwr-serverapp")
+    assert f"{guard.__file__} {guard.AT_LINK}" in Path(found).read_text()

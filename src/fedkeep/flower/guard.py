@@ -7,15 +7,18 @@ commands that run this file before Flower's own; those that would run other apps
 
 Flower 1.41 starts another process where one was silent for 30 seconds, and to import Flower and torch takes longer on a
 busy device: each new process would make it busier still. So this is run as a file, and tells the node that it lives
-before it imports anything but Python's own library; it ends as soon as the node has no use for its answer.
+before it imports anything but Python's own library; it ends as soon as the node has no use for its answer. At a link
+of ours it stands in for ``flwr-serverapp`` likewise, for the signs of life alone: there Flower's own code serves.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import importlib
 import os
 import shlex
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -24,9 +27,10 @@ from typing import Any, NoReturn
 
 TRUSTED = "FEDKEEP_TRUSTED"
 """Environment variable: the public keys whose projects are answered, separated as in ``PATH``."""
-COMMAND = "flwr-clientapp"
+COMMAND, SERVER = "flwr-clientapp", "flwr-serverapp"
+AT_LINK = "--at-link"
 EVERY = 10.0
-"""Seconds between two signs of life: a node of Flower's waits 30 for the first, and 60 for each further one."""
+"""Seconds between two signs of life: Flower's node or link waits 30 for the first, and 60 for each further one."""
 BEAT, TOKEN = "/v1/runtime/send-task-heartbeat", "flwr-task-token"
 PROTOBUF = "application/protobuf"
 _signed: dict[str, Any] = {}
@@ -44,49 +48,80 @@ def install(folder: Path) -> None:
     commands = set(TASK_TYPE_TO_COMMAND.values())
     if COMMAND not in commands:
         _refuse_flower("it has no command flwr-clientapp")
-    folder.mkdir(parents=True, exist_ok=True)
     for command in sorted(commands):
-        words = shlex.join([sys.executable, "-P", os.path.abspath(__file__), command])
-        path = folder / command
-        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
-        path.chmod(0o755)
+        _write(folder / command, command)
+
+
+def install_at_link(folder: Path) -> None:
+    """Write into a folder, which is to be the first of a link's ``PATH``, the command that starts server apps."""
+    _write(folder / SERVER, AT_LINK)
+
+
+def _write(path: Path, word: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = shlex.join([sys.executable, "-P", os.path.abspath(__file__), word])
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
 
 
 def main() -> None:
-    """Serve one message by the installed ClientApp; the first argument is the command that is stood in for."""
+    """Do what the command does that the first argument names; a device serves a message by the installed ClientApp."""
     command = sys.argv.pop(1)
-    if command != COMMAND:
+    if command == AT_LINK:
+        _serve_at_link(_keep_alive(sys.argv[1:]))
+    elif command == COMMAND:
+        _serve(_keep_alive(sys.argv[1:]))
+    else:
         sys.exit(f"This device runs fedkeep's ClientApp alone; {command} was not started.")
-    answered = _keep_alive(sys.argv[1:])
+
+
+def _serve_at_link(begun: threading.Event) -> None:
+    """Run a server app as Flower does; from its own first sign of life on, ours are not needed."""
+    from flwr.superlink.cli import flwr_serverapp
+
+    runtime = importlib.import_module(
+        "flwr.superlink.runtime.run_serverapp"
+    )  # its package names a function so
+
+    def begin_its_own(client: Any) -> Callable[[], bool]:
+        begun.set()
+        beat: Callable[[], bool] = begin(client)
+        return beat
+
+    begin = _replace(runtime, "make_task_heartbeat_fn_http", begin_its_own)
+    flwr_serverapp()
+
+
+def _serve(answered: threading.Event) -> None:
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp as runtime
 
     _replace(runtime, "install_from_fab", lambda content, **_: _check(content))
     _replace(runtime, "get_project_dir", lambda *_: Path(os.devnull))
     _replace(runtime, "get_load_client_app_fn", lambda **_: lambda *_: _app())
-    push: Callable[..., None] = getattr(runtime, "push_task_output", lambda **_: None)
 
     def push_last(**told: Any) -> None:
         answered.set()  # after this message the node knows this process no more
         push(**told)
 
-    _replace(runtime, "push_task_output", push_last)
+    push = _replace(runtime, "push_task_output", push_last)
     flwr_clientapp()
 
 
 def _keep_alive(words: Sequence[str]) -> threading.Event:
-    """Tell the node that this process lives, now and until the returned event is set; end where it is not wanted."""
+    """Tell who has started it that this process lives, now and until the returned event is set; end if not wanted."""
     parser, answered = argparse.ArgumentParser(allow_abbrev=False, add_help=False), threading.Event()
-    for name in ("--runtime-api-address", "--token"):
-        parser.add_argument(name, default="")
+    for name in ("--runtime-api-address", "--token", "--root-certificates"):
+        parser.add_argument(name)
     parser.add_argument("--insecure", action="store_true")
     given, _ = parser.parse_known_args(words)
-    if not given.insecure:  # as nodes of fedkeep's are not started: they talk within this machine
+    if not given.runtime_api_address or not given.token:  # Flower's own parser says what is wrong
         return answered
+    trusted = None if given.insecure else ssl.create_default_context(cafile=given.root_certificates)
 
     def tell() -> None:
-        if not wanted(given.runtime_api_address, given.token) and not answered.is_set():
-            sys.stderr.write("The node does not wait for this process any more: it ends.\n")
+        if not wanted(given.runtime_api_address, given.token, trusted) and not answered.is_set():
+            sys.stderr.write("Nobody waits for this process any more: it ends.\n")
             sys.stderr.flush()
             os._exit(1)  # whatever it is at: nothing that it does is of use, or harms what is durable
 
@@ -99,9 +134,16 @@ def _keep_alive(words: Sequence[str]) -> threading.Event:
     return answered
 
 
-def wanted(address: str, token: str) -> bool:
-    """Send a node a sign of life; return whether it still waits for this process, or has not said."""
-    node = http.client.HTTPConnection(address, timeout=EVERY)
+def wanted(address: str, token: str, trusted: ssl.SSLContext | None = None) -> bool:
+    """Send a node or link a sign of life; return whether it still waits for this process, or has not said.
+
+    With ``trusted`` it speaks TLS, as a link does.
+    """
+    node = (
+        http.client.HTTPConnection(address, timeout=EVERY)
+        if trusted is None
+        else http.client.HTTPSConnection(address, timeout=EVERY, context=trusted)
+    )
     try:
         node.request("POST", BEAT, headers={"content-type": PROTOBUF, "accept": PROTOBUF, TOKEN: token})
         answer = node.getresponse()
@@ -132,10 +174,13 @@ def _app() -> Any:
     return client_app.app
 
 
-def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
+def _replace(module: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Put a function in the place of another one, and return that."""
     if not hasattr(module, name):
         _refuse_flower(f"{module.__name__} has no {name}")
+    before: Callable[..., Any] = getattr(module, name)
     setattr(module, name, function)
+    return before
 
 
 def _refuse_flower(why: str) -> NoReturn:

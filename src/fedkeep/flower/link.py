@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.toml import to_toml
+from fedkeep.flower import guard
 from fedkeep.flower.keys import check_certificate
 from fedkeep.flower.processes import Processes, check_port, program
 
@@ -41,10 +42,13 @@ class Link:
         }
         settings = to_toml({"superlink": {"default": "local", "local": connection}})
         (home / "config.toml").write_text(settings, encoding="utf-8")
+        guard.install_at_link(home / "bin")
         self.environment = {
             "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll), "PYTHONUNBUFFERED": "1",
-            "PATH": f"{program('flwr').parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": os.pathsep.join(
+                [str(home / "bin"), str(program("flwr").parent), os.environ.get("PATH", "")]
+            ),
         }  # fmt: skip
         self.processes = Processes(self.folder / "logs", self.environment)
 
