@@ -165,6 +165,17 @@ def test_a_node_that_does_not_answer_is_asked_anew() -> None:
     assert [kind for kind, _, _ in transport.carried] == ["hello", "hello"]
 
 
+def test_a_node_that_needs_longer_than_the_patience_for_each_answer_gets_more_time_until_it_fits() -> None:
+    """Asked anew in the same time it would never be in time: it serves one message after the other."""
+    transport = MemoryTransport({"x": device("a")}, takes=lambda name, packet: 35.0)
+    nodes = met(transport, 150.0, patience=20.0)
+    assert said(nodes, "left") == [f"Node 'x': it did not answer for {wait} s." for wait in (20, 40)]
+    assert nodes.place == {"a": "x"}
+    nodes.ask_anew("x")  # which forgets how long it took
+    passed(nodes, 30.0)
+    assert said(nodes, "left")[2:] == ["Node 'x': it did not answer for 20 s."]
+
+
 def test_a_node_that_fitted_once_is_asked_as_soon_as_before_when_it_refuses_anew() -> None:
     full, hellos = [True], list[float]()
     fits, refuses = device("a"), device("a", refuses="Its disk is full.")

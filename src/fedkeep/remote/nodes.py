@@ -21,7 +21,7 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.transport import Transport
 
 MOST_DOUBLINGS = 6
-"""How often the time doubles until a node that goes on refusing is asked again."""
+"""How often the time doubles until a node that goes on refusing, or not answering, is asked again."""
 SOON = 5.0
 """Seconds until a node that failed is asked again: it may be about to start."""
 
@@ -49,7 +49,7 @@ class Nodes:
         hello: the first message to each.
         events: a log of which nodes come and go.
         patience: seconds until a node that does not answer, or refused, is asked again, and 5 until one that failed;
-            after each further time twice as long.
+            after each further time twice as long, until it fits.
 
     Attributes:
         place: by client, its node.
@@ -67,6 +67,7 @@ class Nodes:
         self.refusals: dict[str, str] = {}
         self.failures: dict[str, str] = {}
         self._nodes: dict[str, _Node] = {}
+        self._waits: dict[str, float] = {}  # by node that was silent: seconds that it has now to answer
         self._encode: Encode | None = None
 
     @property
@@ -115,6 +116,7 @@ class Nodes:
         names = self.transport.nodes()
         for name in [name for name in self._nodes if name not in names]:
             self.forget(name, "it is not there any more")
+            self._waits.pop(name, None)
         for name in names:
             if name not in self._nodes:
                 self._nodes[name] = _Node("asked")
@@ -126,8 +128,10 @@ class Nodes:
                 self._hear(name, reply.packet, reply.reason)
         for name, node in list(self._nodes.items()):
             passed = self.transport.now() - node.since
-            if node.ticket and passed > self.patience:
-                self.forget(name, f"it did not answer for {self.patience:g} s")
+            wait = self._waits.get(name, self.patience)
+            if node.ticket and passed > wait:  # a busy device would be asked anew, and never be in time
+                self._waits[name] = self._longer(wait)
+                self.forget(name, f"it did not answer for {wait:g} s")
             elif (
                 (node.state in ("refused", "failed") or node.unfit)
                 and not node.ticket
@@ -212,7 +216,11 @@ class Nodes:
     def _pauses(self, name: str, state: Literal["refused", "failed", "fits"], pause: float) -> None:
         node = self._nodes[name]
         node.state, node.since = state, self.transport.now()
-        node.pause = min(max(pause, 2 * node.pause), self.patience * 2**MOST_DOUBLINGS)
+        node.pause = max(pause, self._longer(node.pause))
+
+    def _longer(self, seconds: float) -> float:
+        longest: float = self.patience * 2**MOST_DOUBLINGS
+        return min(2 * seconds, longest)
 
     def _is_here(self, name: str, node: _Node, here: Here) -> None:
         _check_ids(here.clients)
@@ -239,6 +247,7 @@ class Nodes:
             raise UploadError("its numbers of examples make no sense.")
         for client in [client for client in fits.unfit if client not in node.unfit]:
             self.events.note("refused", _unfit(client), node=name, client=client)
+        self._waits.pop(name, None)
         node.fits, node.unfit = fits.clients, tuple(fits.unfit)
         self._pauses(name, "fits", self.patience)
         if not fits.unfit:
