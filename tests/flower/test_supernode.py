@@ -115,6 +115,8 @@ def test_a_link_that_is_not_there_is_named(node):
         node().check()
     with pytest.raises(ConfigError, match="The link's address is host:port; got 'link'"):
         check_reachable("link")
+    with pytest.raises(ConfigError, match="The link's address is host:port; got 'https://link:8443'"):
+        check_reachable("https://link:8443")
 
 
 def test_a_port_in_use_is_named(node):

@@ -194,7 +194,7 @@ def check_port(port: int, what: str, advice: str = "Name another with --port.") 
 def check_reachable(address: str, patience: float = 3.0) -> None:
     """Raise ConfigError unless somebody listens at ``host:port``."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or "/" in host or not port.isdigit():
         raise ConfigError(f"The link's address is host:port; got {address[:80]!r}.")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=patience).close()
