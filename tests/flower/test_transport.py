@@ -1,8 +1,9 @@
+import httpx
 import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.flower.transport import GridTransport
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet
@@ -143,3 +144,50 @@ def test_deadlines_do_not_follow_the_time_of_day(monkeypatch):
     before = carrier.now()
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert before <= carrier.now() < before + 5
+
+
+def failing(status, monkeypatch, grid, *names):
+    """Let the link answer requests with an HTTP status, as Flower's grid raises it."""
+
+    def fail(*_):
+        request = httpx.Request("POST", "https://link/v1/runtime")
+        httpx.Response(status, request=request).raise_for_status()
+
+    for name in names:
+        monkeypatch.setattr(grid, name, fail)
+
+
+CALLS = ("get_node_ids", "push_messages", "pull_messages")
+
+
+def test_a_fault_of_the_link_ends_no_run(monkeypatch):
+    """Flower 1.41 answers 500 where its database stays locked for five seconds."""
+    carrier, grid = transport()
+    carrier.nodes()
+    tickets = carrier.send(BOTH)
+    with monkeypatch.context() as patch:
+        failing(500, patch, grid, *CALLS)
+        assert carrier.nodes() == ["7", "8"]
+        assert carrier.receive(tickets) == []
+        lost = carrier.send(BOTH)
+    assert [reply.packet.header["node"] for reply in carrier.receive(tickets)] == ["7", "8"]
+    assert "did not take the message to node 7" in carrier.receive(lost)[0].reason
+
+
+def test_a_link_that_has_nothing_but_faults_is_told_in_words(monkeypatch):
+    carrier, grid = transport()
+    failing(500, monkeypatch, grid, *CALLS)
+    now = carrier.now()
+    for passed in (1000.0, 1590.0):
+        monkeypatch.setattr(carrier, "now", lambda passed=passed: now + passed)
+        assert carrier.nodes() == ()
+    monkeypatch.setattr(carrier, "now", lambda: now + 1610.0)
+    with pytest.raises(RunError, match="nothing but faults for 600 s .*500.* give the same command again"):
+        carrier.receive(["1"])
+
+
+def test_a_link_that_does_not_want_this_server_any_more_is_not_asked_again(monkeypatch):
+    carrier, grid = transport()
+    failing(403, monkeypatch, grid, *CALLS)
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
+        carrier.nodes()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedkeep.core.errors import ConfigError, UploadError
+from fedkeep.core.errors import ConfigError, RunError, UploadError, first_line
 from fedkeep.core.params import nbytes
 from fedkeep.flower.wire import from_records, to_records
 from fedkeep.remote import Packet, Reply
@@ -19,6 +21,8 @@ ASK = "query"
 LIMIT = 2_147_483_647
 """Bytes of one message: Flower's limit for what it sends in one piece (``MAX_PROTOBUF_STREAM_MESSAGE_LENGTH``)."""
 POLL = 0.2  # seconds between two looks for replies
+Answer = TypeVar("Answer")
+BORNE = 600.0  # seconds in which the link may answer every request with a fault of its own
 
 
 class GridTransport:
@@ -33,10 +37,13 @@ class GridTransport:
     def __init__(self, grid: Grid, *, limit: int = LIMIT, lifetime: float = 12 * 3600) -> None:
         self.grid, self.limit, self.lifetime = grid, limit, lifetime
         self._unsent: dict[str, str] = {}
+        self._nodes: Sequence[str] = ()
+        self._faulty: float | None = None  # since when the link has answered nothing but faults
 
     def nodes(self) -> Sequence[str]:
         """Return the nodes that the link takes to be there, by Flower's numbers as text."""
-        return [str(node) for node in self.grid.get_node_ids()]
+        self._nodes = self._asked(lambda: [str(node) for node in self.grid.get_node_ids()], self._nodes)
+        return self._nodes
 
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
         """Push packets, all in one go.
@@ -52,7 +59,9 @@ class GridTransport:
             Message(records, int(node), ASK, ttl=self.lifetime, group_id=str(packet.header.get("round", "")))
             for (node, packet), records in zip(named, to_records(p for _, p in named), strict=True)
         ]
-        tickets: list[str | None] = list(self.grid.push_messages(made)) if made else []
+        tickets: list[str | None] = (
+            self._asked(lambda: list(self.grid.push_messages(made)), []) if made else []
+        )
         tickets += [None] * (len(made) - len(tickets))  # Flower returns [] where a proxy found them too large
         return [ticket or self._refused(node) for ticket, (node, _) in zip(tickets, named, strict=True)]
 
@@ -62,7 +71,7 @@ class GridTransport:
         known = {reply.ticket for reply in replies}
         waiting = [ticket for ticket in tickets if ticket not in known]
         if waiting:
-            replies += [_reply(message) for message in self.grid.pull_messages(waiting)]
+            replies += [_reply(m) for m in self._asked(lambda: list(self.grid.pull_messages(waiting)), [])]
         return replies
 
     def now(self) -> float:
@@ -72,6 +81,26 @@ class GridTransport:
     def wait(self, seconds: float) -> None:
         """Wait, but not longer than until the next look."""
         time.sleep(max(0.0, min(seconds, POLL)))
+
+    def _asked(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Return what the link answers, and for some minutes ``otherwise`` while it has a fault, as a busy database.
+
+        Flower tries again after 502 to 504, and not after 500. A message that is lost so is sent again, as any other.
+        """
+        try:
+            answer = ask()
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error:
+                raise
+            self._faulty = self.now() if self._faulty is None else self._faulty
+            if self.now() > self._faulty + BORNE:
+                raise RunError(
+                    f"The link has answered nothing but faults for {BORNE:g} s ({first_line(error)}). Its log says "
+                    f"why. Mend it and give the same command again: the run goes on after its last finished round."
+                ) from error
+            return otherwise
+        self._faulty = None
+        return answer
 
     def _check_size(self, node: str, packet: Packet) -> None:
         size = nbytes(packet.tensors)
