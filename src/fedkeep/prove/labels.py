@@ -39,6 +39,8 @@ OUTSIDE = 1
 """The label of tensors that nobody declared."""
 OWN_NODES = (operation.Eager, operation.Transformed, operation.Gradient)
 MAKERS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, Tensor.new_tensor}
+WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
+"""The key of operations that are made of others; by ``OpOverload.decompose`` some would be made of other ones."""
 SCRIPTS = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
 """They read tensors unseen: within, neither Python nor ``_Makers`` is asked."""
 
@@ -125,7 +127,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with torch._C.DisableTorchFunction():
                 for kind in {*types} - {Tensor, nn.Parameter}:
                     self.cross(Node("", OUTSIDE), f"{kind.__name__}.__torch_dispatch__")
-                run = self._parts if func._can_decompose() else self._run
+                whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), WHOLE)
+                run = self._parts if whole else self._run
                 return run(func, args, kwargs or {})
         finally:
             sys.setprofile(profile)
@@ -134,7 +137,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operations that one is made of, which inference mode hides."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
-            return func.decompose(*args, **kwargs)
+            return func._op_dk(WHOLE, *args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
