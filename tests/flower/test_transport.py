@@ -180,7 +180,7 @@ def test_a_link_that_has_nothing_but_faults_is_told_in_words(monkeypatch):
     now = carrier.now()
     for passed in (1000.0, 1590.0):
         monkeypatch.setattr(carrier, "now", lambda passed=passed: now + passed)
-        assert carrier.nodes() == ()
+        assert carrier.nodes() == []
     monkeypatch.setattr(carrier, "now", lambda: now + 1610.0)
     with pytest.raises(RunError, match="nothing but faults for 600 s .*500.* give the same command again"):
         carrier.receive(["1"])

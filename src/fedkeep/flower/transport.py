@@ -42,7 +42,7 @@ class GridTransport:
 
     def nodes(self) -> Sequence[str]:
         """Return the nodes that the link takes to be there, by Flower's numbers as text."""
-        self._nodes = self._asked(lambda: [str(node) for node in self.grid.get_node_ids()], self._nodes)
+        self._nodes = self._asked(lambda: map(str, self.grid.get_node_ids()), self._nodes)
         return self._nodes
 
     def send(self, messages: Iterable[tuple[str, Packet]]) -> list[str]:
@@ -59,9 +59,7 @@ class GridTransport:
             Message(records, int(node), ASK, ttl=self.lifetime, group_id=str(packet.header.get("round", "")))
             for (node, packet), records in zip(named, to_records(p for _, p in named), strict=True)
         ]
-        tickets: list[str | None] = (
-            self._asked(lambda: list(self.grid.push_messages(made)), []) if made else []
-        )
+        tickets: list[str | None] = [*self._asked(lambda: self.grid.push_messages(made))] if made else []
         tickets += [None] * (len(made) - len(tickets))  # Flower returns [] where a proxy found them too large
         return [ticket or self._refused(node) for ticket, (node, _) in zip(tickets, named, strict=True)]
 
@@ -71,7 +69,7 @@ class GridTransport:
         known = {reply.ticket for reply in replies}
         waiting = [ticket for ticket in tickets if ticket not in known]
         if waiting:
-            replies += [_reply(m) for m in self._asked(lambda: list(self.grid.pull_messages(waiting)), [])]
+            replies += [_reply(m) for m in self._asked(lambda: self.grid.pull_messages(waiting))]
         return replies
 
     def now(self) -> float:
@@ -82,13 +80,16 @@ class GridTransport:
         """Wait, but not longer than until the next look."""
         time.sleep(max(0.0, min(seconds, POLL)))
 
-    def _asked(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+    def _asked(self, ask: Callable[[], Iterable[Answer]], otherwise: Sequence[Answer] = ()) -> list[Answer]:
         """Return what the link answers, and for some minutes ``otherwise`` while it has a fault, as a busy database.
 
         Flower tries again after 502 to 504, and not after 500. A message that is lost so is sent again, as any other.
+
+        Raises:
+            RunError: it has had nothing but faults for ``BORNE`` seconds.
         """
         try:
-            answer = ask()
+            answer = list(ask())
         except httpx.HTTPStatusError as error:
             if not error.response.is_server_error:
                 raise
@@ -98,7 +99,7 @@ class GridTransport:
                     f"The link has answered nothing but faults for {BORNE:g} s ({first_line(error)}). Its log says "
                     f"why. Mend it and give the same command again: the run goes on after its last finished round."
                 ) from error
-            return otherwise
+            return list(otherwise)
         self._faulty = None
         return answer
 
