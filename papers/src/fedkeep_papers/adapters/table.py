@@ -55,7 +55,7 @@ to 1). The lowest private rates were best. Five pairs of rates of the global ada
 0.001 57.67 %, 0.3 and 0.001 57.67 %, 3 and 0.001 57.33 %, 0.3 and 0.005 57.51 %, 3 and 0.005 57.06 %. Beside 0.3 and
 0.001 three private rates of the private adapter: 0.1 57.67 %, 0.3 57.77 %, 1 57.22 %. Tries on 40 users chose nothing.
 No choice was made on test. All these numbers are of an older count, in which the recent shares beside a training
-message were even where all earlier ones were old; the search was not made anew."""""
+message were even where all earlier ones were old; the search was not made anew."""
 
 
 @dataclass(frozen=True)
