@@ -27,6 +27,14 @@ DEAF = [
 ]
 
 
+def await_none(mark):
+    """Wait until the system has ended all that was killed."""
+    end = time.monotonic() + 5
+    while marked(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert marked(mark) == []
+
+
 @pytest.mark.parametrize(
     "command", [SLEEP, *(pytest.param(one, marks=pytest.mark.slow) for one in (DETACHED, DEAF))]
 )
@@ -35,10 +43,7 @@ def test_nothing_is_left_when_the_block_is_left(command, tmp_path):
         processes.start("one", command)
         processes.await_text("one", "ready", 20)
         assert len(marked(processes.mark)) >= 2
-    end = time.monotonic() + 5
-    while marked(processes.mark) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert marked(processes.mark) == []
+    await_none(processes.mark)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /proc")
@@ -54,7 +59,7 @@ def test_a_process_that_is_killed_has_no_time_for_anything(tmp_path):
         processes.start("one", [sys.executable, "-c", code])
         processes.await_text("one", "ready", 20)
         processes.kill("one")
-        assert marked(processes.mark) == []
+        await_none(processes.mark)
     assert not last.exists()
 
 
