@@ -12,7 +12,7 @@ from fedkeep import Method, methods, sgd, simulate
 from fedkeep.core.errors import MethodError
 from fedkeep.methods import Phase
 from tests.engines.reference import mini_batches
-from tests.methods.parts import descend, linear
+from tests.methods.parts import Parts, descend, linear
 from tests.tiny import classes, everyone
 
 DATA = classes()
@@ -20,25 +20,12 @@ LOCAL = Phase(batch_size=4, epochs=2, optimizer=sgd(0.3))
 State = dict[str, Tensor]
 
 
-class Tied(nn.Module):
+class Tied(Parts):
     """x → encoder → tanh → classifier of the same weight."""
 
     def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(4)
-            self.encoder, self.classifier = nn.Linear(3, 3), nn.Linear(3, 3)
+        super().__init__(3, 3, 3)
         self.classifier.weight = self.encoder.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-    def features(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.encoder(x))
-
-    def head(self, features: Tensor) -> Tensor:
-        out: Tensor = self.classifier(features)
-        return out
 
 
 class Twice(Tied):
