@@ -57,3 +57,29 @@ def test_a_number_has_ascii_digits_and_nothing_between_them(tmp_path: Path, numb
     assert refused(tmp_path, content, features=["x"]) == (
         f"{tmp_path / 't.jsonl'}, line 2: wanted a number in column {column!r}; got {number!r}."
     )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "missing"), [(("0", "1"), "nan"), (("0.5", "1"), "NaN"), (("2",), "NAN")]
+)
+def test_a_missing_label_among_numbers_is_no_class(
+    tmp_path: Path, numbers: tuple[str, ...], missing: str
+) -> None:
+    """Examples without a label became a class of their own."""
+    labels = [*numbers, missing, *numbers]
+    rows = [{"user": "a", "text": "x", "label": label} for label in labels]
+    assert refused(tmp_path, rows) == (
+        f"{tmp_path / 't.jsonl'}, line {1 + len(numbers)}: the others are numbers, and {missing!r} says that one is "
+        f"missing. Drop such rows, or name every class in label_names."
+    )
+    names = [*numbers, missing]
+    assert read(tmp_path, rows, label_names=names).meta["label_names"] == names
+    rows.append(rows[0] | {"label": "roti"})
+    assert missing in read(tmp_path, rows).meta["label_names"]  # it is bread
+
+
+def test_the_label_is_no_feature(tmp_path: Path) -> None:
+    rows = [{"user": "a", "f": 1, "label": 1}]
+    assert refused(tmp_path, rows, features=["f", "label"]) == (
+        "The features name the column of labels, 'label': a model would read its answer. Leave it out of features."
+    )

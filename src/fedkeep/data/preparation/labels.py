@@ -117,11 +117,18 @@ class LabelSummary(ColumnSummary):
         return LabelCode(task=self.task, names=names, integers=True)
 
     def _check_numbers(self) -> None:
-        """Raise LabelError where all labels are numbers and two are equal, or some have decimals without a task."""
+        """Raise LabelError where all labels are numbers and one is missing, two are equal, or decimals lack a task."""
         try:
             numbers = np.asarray([float(word) for word in self.words])
         except ValueError:
             return
+        if len(numbers) > 1 and np.isnan(numbers).any():
+            word = self.words[int(np.isnan(numbers).argmax())]
+            raise LabelError(
+                word,
+                f"the others are numbers, and {shown(word)} says that one is missing. Drop such rows, or name every "
+                f"class in label_names.",
+            )
         first = dict[float, str]()
         for word, number in zip(self.words, numbers.tolist(), strict=True):
             if (other := first.setdefault(number, word)) != word:

@@ -161,6 +161,11 @@ def raw_from(
     else:
         if not features:
             raise DataError("Wanted the names of numeric columns as features; got none.")
+        if label in features:
+            raise DataError(
+                f"The features name the column of labels, {label!r}: a model would read its answer. Leave it out of "
+                f"features."
+            )
         given = {"text": text, "vocabulary": vocabulary}
         if both := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
             raise DataError(f"Wanted text or features; got {', '.join(both)} and {features=}. Leave one out.")
