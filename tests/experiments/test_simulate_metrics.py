@@ -16,7 +16,6 @@ from fedkeep.core.errors import ConfigError, RunError
 from fedkeep.experiments.build import run_config
 from fedkeep.experiments.load import load_run
 from fedkeep.metrics import balanced_accuracy, macro_f1
-from fedkeep.report.pairing import check_metric
 from fedkeep.report.runs import read_run
 from tests.experiments.configs import config
 from tests.tiny import Logits, classes, pairs
@@ -146,8 +145,3 @@ def test_numbers_have_no_classes(tmp_path: Path) -> None:
         "metrics: balanced_accuracy is of classes, and the data's task is 'regression'. Leave it out."
     )
     assert not (tmp_path / "run").exists()
-
-
-def test_no_test_of_gains_by_them() -> None:
-    with pytest.raises(ConfigError, match=r"macro_f1 has no value for a single example, .* run.metrics"):
-        check_metric("macro_f1", "multiclass")

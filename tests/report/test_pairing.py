@@ -171,7 +171,8 @@ def test_a_metric_without_a_value_for_an_example_is_refused(folder: Callable[...
     ours, theirs = folder("FURL-0", examples("own")), folder("Local-0", examples("own"))
     assert refusal(ours, theirs, "auc").startswith("auc has no value for a single example")
     assert refusal(ours, theirs, "acuracy") == (
-        "The metric must be 'accuracy' or 'loss'; got 'acuracy'. Did you mean 'accuracy'?"
+        "The metric must be 'accuracy', 'loss', 'balanced_accuracy' or 'macro_f1'; got 'acuracy'. Did you mean "
+        "'accuracy'?"
     )
     errors = {**results({"own": RIGHT["own"]}), "own/score": torch.ones(5, dtype=torch.float64)}
     ours = folder("FURL-1", examples("own", tensors=errors, valid={}))

@@ -34,7 +34,11 @@ ConfigArgument = Annotated[
 ConfigOption = Annotated[str, typer.Option("--config", metavar="CONFIG", help="As for fedkeep run.")]
 MetricOption = Annotated[
     str | None,
-    typer.Option("--metric", help="accuracy or loss; by default accuracy, for a regression loss."),
+    typer.Option(
+        "--metric",
+        help="accuracy or loss (fedkeep compare also takes balanced_accuracy or macro_f1); by default accuracy, for a "
+        "regression loss.",
+    ),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 

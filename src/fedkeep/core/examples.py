@@ -2,7 +2,8 @@
 
 A folder has them as ``examples-ROUND.safetensors``, which ``commit.json`` names with its checksum: 21 bytes for each
 example of ``test`` and ``valid``, and 9 for each further model; 29 and 16 for a binary task, 28 and 16 for regression,
-24 and 12 for a ranking. For each client there are 12 bytes and its id.
+24 and 12 for a ranking. Where ``run.metrics`` asks for metrics of classes, a task of several classes has 4 more, and 4
+for each model. For each client there are 12 bytes and its id.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ before it adapts; ``adapted`` and ``local``: with values that ``Device.adapt`` l
 
 MODELS: tuple[Model, ...] = get_args(Model)
 """All of `Model`, in the order in which they are judged."""
-SHARED_COLUMNS = {"client": torch.int32, "row": torch.int64, "label": torch.uint8}
+SHARED_COLUMNS = {"client": torch.int32, "row": torch.int64}
+OPTIONAL = {"label": torch.uint8, "class": torch.int32}
 VALID, ROSTER = "valid:", "roster:"
 """What stands before a name in the file: of validation examples, and of what is known of clients."""
 
@@ -44,6 +46,8 @@ class Results:
         score: (examples,) float64, the positive class's score (binary), or predicted − true (regression); uint8, right
             or not (multiclass); int32, the right candidate's rank from 1 (ranking).
         label: (examples,) uint8, binary only.
+        true, predicted: (examples,) int32, the label's class and the most probable one, below 0 where there is none;
+            multiclass only, and None where ``run.metrics`` asked for nothing that wants them.
     """
 
     client: np.ndarray
@@ -51,6 +55,15 @@ class Results:
     loss: np.ndarray
     score: np.ndarray
     label: np.ndarray | None = None
+    true: np.ndarray | None = None
+    predicted: np.ndarray | None = None
+
+    @property
+    def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """(examples,) labels and predicted classes, below 0 where there is none; None where they are not known."""
+        if self.label is not None:
+            return self.label.astype(np.int32), np.where(np.isnan(self.score), -1, self.score > 0)
+        return None if self.true is None or self.predicted is None else (self.true, self.predicted)
 
     @property
     def kind(self) -> str:
@@ -144,11 +157,14 @@ class Examples:
                 f"There are no results of {model!r}{f' in the task {task!r}' if task else ''}; there are "
                 f"{[n.removesuffix('/loss') for n in tensors if n.endswith('/loss')]}."
             )
-        label = tensors.get(f"{before}label")
+        label, true, predicted = (
+            None if (found := tensors.get(before + name)) is None else found.numpy()
+            for name in ("label", "class", f"{model}/class")
+        )
         return Results(
             client=tensors[f"{before}client"].numpy(), row=tensors[f"{before}row"].numpy(),
             loss=tensors[f"{before}{model}/loss"].numpy(), score=tensors[f"{before}{model}/score"].numpy(),
-            label=None if label is None else label.numpy(),
+            label=label, true=true, predicted=predicted,
         )  # fmt: skip
 
     @cached_property
@@ -227,13 +243,16 @@ def _fault(tensors: Params) -> str:
     tasks = {name.removesuffix("client") for name in tensors if name.split("/")[-1] == "client"}
     known: set[str] = set()
     for before in sorted(tasks):
-        shared = {f"{before}{name}": kind for name, kind in SHARED_COLUMNS.items()}
         columns: dict[str, tuple[torch.dtype, ...]] = {
-            n: (kind,) for n, kind in shared.items() if n in tensors or not n.endswith("label")
+            before + name: (kind,)
+            for name, kind in (SHARED_COLUMNS | OPTIONAL).items()
+            if name in SHARED_COLUMNS or before + name in tensors
         }
         for model in (m for m in MODELS if f"{before}{m}/loss" in tensors):
             columns[f"{before}{model}/loss"] = (torch.float64,)
             columns[f"{before}{model}/score"] = (torch.float64, torch.uint8, torch.int32)
+            if f"{before}class" in tensors:
+                columns[f"{before}{model}/class"] = (torch.int32,)
         size = tensors[f"{before}client"].numel()
         for name, kinds in columns.items():
             if name not in tensors:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedkeep.core.describe import describe, differences
 from fedkeep.core.errors import ConfigError, FedkeepError, NonFiniteError, RoundError, RunError
 from fedkeep.core.files import is_free, write_whole
@@ -30,9 +32,10 @@ from fedkeep.experiments.counting import counting_side
 from fedkeep.experiments.sources import build_rules, build_source
 from fedkeep.experiments.tasks import run_tasks
 from fedkeep.experiments.variants import Variant, fitted, with_method
+from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import wording
 from fedkeep.report.groups import configurations
-from fedkeep.report.pairing import check_metric, own_side
+from fedkeep.report.pairing import check_metric, check_spread, own_side
 from fedkeep.report.runs import read_run
 from fedkeep.report.standings_page import Found, find, write
 from fedkeep.version import NUMERICS
@@ -129,7 +132,7 @@ class Plan:
         data: the data of all.
         folder: the folder of real data.
         references: whether methods are compared with references.
-        metric: ``accuracy`` or ``loss``; None: accuracy, for a regression the loss.
+        metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``; None: accuracy, for a regression the loss.
         title: what the experiment is called.
     """
 
@@ -164,14 +167,18 @@ def plan(
         metric: see ``Plan``.
 
     Raises:
-        ConfigError: data differ, a name is not known, the folder is another comparison's, the metric has no value for a
-            single example, methods do not fit model and data, or a run would be refused; each method is named.
+        ConfigError: data differ, a name is not known, the folder is another comparison's, models can't be compared by
+            the metric, methods do not fit model and data, or a run would be refused; each method is named.
     """
     first = configs[0]
     source = build_source(first.data, first.seed, folder)
     data = source.prepared(build_rules(first))
     for task in tasks_of(data):
         check_metric(metric or ("loss" if task.kind == "regression" else "accuracy"), task.kind)
+        if metric is not None and metric in CLASS_METRICS:
+            rows = data.split_rows("test")
+            label = np.asarray(data.columns[task.label])[rows]
+            check_spread(metric, label, data.clients_of(rows), data.meta.get("label_names") or ())
     for config in configs[1:]:
         lines = differences(build_data(config, folder).fingerprint(), data.fingerprint())
         if lines:
@@ -182,7 +189,7 @@ def plan(
     settled = source.settled(data)
     chosen = [c.model_copy(update={"data": settled}) for c in _chosen(configs, methods, references)]
     for config in chosen:
-        _check_judged(config, seeds)
+        _check_judged(config, seeds, metric)
     variants, misfits = list[Variant](), list[ConfigError]()
     for config in chosen:
         try:
@@ -292,7 +299,12 @@ def _unused(name: str, used: set[str]) -> str:
     return next(n for n in choices if _folder_name(n).lower() not in used)
 
 
-def _check_judged(config: Config, seeds: Sequence[int]) -> None:
+def _check_judged(config: Config, seeds: Sequence[int], metric: str | None) -> None:
+    if metric in CLASS_METRICS and metric not in (config.run.metrics or ()):
+        raise ConfigError(
+            f"--metric {metric} wants every run's predicted classes. Add --set \"run.metrics=['{metric}']\", or "
+            f"metrics = ['{metric}'] under [run]."
+        )
     if config.run.evaluate_every == 0:
         raise ConfigError(
             "run.evaluate_every = 0 judges nothing, so there is nothing to compare. Leave it out."

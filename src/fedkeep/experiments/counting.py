@@ -70,9 +70,11 @@ def counted(data: FederatedData, examples: Examples) -> Examples:
                 found = _judged(data, task, decay, tensors[f"{before}row"].numpy())
                 columns = {
                     name: tensors[before + name].clone()
-                    for name in ("client", "row", "label")
+                    for name in ("client", "row", "label", "class")
                     if before + name in tensors
                 }
+                if "class" not in columns:
+                    found.pop("own/class", None)
                 columns |= {name: torch.from_numpy(value) for name, value in found.items()}
                 split |= {before + name: column for name, column in columns.items()}
     return replace(examples, tensors=test, valid=valid)
@@ -113,7 +115,10 @@ def _judged(data: FederatedData, task: Task, decay: float, rows: Array) -> dict[
     loss = -np.log(mine[np.arange(len(rows)), true])
     if task.kind == "binary":
         return {"own/loss": loss, "own/score": np.log(mine[:, 1]) - np.log(mine[:, 0])}
-    return {"own/loss": loss, "own/score": (mine.argmax(1) == true).astype(np.uint8)}
+    likeliest = mine.argmax(1)
+    return {
+        "own/loss": loss, "own/score": (likeliest == true).astype(np.uint8), "own/class": likeliest.astype(np.int32)
+    }  # fmt: skip
 
 
 def _popular(item: Array, label: Array, train: Array, rows: Array) -> dict[str, Array]:

@@ -281,7 +281,7 @@ class Drive:
         elif len(models) > 1:
             valid = self._judge(server, "valid", models)
         roster = None if plan.trained is None else roster_of(plan.judged, plan.roster, plan.trained)
-        return examples_of(server.round, test, valid, roster)
+        return examples_of(server.round, test, valid, roster, classes=bool(plan.metrics))
 
 
 def headlines(records: Sequence[Record]) -> dict[str, float]:

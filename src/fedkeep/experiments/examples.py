@@ -13,25 +13,32 @@ from fedkeep.engines import Judged
 
 
 def examples_of(
-    round: int, test: Sequence[Judged], valid: Sequence[Judged] = (), roster: Roster | None = None
-) -> Examples | None:
+    round: int, test: Sequence[Judged], valid: Sequence[Judged] = (), roster: Roster | None = None,
+    *, classes: bool = False,
+) -> Examples | None:  # fmt: skip
     """Return what was judged, as it is kept; None where the device's policy lets no example's result leave.
 
     Args:
         round: after which it was judged.
         test, valid: what was judged on either split, one for each task.
         roster: the clients.
+        classes: whether labels and predicted classes are kept, for ``metrics.CLASS_METRICS``.
     """
-    kept = columns_of(test)
+    kept = columns_of(test, classes)
     return (
         None
         if kept is None
-        else Examples(round=round, tensors=kept, valid=columns_of(valid) or {}, roster=roster)
+        else Examples(round=round, tensors=kept, valid=columns_of(valid, classes) or {}, roster=roster)
     )
 
 
-def columns_of(judged: Sequence[Judged]) -> Params | None:
-    """Return the columns of what was judged; None where there is no example's result."""
+def columns_of(judged: Sequence[Judged], classes: bool = False) -> Params | None:
+    """Return the columns of what was judged; None where there is no example's result.
+
+    Args:
+        judged: one for each task.
+        classes: as for ``examples_of``.
+    """
     tensors = Params()
     for one in judged:
         if not one.examples:
@@ -40,6 +47,9 @@ def columns_of(judged: Sequence[Judged]) -> Params | None:
         columns = {"client": first.client.astype(np.int32), "row": first.row.astype(np.int64)}
         if one.task.kind == "binary":
             columns["label"] = (first.label > 0).astype(np.uint8)
+        several = classes and one.task.has_classes and one.task.kind != "binary"
+        if several:
+            columns["class"] = first.label.astype(np.int32)
         kind = {"ranking": np.int32, "binary": np.float64, "regression": np.float64}.get(
             one.task.kind, np.uint8
         )
@@ -48,6 +58,9 @@ def columns_of(judged: Sequence[Judged]) -> Params | None:
                 f"{model}/loss": found.loss.astype(np.float64),
                 f"{model}/score": found.score.astype(kind),
             }
+            if several:
+                assert found.predicted is not None  # a simulation tells it
+                columns[f"{model}/class"] = found.predicted.astype(np.int32)
         tensors |= {before + name: torch.from_numpy(column) for name, column in columns.items()}
     return tensors
 

@@ -9,6 +9,7 @@ from typing import Any
 from fedkeep.core.errors import ConfigError
 from fedkeep.experiments.analyses import write_analyses
 from fedkeep.experiments.counting import counting_side
+from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report.groups import Configuration, configurations
 from fedkeep.report.pairing import COUNTING, own_side, reference_side
 from fedkeep.report.runs import read_run
@@ -42,6 +43,11 @@ def worth_of(
         ConfigError: data, test examples or seeds differ, the metric has no value for a single example, or there is
             nothing to compare with.
     """
+    if metric in CLASS_METRICS:
+        raise ConfigError(
+            f"{metric} has no value for a single example, so no user is told apart by it. Choose accuracy or loss; "
+            f"gains in {metric} over all examples stand beside them, of runs with run.metrics = ['{metric}']."
+        )
     groups = configurations([read_run(Path(folder)) for folder in runs])
     named = [reference_side(g) for g in configurations([read_run(Path(folder)) for folder in against])]
     found: list[Comparison] = []

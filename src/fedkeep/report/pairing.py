@@ -13,12 +13,22 @@ from fedkeep.core.examples import Examples, Model, Results
 from fedkeep.core.ranking import discounted
 from fedkeep.metrics import CLASS_METRICS, auc
 from fedkeep.metrics.worth import Interval, Paired
-from fedkeep.metrics.worth.pooled import auc_pooled, mean_pooled, pooled_gain, rmse_pooled
+from fedkeep.metrics.worth.gains import FEW
+from fedkeep.metrics.worth.intervals import Floats
+from fedkeep.metrics.worth.pooled import (
+    CLASSES_POOLED,
+    auc_pooled,
+    mean_pooled,
+    pooled_gain,
+    rmse_pooled,
+    shares,
+)
 from fedkeep.report.groups import Configuration
 from fedkeep.report.runs import RunFiles
 
-METRICS = ("accuracy", "loss")
-"""What has a value for a single example."""
+Ints = np.ndarray[Any, Any]
+METRICS = ("accuracy", "loss", *CLASS_METRICS)
+"""What models are compared by. The last have no value for a single example, and every client a share in them."""
 LEAST_OF_A_CLASS = 5
 POOLED = ("auc", "rmse", "mae", "accuracy_user_mean", "ndcg10")
 REFERENCES = {
@@ -168,10 +178,12 @@ def pair(ours: Side, theirs: Side, task: str | None, metric: str) -> Paired:
         theirs: the reference.
         task: the task's name; None where the data have one.
         metric: ``accuracy`` (right or not, in a ranking: among the first ten or not) or ``loss``, whose sign is
-            changed so that more is better.
+            changed so that more is better; or one of ``CLASS_METRICS``: each client then has one result, its share in
+            the number over all examples.
 
     Raises:
-        ConfigError: data, seeds or test examples differ, or the metric has no value for a single example.
+        ConfigError: data, seeds or test examples differ, models can't be compared by the metric, or a run keeps no
+            predicted classes.
     """
     check_comparable(ours, theirs)
     check_metric(metric, kept(ours.runs[0])(ours.model, task).kind)
@@ -189,9 +201,15 @@ def pair(ours: Side, theirs: Side, task: str | None, metric: str) -> Paired:
         if roster is None
         else dict(zip(roster.client.tolist(), zip(roster.ids, roster.trained, strict=True), strict=True))
     )
+    clients = tuple(str(known[c][0]) if known else f"client {c}" for c in client.tolist())
+    seeds = tuple(-1 if run.seed is None else run.seed for run in ours.runs)
+    if metric in CLASS_METRICS:
+        rows = zip(tests, sides, strict=True)
+        both = [[_shares(r, metric, place, run) for r, run in zip(*row, strict=True)] for row in rows]
+        mine, others = (np.stack(side) for side in zip(*both, strict=True))
+        return Paired(clients=clients, seeds=seeds, client=np.arange(len(client)), ours=mine, theirs=others)
     return Paired(
-        clients=tuple(str(known[c][0]) if known else f"client {c}" for c in client.tolist()),
-        seeds=tuple(-1 if run.seed is None else run.seed for run in ours.runs), client=place,
+        clients=clients, seeds=seeds, client=place,
         ours=np.stack([_values(a, metric) for a, _ in tests]), theirs=np.stack([_values(b, metric) for _, b in tests]),
         trained=np.array([known[c][1] for c in client.tolist()]) if known else None,
         valid=_valid(sides, ours, theirs, task, metric, client),
@@ -199,24 +217,48 @@ def pair(ours: Side, theirs: Side, task: str | None, metric: str) -> Paired:
 
 
 def check_metric(metric: str, kind: str) -> None:
-    """Check that a metric has a value for each example of a task of this kind.
+    """Check that models can be compared by a metric of a task of this kind.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: they can't.
     """
-    if metric in CLASS_METRICS:
-        raise ConfigError(
-            f"{metric} has no value for a single example, so the tests of gains do not hold for it. Choose accuracy or "
-            f"loss; fedkeep report shows it for runs with run.metrics = ['{metric}']."
-        )
     if metric in POOLED:
         raise ConfigError(
             f"{metric} has no value for a single example, so clients can't be compared by it. Choose accuracy or loss; "
             f"gains in pooled accuracy, AUC and RMSE stand in the report too."
         )
     check_choice("The metric must be", metric, METRICS)
+    if metric in CLASS_METRICS and kind not in ("multiclass", "binary"):
+        raise ConfigError(
+            f"{metric} is of examples that have a class; the task is {kind!r}. Choose another --metric."
+        )
     if metric == "accuracy" and kind == "regression":
         raise ConfigError("A regression has no right or wrong answers, so no accuracy. Choose --metric loss.")
+
+
+def check_spread(metric: str, label: Ints, client: Ints, names: Sequence[str] = ()) -> None:
+    """Check that models can be compared by one of ``CLASS_METRICS``: every class is a label of ten clients.
+
+    Of fewer, the jackknife's interval is too narrow.
+
+    Args:
+        metric: its name.
+        label: (examples,) classes; below 0: not known.
+        client: (examples,) whose they are.
+        names: of the classes.
+
+    Raises:
+        ConfigError: a class is not.
+    """
+    pairs = np.unique(np.stack([label, client], 1)[label >= 0], axis=0)
+    classes, owners = np.unique(pairs[:, 0], return_counts=True)
+    if (owners < FEW).any():
+        rarest = int(classes[owners.argmin()])
+        shown = repr(str(names[rarest])) if rarest < len(names) else f"{rarest}"
+        raise ConfigError(
+            f"{metric} wants test examples of every class of {FEW} users at least, so that leaving out one shows what "
+            f"is chance; of the class {shown} {owners.min()} have some. Choose --metric accuracy or loss."
+        )
 
 
 def pooled_gains(
@@ -247,6 +289,10 @@ def pooled_gains(
         yield "ndcg10", gain(mean_pooled, lambda r: (discounted(r.score),))
     if kind == "binary":
         yield "auc", gain(auc_pooled, lambda r: (r.score, r.label))
+    if all(r.classes is not None for both in pairs for r in both):
+        asked = (ours.runs[0].info.get("identity") or {}).get("metrics") or ()
+        for name in (n for n in CLASSES_POOLED if n in asked):
+            yield name, gain(CLASSES_POOLED[name], lambda r: r.classes)
 
 
 def client_aucs(
@@ -278,6 +324,17 @@ def client_aucs(
 
 def _results(run: RunFiles, side: Side, task: str | None) -> Results:
     return kept(run)(side.model, task)
+
+
+def _shares(results: Results, metric: str, client: Ints, run: RunFiles) -> Floats:
+    if results.classes is None:
+        raise ConfigError(
+            f"{run.folder} keeps no predicted classes, so it can't be compared by {metric}. Run it with run.metrics = "
+            f"['{metric}']."
+        )
+    label, predicted = results.classes
+    check_spread(metric, label, client)
+    return shares(CLASSES_POOLED[metric](client, label, predicted))
 
 
 def _values(results: Results, metric: str) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.metrics import CLASS_METRICS
 from fedkeep.metrics.worth.best import Standing, standings
 from fedkeep.metrics.worth.gains import FEW
 from fedkeep.report import pairing, wording
@@ -26,7 +27,7 @@ class Compared:
 
     Attributes:
         task: the task's name; None where the data have one.
-        metric: ``accuracy`` or ``loss``.
+        metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``, over all examples.
         unit: what differences are counted in, see ``Comparison``.
         labels: the methods' names.
         standings: where each stands.
@@ -50,12 +51,13 @@ class Compared:
     @property
     def name(self) -> str:
         """The metric's name for people."""
-        what = {"points": "Accuracy", "nats": "Loss"}.get(self.unit, "Squared error")
-        return f"{what}, mean over users" + (f", {wording.printable(self.task)}" if self.task else "")
+        what = {"points": wording.metric_name(self.metric), "nats": "Loss"}.get(self.unit, "Squared error")
+        over = "over all examples" if self.metric in CLASS_METRICS else "mean over users"
+        return f"{what}, {over}" + (f", {wording.printable(self.task)}" if self.task else "")
 
     def value(self, s: Standing) -> str:
         """Write a method's mean, with the deviation over seeds where there are several."""
-        sign = 1 if self.metric == "accuracy" else -1  # losses were turned round
+        sign = -1 if self.metric == "loss" else 1  # losses were turned round
         mean, std = mean_std(sign * v for v in s.by_seed)
         return wording.spread(mean, std, self.metric)
 
@@ -92,10 +94,10 @@ def compared(sides: Sequence[Side], metric: str | None = None) -> Iterator[Compa
 
     Args:
         sides: methods' models, on the same data, with the same seeds.
-        metric: ``accuracy`` or ``loss``; None: accuracy, for a regression the loss.
+        metric: as of ``pairing.pair``; None: accuracy, for a regression the loss.
 
     Raises:
-        ConfigError: data, seeds or test examples differ, or the metric has no value for a single example.
+        ConfigError: data, seeds or test examples differ, or models can't be compared by the metric.
     """
     if len(sides) < 2:
         raise ConfigError(
@@ -206,12 +208,18 @@ def table(c: Compared, facts: Sequence[Sequence[str]] = (), names: Sequence[str]
     note = (
         "Bold: not distinguishable from the best at 5 %, by paired tests over users and seeds, with Holm's correction "
         "over all pairs of methods. "
-        f"Intervals are 95 %, for {whom}; each user counts once.{c.untested}"
+        f"Intervals are 95 %, for {whom}; {_counts(c.metric)}.{c.untested}"
     )
     if len(c.seeds) > 1:
         note += f" ± is the sample standard deviation over {len(c.seeds)} seeds."
     columns = ("method", c.name, f"difference to the best ({c.unit})", "p (Holm)", *names)
     return Table(columns, tuple(rows), "", note, bold=bold)
+
+
+def _counts(metric: str) -> str:
+    if metric in CLASS_METRICS:
+        return "every example counts once, and users are left out one at a time (jackknife)"
+    return "each user counts once"
 
 
 def p_text(p: float) -> str:
@@ -223,7 +231,7 @@ def p_text(p: float) -> str:
 
 def plain_rows(c: Compared) -> list[dict[str, Any]]:
     """Return a line for each method as plain values, for a CSV file: fractions, nats or squared error."""
-    sign = 1 if c.metric == "accuracy" else -1
+    sign = -1 if c.metric == "loss" else 1
     rows = []
     for label, s in zip(c.labels, c.standings, strict=True):
         mean, std = mean_std(sign * v for v in s.by_seed)
@@ -313,6 +321,10 @@ def gains_table(found: Sequence[Comparison]) -> Table:
         rows.append((ours + (f", {wording.printable(task)}" if task else ""), *cells))
     tail = f" ({units[0]})" if len(units) == 1 else ""
     note = "Gains in the mean over users, with 95 % intervals. Bold: the whole interval lies above 0."
+    if any(c.metric in CLASS_METRICS for c in found):
+        note = note.replace(
+            "the mean over users", f"{wording.metric_inline(found[0].metric)} over all examples"
+        )
     columns = ("method", *(f"gain over {t}{tail}" for t in theirs))
     return Table(columns, tuple(rows), "", note, bold=frozenset(bold))
 
@@ -322,11 +334,16 @@ def plain_gains(found: Sequence[Comparison]) -> list[dict[str, Any]]:
     rows = []
     for c in found:
         i, w = c.found.headline, c.found
+        told: dict[str, int | None] = {
+            "at_least_better": w.at_least_better, "at_least_worse": w.at_least_worse, "better": w.count("better"),
+            "worse": w.count("worse"),
+        }  # fmt: skip
+        if c.metric in CLASS_METRICS:
+            told = dict.fromkeys(told)
         rows.append({
             "method": c.ours, "against": c.theirs, "task": c.task, "metric": c.metric, "unit": c.unit,
             "gain": c.headline.mean, "low": None if i is None else i.low,
             "high": None if i is None else i.high, "helps": "yes" if w.helps else "no", "users": len(w.clients),
-            "seeds": len(w.seeds), "at_least_better": w.at_least_better, "at_least_worse": w.at_least_worse,
-            "better": w.count("better"), "worse": w.count("worse"),
+            "seeds": len(w.seeds), **told,
         })  # fmt: skip
     return rows

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.core.files import write_whole
+from fedkeep.metrics import CLASS_METRICS
 from fedkeep.report import facts, measured, standings, wording, worth_blocks
 from fedkeep.report.blocks import Block, Content, Figure, Section, Text
 from fedkeep.report.charts.grids import partitions
@@ -53,11 +54,11 @@ def find(
         title, notes, how: as of ``Found``.
         groups: methods, each with all its seeds.
         counting: counting as a method of its own.
-        metric: ``accuracy`` or ``loss``; None: accuracy, for a regression the loss.
+        metric: as of ``pairing.pair``; None: accuracy, for a regression the loss.
         references: whether each method is compared with references too: those among the groups, and counting.
 
     Raises:
-        ConfigError: data, seeds or test examples differ, or the metric has no value for a single example.
+        ConfigError: data, seeds or test examples differ, or models can't be compared by the metric.
     """
     own = [own_side(g) for g in groups]
     counted = [counting] if counting else []
@@ -73,12 +74,13 @@ def find(
 def content(found: Found) -> Content:
     """Return the page's content."""
     groups, metrics = found.groups, main_metrics([run for g in found.groups for run in g.runs])
+    told = [c for c in found.gains if c.metric not in CLASS_METRICS]
     every = measured.runs_table([Scene("", groups, tuple(metrics))])
     sections = [
         Section("comparison", "Comparison", tuple(_comparison(found))),
         Section("references", "Against the references", tuple(_references(found))),
         Section("curves", "Learning curves", (*measured.curves(groups, metrics), *_adapting(groups))),
-        Section("worth", "Who gains, who loses", tuple(_worth(found.gains)), folded=True),
+        Section("worth", "Who gains, who loses", tuple(_worth(told)), folded=True),
         Section(
             "users", "Spread over users", (*measured.users(groups, metrics), *_adapting(groups)), folded=True
         ),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.metrics import CLASS_METRICS
 from fedkeep.metrics.worth import Group, Interval, Worth, worth
 from fedkeep.metrics.worth.gains import FEW, WHOLE_METHOD
 from fedkeep.report import pairing, wording
@@ -26,7 +27,7 @@ class Comparison:
     Attributes:
         ours, theirs: names for people.
         task: the task's name; None where the data have one.
-        metric: ``accuracy`` or ``loss``.
+        metric: ``accuracy``, ``loss``, or one of ``CLASS_METRICS``: no user is told apart by these.
         unit: what a gain is counted in: ``points``, ``nats`` or ``in squared error``.
         found: what it was worth.
         pooled: gains in numbers that pool all clients' examples, by metric.
@@ -40,7 +41,7 @@ class Comparison:
     metric: str
     unit: str
     found: Worth
-    pooled: tuple[tuple[str, Interval], ...]
+    pooled: tuple[tuple[str, Interval], ...] = ()
     aucs: np.ndarray[Any, Any] | None = None
     reference: str = ""
 
@@ -79,7 +80,7 @@ def write_gain(unit: str, value: float) -> str:
 
 def unit_of(metric: str, kind: str) -> str:
     """Return what gains in a metric are counted in, for a task of this kind."""
-    return "points" if metric == "accuracy" else "in squared error" if kind == "regression" else "nats"
+    return "points" if metric != "loss" else "in squared error" if kind == "regression" else "nats"
 
 
 def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Comparison]:
@@ -88,7 +89,7 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
     Args:
         ours: the personalised model.
         theirs: the reference.
-        metric: ``accuracy`` or ``loss``; None: accuracy, for a regression the loss.
+        metric: as of ``pairing.pair``; None: accuracy, for a regression the loss.
 
     Raises:
         ConfigError: they can't be compared; says why.
@@ -101,9 +102,16 @@ def compare(ours: Side, theirs: Side, metric: str | None = None) -> Iterator[Com
         unit = unit_of(by, kind)
         yield Comparison(
             ours=ours.label, theirs=theirs.label, task=task, metric=by, unit=unit, found=worth(paired),
-            pooled=tuple(pairing.pooled_gains(ours, theirs, task, paired.client)),
-            aucs=pairing.client_aucs(ours, theirs, task, paired.client), reference=theirs.reference,
+            reference=theirs.reference,
+            **({} if by in CLASS_METRICS else _of_examples(ours, theirs, task, paired.client)),
         )  # fmt: skip
+
+
+def _of_examples(ours: Side, theirs: Side, task: str | None, client: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {
+        "pooled": tuple(pairing.pooled_gains(ours, theirs, task, client)),
+        "aucs": pairing.client_aucs(ours, theirs, task, client),
+    }
 
 
 def subjects(groups: Sequence[Configuration]) -> list[Configuration]:

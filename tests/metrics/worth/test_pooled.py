@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import DataError
-from fedkeep.metrics import auc
-from fedkeep.metrics.worth.intervals import jackknife
-from fedkeep.metrics.worth.pooled import auc_pooled, mean_pooled, pooled_gain, rmse_pooled
+from fedkeep.metrics import CLASS_METRICS, auc
+from fedkeep.metrics.worth.intervals import jackknife, users_like_these
+from fedkeep.metrics.worth.pooled import (
+    CLASSES_POOLED,
+    auc_pooled,
+    mean_pooled,
+    pooled_gain,
+    rmse_pooled,
+    shares,
+)
 
 RNG = np.random.default_rng(2)
 CLIENT = np.repeat(np.arange(5), (7, 3, 12, 6, 9))[RNG.permutation(37)]
@@ -71,3 +78,36 @@ def test_no_gain_goes_beyond_all_examples_and_equal_ones_have_no_interval() -> N
     same = pooled_gain(mean_pooled, client, [(right,)], [(right,)])
     assert same.mean == 0
     assert np.isnan([same.low, same.high]).all()
+
+
+@pytest.mark.parametrize("name", CLASS_METRICS)
+def test_classes_without_each_client(name: str) -> None:
+    label = np.concatenate([np.arange(3), RNG.integers(0, 3, 34)])[np.argsort(RNG.random(37))]
+    predicted = np.where(RNG.random(37) < 0.5, label, RNG.integers(-1, 3, 37))
+    whole, without = CLASSES_POOLED[name](CLIENT, label, predicted)
+    assert whole == pytest.approx(CLASS_METRICS[name](label, predicted), rel=1e-12)
+    wanted = [CLASS_METRICS[name](label[rows], predicted[rows]) for rows in OTHERS]
+    assert without == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_class_that_is_predicted_alone_or_of_one_client_alone() -> None:
+    """Class 7 is never a label, and 9 is one of client 2 alone. Recalls are 1/2, 1 and 1, F1 2/3, 2/3, 0 and 1."""
+    client, label, predicted = np.array([0, 0, 1, 1, 2, 2]), [0, 1, 0, 1, 9, 1], [0, 1, 7, 1, 9, 0]
+    args = client, np.array(label), np.array(predicted)
+    whole, without = CLASSES_POOLED["balanced_accuracy"](*args)
+    assert whole == pytest.approx((1 / 2 + 2 / 3 + 1) / 3)
+    # without 0: class 0 is missed once, 1 found once of twice; without 1: 0 is found, 1 once of twice
+    assert without == pytest.approx([(0 + 1 / 2 + 1) / 3, (1 + 1 / 2 + 1) / 3, np.nan], nan_ok=True)
+    whole, without = CLASSES_POOLED["macro_f1"](*args)
+    assert whole == pytest.approx((2 / 4 + 4 / 5 + 0 + 1) / 4)
+    assert without == pytest.approx(
+        [(0 + 2 / 3 + 0 + 1) / 4, (2 / 3 + 2 / 3 + 0 + 1) / 4, np.nan], nan_ok=True
+    )
+
+
+def test_shares_have_the_numbers_mean_and_the_jackknifes_interval() -> None:
+    whole, without = 0.6, np.array([0.5, 0.7, 0.65, 0.4])
+    found = shares((whole, without))  # the mean of the four is 0.5625
+    assert found == pytest.approx([0.6 + 3 * gap for gap in (0.0625, -0.1375, -0.0875, 0.1625)])
+    wanted = jackknife(whole, without)
+    assert users_like_these(found[None]) == pytest.approx([wanted.mean, wanted.low, wanted.high])

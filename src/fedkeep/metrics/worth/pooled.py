@@ -1,4 +1,4 @@
-"""Gains in numbers that pool the examples of all clients: accuracy, RMSE and AUC; no client has a share in them alone.
+"""Gains in numbers that pool all clients' examples: accuracy, RMSE, AUC, macro-F1; no client has a share in them alone.
 
 Their intervals leave out one client at a time (jackknife). With several seeds the gain is the mean over them, and the
 interval is for these trained models.
@@ -7,7 +7,7 @@ interval is for these trained models.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -63,6 +63,91 @@ def auc_pooled(client: Array, scores: Array, labels: Array) -> Pooled:
     left = np.divide(total - own + within, pairs, out=np.full(people, np.nan), where=pairs > 0)
     every = int(pos.sum() * neg.sum())
     return (float(total) / every if every else float("nan")), left
+
+
+def balanced_accuracy_pooled(client: Array, label: Array, predicted: Array) -> Pooled:
+    """Return the mean recall of the classes that are a label, as ``metrics.balanced_accuracy``.
+
+    Without a client it is NaN where a class is a label of no other.
+
+    Args:
+        client: (n,) each example's client, 0 .. K − 1.
+        label: (n,) classes from 0.
+        predicted: (n,) predicted classes; below 0: none.
+    """
+    return _of_classes(client, label, predicted, lambda hits, labels, _: (hits, labels), unlabelled=False)
+
+
+def macro_f1_pooled(client: Array, label: Array, predicted: Array) -> Pooled:
+    """Return the mean F1 of the classes that are a label or a prediction, as ``metrics.macro_f1``.
+
+    Without a client it is NaN where a class is a label of no other. A class that is predicted and never a label counts
+    with its F1, 0, without any client too.
+
+    Args:
+        client, label, predicted: as for ``balanced_accuracy_pooled``.
+    """
+    return _of_classes(client, label, predicted, lambda hits, labels, guesses: (2 * hits, labels + guesses))
+
+
+CLASSES_POOLED: Mapping[str, Callable[[Array, Array, Array], Pooled]] = {
+    "balanced_accuracy": balanced_accuracy_pooled,
+    "macro_f1": macro_f1_pooled,
+}
+"""What ``metrics.CLASS_METRICS`` are without each client in turn, by name."""
+
+
+def shares(number: Pooled) -> Floats:
+    """Return (K,) each client's share in a pooled number: the jackknife's pseudo-values, moved so that the number is
+    their mean (Tukey, 1958).
+
+    ``intervals.users_like_these`` of them has the jackknife's variance over clients, and with several seeds what these
+    add.
+    """
+    whole, without = number
+    found: Floats = whole + (len(without) - 1) * (without.mean() - without)
+    return found
+
+
+def _of_classes(
+    client: Array, label: Array, predicted: Array, fraction: Callable[..., tuple[Array, Array]],
+    *, unlabelled: bool = True,
+) -> Pooled:  # fmt: skip
+    """Return the mean over classes of a fraction of right answers, labels and predictions of the class.
+
+    Leaving out a client changes the fractions of the classes that it has alone, so that these are computed anew, and
+    not all classes for every client.
+
+    Args:
+        client, label, predicted: as for ``balanced_accuracy_pooled``.
+        fraction: returns numerators and denominators.
+        unlabelled: whether classes count that are predicted and never a label.
+    """
+    people, known, right = int(client.max()) + 1, predicted >= 0, label == predicted
+    classes, place = np.unique(np.concatenate([label, predicted[known]]), return_inverse=True)
+    kinds = len(classes)
+    own = np.concatenate([client, client[known]]).astype(np.int64) * kinds + place
+    pairs, where = np.unique(own, return_inverse=True)  # of a client and a class that it has
+    labels = np.bincount(where[: len(label)], minlength=len(pairs))
+    guesses = np.bincount(where[len(label) :], minlength=len(pairs))
+    hits = np.bincount(where[: len(label)], right, len(pairs))
+    who, which = pairs // kinds, pairs % kinds
+    sums = np.stack([np.bincount(which, count, kinds) for count in (hits, labels, guesses)])
+    some = sums[1] > 0
+    counted = (some | unlabelled)[which]
+
+    def value(counts: Array) -> Floats:
+        top, bottom = fraction(*counts)
+        found: Floats = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
+        return found
+
+    whole = value(sums)
+    left = sums[:, which] - np.stack([hits, labels, guesses])
+    change = np.where(counted, value(left) - whole[which], 0.0)
+    change[some[which] & (left[1] == 0)] = np.nan
+    number = kinds if unlabelled else int(some.sum())
+    total = float(whole[some | unlabelled].sum())
+    return total / number, (total + np.bincount(who, change, people)) / number
 
 
 def _wins(scores: Array, positive: Array) -> Floats:
