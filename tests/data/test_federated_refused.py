@@ -130,6 +130,13 @@ def test_rows_of_clients_that_are_not_there(client: int) -> None:
             "Column 'x' is no array that numpy can hold: Got unsupported ScalarType BFloat16. Give tensors as column.detach().float().",
         ),
         (
+            {"columns": {"x": np.ma.masked_equal([-999, 1, -999], -999)}},
+            (
+                "Column 'x' is a masked array, whose 2 masked values are not to be used. Drop these rows or fill in a "
+                "number, column.filled(...)."
+            ),
+        ),
+        (
             {"columns": {"label": np.array([0.0, np.nan, 1.0])}, "meta": {"task": "binary"}},
             "Wanted integer labels for a binary task; got float64. Use integers, or say meta['task'] = 'regression'.",
         ),

@@ -62,7 +62,7 @@ class Results:
     def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """(examples,) labels and predicted classes, below 0 where there is none; None where they are not known."""
         if self.label is not None:
-            return self.label.astype(np.int32), np.where(np.isnan(self.score), -1, self.score > 0)
+            return self.label.astype(np.int32), (self.score > 0).astype(np.int32)
         return None if self.true is None or self.predicted is None else (self.true, self.predicted)
 
     @property

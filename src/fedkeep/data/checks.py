@@ -80,6 +80,11 @@ def _as_column(name: str, column: Column) -> Column:
         raise DataError(
             f"Column {name!r} has rows of unequal size. Use Ragged.from_rows for token ids, or pad the rows."
         ) from error
+    if np.ma.is_masked(column):  # asarray shows what lies under the mask
+        raise DataError(
+            f"Column {name!r} is a masked array, whose {np.ma.count_masked(column)} masked values are not to be used. "
+            f"Drop these rows or fill in a number, column.filled(...)."
+        )
     if array.dtype.kind in "OUST":
         raise DataError(
             f"Column {name!r} holds {array.dtype} values, but a model takes numbers. Encode text with "
