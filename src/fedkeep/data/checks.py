@@ -82,8 +82,8 @@ def _as_column(name: str, column: Column) -> Column:
         ) from error
     if np.ma.is_masked(column):  # asarray shows what lies under the mask
         raise DataError(
-            f"Column {name!r} is a masked array, whose {np.ma.count_masked(column)} masked values are not to be used. "
-            f"Drop these rows or fill in a number, column.filled(...)."
+            f"Column {name!r} is a masked array, whose {np.ma.getmaskarray(column).sum()} masked values are not to be "
+            f"used. Drop these rows or fill in a number, column.filled(...)."
         )
     if array.dtype.kind in "OUST":
         raise DataError(

@@ -46,7 +46,8 @@ def worth_of(
     if metric in CLASS_METRICS:
         raise ConfigError(
             f"{metric} has no value for a single example, so no user is told apart by it. Choose accuracy or loss; "
-            f"gains in {metric} over all examples stand beside them, of runs with run.metrics = ['{metric}']."
+            f"gains in {metric} over all examples stand in fedkeep report and in --json, of runs with "
+            f"run.metrics = ['{metric}']."
         )
     groups = configurations([read_run(Path(folder)) for folder in runs])
     named = [reference_side(g) for g in configurations([read_run(Path(folder)) for folder in against])]
