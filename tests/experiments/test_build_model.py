@@ -257,3 +257,15 @@ def test_models_within_a_model_that_cannot_be_made(model: dict[str, Any], messag
     with pytest.raises(ConfigError) as error:
         build_model(config(model=model), PICTURES)
     assert str(error.value) == message
+
+
+def test_a_module_that_imports_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there, and the advice was to name its folder."""
+    (tmp_path / "imports_gone.py").write_text("import not_there_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        build_model(config(model={"kind": "imports_gone:Net"}), toy())
+    assert str(error.value) == (
+        "model.kind: 'imports_gone:Net' cannot be imported: No module named 'not_there_at_all'. imports_gone imports it. "
+        "Install it, or name the folder of its file in PYTHONPATH."
+    )

@@ -24,7 +24,11 @@ def imported(place: str, kind: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError) as error:
-        hint = " Name the folder of the file in PYTHONPATH." if isinstance(error, ModuleNotFoundError) else ""
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = " Name the folder of the file in PYTHONPATH."
+            if not f"{module}.".startswith(f"{error.name}."):
+                hint = f" {module} imports it. Install it, or name the folder of its file in PYTHONPATH."
         raise ConfigError(f"{place}: {kind!r} cannot be imported: {error}.{hint}") from error
 
 
