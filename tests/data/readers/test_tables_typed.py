@@ -83,3 +83,11 @@ def test_the_label_is_no_feature(tmp_path: Path) -> None:
     assert refused(tmp_path, rows, features=["f", "label"]) == (
         "The features name the column of labels, 'label': a model would read its answer. Leave it out of features."
     )
+
+
+def test_a_name_twice_in_a_line_of_json(tmp_path: Path) -> None:
+    """The last value was taken, without a word."""
+    line = '{"user": "a", "text": "x", "label": 0, "label": 1}\n'
+    assert refused(tmp_path, line.encode()) == (
+        f"{tmp_path / 't.jsonl'}, line 1: not JSON (it has 'label' twice). One object a line is wanted."
+    )

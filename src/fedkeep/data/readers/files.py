@@ -8,11 +8,12 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import DataError, first_line
+from fedkeep.core.errors import DataError, first_line, shown
 
 DATES = " Write dates as numbers: date.toordinal(), or seconds."
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
@@ -101,7 +102,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
             raise DataError(
@@ -113,3 +114,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, entry
     if not found:
         raise DataError(f"The data file {path} holds no line. Fetch it again.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, or raise ValueError where it has a name twice: the first value would be lost."""
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"it has {shown(twice)} twice")
+    return entry
