@@ -24,8 +24,8 @@ class Plain(Parts):
 
     shrink: float = 0.0
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x)) + self.shrink * self.own_sum()
+    def head(self, features: Tensor) -> Tensor:
+        return super().head(features) + self.shrink * self.own_sum()
 
     def own_sum(self) -> Tensor:
         parts = (self.encoder.weight, self.encoder.bias, self.classifier.weight, self.classifier.bias)
@@ -63,11 +63,11 @@ class PlainSum(Plain):
 
 
 class OverParameters(Plain):
-    """The same as ``PlainSum``: a forward that reads all of ``parameters()``, and counts ``modules()``."""
+    """The same as ``PlainSum``: a head that reads all of ``parameters()``, and counts ``modules()``."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def head(self, features: Tensor) -> Tensor:
         assert (len(list(self.modules())), len(self.state_dict())) == (3, 4)
-        logits = self.head(self.features(x))
+        logits: Tensor = self.classifier(features)
         return logits + 0.1 * (torch.stack([p.sum() for p in self.parameters()]).sum() * torch.arange(3.0))
 
 

@@ -9,6 +9,7 @@ from fedkeep.cli.settings import ConfigArgument, DataOption, SetOption, find_con
 from fedkeep.data import FederatedData, Ragged, text_statistics
 from fedkeep.engines.mixing import MIXES, mixes
 from fedkeep.engines.moves import first_batches, first_values, losses, stays
+from fedkeep.engines.two_steps import OTHERWISE, otherwise
 from fedkeep.experiments.build import build_data, data_folder, rehearse_config
 from fedkeep.methods import Method
 from fedkeep.nn.accelerate import swaps_of
@@ -22,8 +23,8 @@ SHOWN = 40
 
 def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption = None) -> None:
     """Print what is private, federated and frozen, probe FURL's three constraints on a few real users, and warn of
-    parameters that cannot move, and of a model that mixes a batch's examples. Refuses what a run would refuse before
-    its first round.
+    parameters that cannot move, of a model that mixes a batch's examples, and of one whose head(features(…)) is not
+    its forward. Refuses what a run would refuse before its first round.
 
     CONFIG is a TOML file, a built-in name (fedkeep list shows them), or the folder of a run.
     """
@@ -50,6 +51,8 @@ def check(config: ConfigArgument, data: DataOption = None, overrides: SetOption 
         complain(f"Warning: {stuck(still)}")
     if mixes(net, start, examples):
         complain(f"Warning: {MIXES}")
+    if batches and otherwise(net, start, terms, batches[0]):
+        complain(f"Warning: {OTHERWISE.format(method=method.name)}")
     violations = dict.fromkeys(str(v) for report in reports for v in report.violations)
     for line in violations:
         complain(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -47,15 +47,13 @@ def mixes(net: Net, params: Params, data: FederatedData, device: str = "cpu") ->
     mode, found = net.module.training, False
     values = {n: v.detach().to(device) for n, v in params.items()}
     net.train(False)
-    # A compiled model would be compiled for these examples, and anew for a run's batches.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with forked(device), torch.no_grad(), suppress(Exception), eager:
+    with forked(device), torch.no_grad(), suppress(Exception), eager():
         outputs = []
         for some in (rows, rows[:2], rows[2:]):
             batch = load_batch(data, some, device, float_type(values))
             with net.still():
                 outputs.append(without_draws("model", partial(net, clone(values), batch), device))
-        found = any(map(_differ, *map(_tensors, outputs)))
+        found = any(map(_differ, *map(tensors_in, outputs)))
     net.train(mode)
     return found
 
@@ -67,18 +65,28 @@ def _differ(many: Tensor, first: Tensor, second: Tensor) -> bool:
     """
     if not first.dim() == second.dim() == many.dim() > 0:
         return False
-    fit = first.shape[1:] == second.shape[1:] == many.shape[1:] and len(first) + len(second) == len(many)
-    if not (fit and many.is_floating_point() and many.numel()):
+    return first.shape[1:] == second.shape[1:] and apart(many, torch.cat([first, second]))
+
+
+def apart(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors of one shape differ by more than rounding; False of other shapes, and of integers."""
+    if one.shape != other.shape or not (one.is_floating_point() and one.numel()):
         return False
-    return bool((torch.cat([first, second]) - many).abs().amax() > ROUNDING * many.abs().amax())
+    return bool((other - one).abs().amax() > ROUNDING * one.abs().amax())
 
 
-def _tensors(outputs: Any) -> Iterator[Tensor]:
+def tensors_in(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a model's output, a tensor or a mapping, tuple or list of such, in their order."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping | tuple | list):
         for each in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _tensors(each)
+            yield from tensors_in(each)
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Compute a compiled model as it is written: it would be compiled for a few examples, and anew for batches."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _rows(data: FederatedData) -> np.ndarray:

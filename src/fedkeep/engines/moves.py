@@ -16,6 +16,7 @@ from fedkeep.data import FederatedData
 from fedkeep.engines.base import first_kept
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.mixing import MIXES, mixes
+from fedkeep.engines.two_steps import OTHERWISE, has_steps, otherwise
 from fedkeep.methods import Method
 from fedkeep.methods.terms import Term
 from fedkeep.split import immovable
@@ -27,7 +28,7 @@ USERS, EXAMPLES = 3, 8
 
 @dataclass(frozen=True)
 class WithState:
-    """A loss that is also given a method's state, as it is before the first round.
+    """A loss that is also given a method's state, as it is before the first round, in double where the model is.
 
     Attributes:
         loss: the loss.
@@ -41,7 +42,12 @@ class WithState:
 
     def __call__(self, net: Net, params: Params, batch: Batch, received: Mapping[str, Tensor]) -> Tensor:
         """Return the loss, a scalar."""
-        return self.loss(net, {**self.kept, **params}, batch, {**received, **self.sent})
+        exact = any(v.dtype == torch.float64 for v in params.values())
+        kept, sent = (
+            {n: v.double() if exact and v.is_floating_point() else v for n, v in state.items()}
+            for state in (self.kept, self.sent)
+        )
+        return self.loss(net, {**kept, **params}, batch, {**received, **sent})
 
 
 def first_values(net: Net, method: Method, seed: int) -> Params:
@@ -51,11 +57,10 @@ def first_values(net: Net, method: Method, seed: int) -> Params:
 
 
 def losses(net: Net, method: Method, data: FederatedData) -> list[WithState]:
-    """Return the phases' losses with the state that they may look at, in the type that probes compute in."""
+    """Return the phases' losses with the state that they may look at."""
     kept = {n: v for n, v in first_kept(method, net).items() if is_state(n)}
     sent = prefixed(SERVER, method.server.state(net, data))
-    wide = [{n: v.double() if v.is_floating_point() else v for n, v in s.items()} for s in (kept, sent)]
-    return [WithState(phase.loss, *wide) for phase in method.client.phases]
+    return [WithState(phase.loss, kept, sent) for phase in method.client.phases]
 
 
 def stays(
@@ -89,7 +94,8 @@ def first_batches(
 
 def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int, device: str = "cpu") -> None:
     """Warn of a model of which nothing is trained, and of parameters that cannot move from the number that new clients'
-    private values are set to; and of one that predicts otherwise for an example when others are beside it.
+    private values are set to; of one that predicts otherwise for an example when others are beside it; and of one
+    whose two steps, where the method trains these, are not its ``forward``.
 
     Both layers of a private network that starts at zero, for example. Values of the module's own are the user's; for
     these ``fedkeep check`` tells.
@@ -105,13 +111,21 @@ def warn_of_the_model(method: Method, net: Net, data: FederatedData, seed: int, 
         )
     if mixes(net, first_values(net, method, seed), data, device):
         warnings.warn(MIXES, stacklevel=2)
-    if isinstance(method.client.keep.value, str | tuple):
+    set_here, still = not isinstance(method.client.keep.value, str | tuple), tuple[str, ...]()
+    if not (set_here or has_steps(net.module)):
         return
     net = on_cpu(net)
     try:
-        start, batches = first_values(net, method, seed), first_batches(data, net)
-        still = stays(net, method, batches, start, losses(net, method, data)) if batches else ()
+        start, batches, terms = (
+            first_values(net, method, seed),
+            first_batches(data, net),
+            losses(net, method, data),
+        )
+        if batches and set_here:
+            still = stays(net, method, batches, start, terms)
     except (FedkeepError, RuntimeError, ValueError, IndexError):
         return  # the model does not fit the data: training says so, and for which client
     if still:
         warnings.warn(stuck(still), stacklevel=2)
+    if batches and otherwise(net, start, terms, batches[0]):
+        warnings.warn(OTHERWISE.format(method=method.name), stacklevel=2)
