@@ -9,8 +9,9 @@ from fedkeep.core import errors
 from fedkeep.core.optim import adagrad, adam, sgd
 from fedkeep.data import FederatedData
 from fedkeep.experiments import trackers
+from fedkeep.experiments.exported import load_encoding, load_model
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.serving import export_models, load_encoding, load_model
+from fedkeep.experiments.serving import export_models
 from fedkeep.experiments.simulate import simulate
 from fedkeep.methods import Adapt, Client, Init, Method, Optimize, Phase, Server, WeightedMean, averaging
 from fedkeep.nn.accelerate import accelerate

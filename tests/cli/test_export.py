@@ -21,10 +21,10 @@ import fedkeep as library
 from fedkeep.core.errors import ConfigError, MethodError, RunError
 from fedkeep.core.files import state_name
 from fedkeep.experiments.adapt import adapt_clients
+from fedkeep.experiments.exported import PersonalModel
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.onnx_files import write_onnx
 from fedkeep.experiments.run import Run
-from fedkeep.experiments.serving import PersonalModel
 from tests.cli.conftest import Command
 from tests.engines.vectorised.cohorts import TEXTS
 from tests.engines.vectorised.test_suits import Packed

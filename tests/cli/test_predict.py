@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedkeep as library
+from fedkeep.experiments import exported
 from fedkeep.experiments.load import load_run
 from fedkeep.experiments.run import Run
 from tests.cli.conftest import Command
@@ -58,6 +59,27 @@ def test_each_row_is_predicted_by_its_users_model(trained: Callable[..., Run], f
         assert row["prediction"] == str(int(wanted.argmax()))
     exact = library.load_model("m", "ann")(x=X[1:2]).softmax(1)[0]
     assert torch.tensor([float(found[1]["p(0)"]), float(found[1]["p(1)"])]).equal(exact)
+
+
+def test_what_models_have_in_common_is_read_once(
+    trained: Callable[..., Run], fedkeep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained()
+    Path("all.csv").write_text("user,height,width\nann,0,1\nbo,1,0\n../eve,1,1\nann,2,1\n")
+    read = list[str]()
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Path, *rest: Any) -> Any:
+            read.append(path.name)
+            return function(path, *rest)
+
+        return call
+
+    for name in ("read_sealed", "load_verified"):
+        own = counted(getattr(exported, name))
+        monkeypatch.setattr(exported, name, own)
+    assert fedkeep("predict", "m", "--data", "all.csv").exit_code == 0
+    assert (read.count("model.json"), read.count("shared.safetensors")) == (1, 1)
 
 
 def test_one_clients_model_predicts_rows_of_nobody(trained: Callable[..., Run], fedkeep: Command) -> None:

@@ -26,14 +26,7 @@ from fedkeep.engines import Task
 from fedkeep.engines.batches import float_type, load_batch
 from fedkeep.engines.judgement import tasks_in
 from fedkeep.experiments.config import Config
-from fedkeep.experiments.serving import (
-    PersonalModel,
-    exported_clients,
-    exported_config,
-    load_encoding,
-    load_model,
-    load_shared,
-)
+from fedkeep.experiments.exported import Exported, PersonalModel
 from fedkeep.methods.labels import output_of
 
 CHUNK = 1024
@@ -84,8 +77,8 @@ def predict_table(
         DataError: the table is malformed, lacks a column, or a value does not fit it.
         MethodError: the shared part cannot predict alone, or there is a task that gives neither classes nor numbers.
     """
-    config, clients = exported_config(folder), exported_clients(folder)
-    encoding = load_encoding(folder)
+    exported = Exported(folder)
+    config, clients, encoding = exported.config, list(exported.clients), exported.encoding
     tasks = tasks_in(encoding.meta)
     for task in tasks:
         if task.kind not in ("multiclass", "binary", "regression"):
@@ -93,8 +86,7 @@ def predict_table(
                 f"fedkeep predict gives classes and numbers; these models were trained for {task.kind!r}. Call "
                 f"fedkeep.load_model({str(folder)!r}, ID) in Python."
             )
-    one = next(iter(clients)) if client is None else client
-    takes = _takes(load_shared(folder) if shared else load_model(folder, one))
+    takes = _takes(exported.shared() if shared else exported.model(clients[0] if client is None else client))
     wanted = _columns(encoding, config, takes, {task.label for task in tasks})
     column = user or str(config.data.options.get("user", "user"))
     by_row = client is None
@@ -110,7 +102,7 @@ def predict_table(
         rows_of.setdefault(owner if owner in known else None, []).append(row)
     found: dict[int, Predicted] = {}
     for owner, rows in rows_of.items():
-        model = load_shared(folder) if owner is None else load_model(folder, owner)
+        model = exported.shared() if owner is None else exported.model(owner)
         for row, said in zip(rows, _predicted(model, takes, data, rows, tasks, encoding), strict=True):
             found[row] = Predicted(owner, said)
     return [found[row] for row in range(len(owners))]
