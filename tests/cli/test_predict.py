@@ -203,7 +203,10 @@ def test_what_does_not_fit_is_said(trained: Callable[..., Run], refused: Callabl
         "predict", "m", "--client", "anna", "--data", "new.csv"
     )
     Path("bare.csv").write_text("height,width\n0.5,x\n")
-    assert "has no column 'user'" in refused("predict", "m", "--data", "bare.csv")
+    assert (
+        "has no column 'user'; it has ['height', 'width']. Name the column of users: --user COLUMN;"
+        in refused("predict", "m", "--data", "bare.csv")
+    )
     assert "bare.csv, line 2: wanted a number in column 'width'" in refused(
         "predict", "m", "--client", "bo", "--data", "bare.csv"
     )

@@ -92,7 +92,10 @@ def predict_table(
     by_row = client is None
     must = [column] if by_row and not shared else [user] if by_row and user else []
     names = [name for own in wanted.values() for name in own]
-    table = load_table(file, [*names, *must], [column] if by_row else [])
+    naming = {
+        column: " Name the column of users: --user COLUMN; or --client ID, whose model predicts every row."
+    }
+    table = load_table(file, [*names, *must], [column] if by_row else [], naming)
     data = encoding.examples({n: _values(table, encoding, n, own) for n, own in wanted.items()}, table.where)
     owners = _owners(table, column, len(data.columns[next(iter(wanted))]), client)
     if not shared:

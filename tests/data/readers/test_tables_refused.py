@@ -14,7 +14,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.data import read_table
 from fedkeep.data.preparation import Rules, prepared
 from fedkeep.data.readers.tables import raw_table
-from tests.data.readers.written import ROWS, WRITERS, csv_of, parquet_of, read, refused
+from tests.data.readers.written import ROWS, csv_of, parquet_of, read, refused, without
 
 
 def test_lines_are_those_of_the_file_when_cells_span_several(tmp_path: Path) -> None:
@@ -22,29 +22,6 @@ def test_lines_are_those_of_the_file_when_cells_span_several(tmp_path: Path) -> 
     assert refused(tmp_path, rows, "t.csv") == (
         f"{tmp_path / 't.csv'}, line 4: wanted the split 'train', 'valid' or 'test'; got 'never'."
     )
-
-
-def without(row: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != name}
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_missing_column(tmp_path: Path, name: str) -> None:
-    rows = [{"users" if key == "user" else key: value for key, value in row.items()} for row in ROWS]
-    assert refused(tmp_path, rows, name) == (
-        f"{tmp_path / name} has no column 'user'; it has ['label', 'split', 'text', 'time', 'users']. "
-        f"Did you mean 'users'?"
-    )
-
-
-@pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("argument", ["split", "time", "opted_in"])
-def test_a_column_that_somebody_names_must_be_there(tmp_path: Path, name: str, argument: str) -> None:
-    rows = [without(row, argument) | {"mine": row.get(argument)} for row in ROWS]
-    assert refused(tmp_path, rows, name, **{argument: "mien"}) == (
-        f"{tmp_path / name} has no column 'mien'; it has {sorted(rows[0])}. Did you mean 'mine'?"
-    )
-    assert read(tmp_path, rows, name).examples == 3  # one that has its usual name may be missing
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,7 @@ def refused(
     with pytest.raises(DataError) as error:
         read(tmp_path, content, name, **settings)
     return str(error.value)
+
+
+def without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}

@@ -9,13 +9,19 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import DataError, first_line, shown
+from fedkeep.core.errors import DataError, did_you_mean, first_line, shown
 
 DATES = " Write dates as numbers: date.toordinal(), or seconds."
+NAMING = {
+    "user": " Name yours under [data], or as an argument: user = 'COLUMN'.",
+    "label": " Name yours under [data], or as an argument: label = 'COLUMN'.",
+    "text": " Name yours under [data], or as an argument: text = 'COLUMN', or of numbers features = ['COLUMN', ...].",
+}
+"""What to do where a column is missing that has its usual name."""
 LONGEST_LINE = 1 << 26  # bytes; a gzipped file of a megabyte may hold a line of a gigabyte
 
 
@@ -30,6 +36,18 @@ def existing(path: Path) -> Path:
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise unreadable(path, error) from error
     return path
+
+
+def check_names(
+    file: object, names: Collection[str], wanted: Sequence[str], naming: Mapping[str, str] = NAMING
+) -> None:
+    """Raise DataError at the first wanted column that is missing; ``naming`` says by name what to do then."""
+    for name in wanted:
+        if name not in names:
+            raise DataError(
+                f"{file} has no column {name!r}; it has {sorted(names)}.{did_you_mean(name, names)}"
+                f"{naming.get(name, '')}"
+            )
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

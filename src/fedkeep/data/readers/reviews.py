@@ -106,7 +106,7 @@ def _check_once(files: Sequence[Path], named: Sequence[tuple[str, str | None]]) 
 
 def _one(file: Path, part: str | None, text: str, label: str, split: str, wanted: bool) -> Table:
     named = [split] if wanted and part is None else []
-    table = load_table(file, [text, label, *named], [split, OPTED_IN])
+    table = load_table(file, [text, label, *named], [split, OPTED_IN], {})
     if OPTED_IN in table.columns:
         raise DataError(
             f"{file} has a column {OPTED_IN!r}, which this reader would not heed. Read one table with a column of "

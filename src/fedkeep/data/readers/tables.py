@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,16 @@ from fedkeep.data.preparation import (
 )
 from fedkeep.data.preparation.texts import USUAL
 from fedkeep.data.readers.delimited import check_different, delimited
-from fedkeep.data.readers.files import DATES, advice, damaged_parquet, existing, json_lines, sha256
+from fedkeep.data.readers.files import (
+    DATES,
+    NAMING,
+    advice,
+    check_names,
+    damaged_parquet,
+    existing,
+    json_lines,
+    sha256,
+)
 from fedkeep.data.splits import SPLITS
 from fedkeep.data.text import CharVocabulary, WordVocabulary
 
@@ -179,13 +188,15 @@ def raw_from(
     )  # fmt: skip
 
 
-def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
-    """Read the columns ``wanted``, and those of ``optional`` that there are, of a file of examples."""
+def load_table(
+    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str] = NAMING
+) -> Table:
+    """Read the columns ``wanted``, and those of ``optional`` that there are; ``naming`` is as of ``check_names``."""
     suffix = next((s for s in FORMATS if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"Wanted a file that ends in one of {', '.join(FORMATS)}; got {path.name}.")
     if suffix == ".parquet":
-        return _read_parquet(path, wanted, optional)
+        return _read_parquet(path, wanted, optional, naming)
     names = dict.fromkeys((*wanted, *optional))
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
@@ -194,7 +205,7 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
         json_lines(path) if json else delimited(path, "\t" if suffix.startswith(".tsv") else ",")
     ):
         if not columns:
-            check_names(path, entry, wanted)
+            check_names(path, entry, wanted, naming)
             columns = {name: [] for name in names if name in entry}
         if more := [name for name in optional if name in entry and name not in columns]:
             raise DataError(
@@ -213,7 +224,9 @@ def load_table(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Ta
     return Table(columns, lambda row: f"{path}, line {numbers[row]}")
 
 
-def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) -> Table:
+def _read_parquet(
+    path: Path, wanted: Sequence[str], optional: Sequence[str], naming: Mapping[str, str]
+) -> Table:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -225,7 +238,7 @@ def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) ->
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
         check_different(path, names)
-        check_names(path, names, wanted)
+        check_names(path, names, wanted, naming)
         chosen = [name for name in dict.fromkeys((*wanted, *optional)) if name in names]
         for name in chosen:
             if pyarrow.types.is_temporal(kind := file.schema_arrow.field(name).type):
@@ -239,15 +252,6 @@ def _read_parquet(path: Path, wanted: Sequence[str], optional: Sequence[str]) ->
     except Exception as error:  # pyarrow raises whatever its parsers raise on damaged bytes
         raise damaged_parquet(path, error) from error
     return Table(columns, lambda row: f"{path}, row {row}")
-
-
-def check_names(file: object, names: Collection[str], wanted: Sequence[str]) -> None:
-    """Raise DataError at the first wanted column that is not among those that there are."""
-    for name in wanted:
-        if name not in names:
-            raise DataError(
-                f"{file} has no column {name!r}; it has {sorted(names)}.{did_you_mean(name, names)}"
-            )
 
 
 def users_of(table: Table, name: str) -> list[str]:
