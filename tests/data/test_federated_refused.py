@@ -100,6 +100,13 @@ def test_rows_of_clients_that_are_not_there(client: int) -> None:
             "Column 'x' must be an array of numbers or booleans; got complex128, shape (3,).",
         ),
         (
+            {"columns": {"time": np.array(["2026-01-02"] * 3, "datetime64[ns]")}},
+            (
+                "Column 'time' must be an array of numbers or booleans; got datetime64[ns], shape (3,). Write dates as "
+                "numbers: column.astype('datetime64[s]').astype('int64') gives seconds."
+            ),
+        ),
+        (
             {"columns": {"x": np.array([[0, 1], [2, np.nan], [np.inf, 0]])}},
             "Column 'x' holds nan in row 1 (client 'a') and in 1 more rows. Drop these rows or fill in a number.",
         ),

@@ -174,3 +174,22 @@ def test_a_fraction_that_is_none(fraction: float) -> None:
     assert str(error.value) == (
         f"Wanted a fraction of clients to hold out in [0, 1); got {fraction}. A usual one is 0.1."
     )
+
+
+@pytest.mark.parametrize("order", ["random", "chronological"])
+def test_how_clients_rows_are_mixed_changes_nothing(order: str) -> None:
+    """The order of a client's own rows does: places are drawn, and of equal times the first rows train."""
+    client, row = np.array([1, 1, 1, 1, 0, 0, 0, 0]), np.arange(8)
+    columns = {"row": row, "time": np.array([5, 5, 5, 5, 1, 3, 2, 2]), "label": row % 2}
+    mixed = np.array([4, 0, 5, 1, 2, 6, 3, 7])
+    data, other = (
+        FederatedData.from_columns(client[rows], {name: own[rows] for name, own in columns.items()})
+        .split_per_user((0.5, 0.25, 0.25), order=order)
+        for rows in (row, mixed)
+    )  # fmt: skip
+    for name in SPLITS:
+        assert [rows_of(data, c, name) for c in (0, 1)] == [rows_of(other, c, name) for c in (0, 1)]
+    if order == "chronological":
+        assert rows_of(data, 1, "train") == [0, 1]
+        assert rows_of(data, 0, "train") == [4, 6]
+        assert rows_of(data, 0, "test") == [5]

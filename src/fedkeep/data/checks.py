@@ -91,8 +91,10 @@ def _as_column(name: str, column: Column) -> Column:
             f"CharVocabulary or WordVocabulary, map labels to 0..classes-1."
         )
     if array.dtype.kind not in "biuf" or array.ndim < 1:
+        dates = " Write dates as numbers: column.astype('datetime64[s]').astype('int64') gives seconds."
         raise DataError(
             f"Column {name!r} must be an array of numbers or booleans; got {array.dtype}, shape {array.shape}."
+            f"{dates if array.dtype.kind == 'M' else ''}"
         )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"Column {name!r} holds {array.max()}; wanted integers below 2^63.")

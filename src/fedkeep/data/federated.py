@@ -91,8 +91,9 @@ class FederatedData:
         """Sort rows by client, inside a client by split, and otherwise keep their order.
 
         Args:
-            client: one id per row, texts or integers. Clients are ordered by id (integers by value), so the
-                order of the rows in a file changes nothing; an integer id n becomes the text ``"n"``.
+            client: one id per row, texts or integers. Clients are ordered by id (integers by value), so how a file
+                mixes clients changes nothing; the order of a client's own rows does: random divisions and batches
+                draw their places. An integer id n becomes the text ``"n"``.
             columns: by name, one entry per row.
             split: "train", "valid" or "test" per row; None: not split, see :meth:`split_per_user`.
             meta: as for the constructor.
@@ -269,8 +270,9 @@ class FederatedData:
 
         Args:
             fractions: of train, valid and test; they sum to 1.
-            order: "random" (a client's division depends on the seed, its id and its rows alone) or
-                "chronological" (by the column ``time``; the earliest rows train).
+            order: "random" (a client's division depends on the seed, its id and its number of rows alone: it draws
+                their places) or "chronological" (by the column ``time``; the earliest rows train, and of one time
+                those that stand first).
             seed: of the random order.
 
         Raises:
