@@ -1,7 +1,9 @@
-"""``fedkeep flower``: projects, keys and signatures for Flower."""
+"""``fedkeep flower``: projects, keys, signatures and the link for Flower."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,7 @@ from fedkeep.cli.settings import ConfigOption, SetOption, find_config
 app = typer.Typer(
     name="flower",
     no_args_is_help=True,
-    help="A Flower project of a configuration; keys of a deployment; signatures; a server's way back.",
+    help="A Flower project of a configuration; keys of a deployment; signatures; the link; a server's way back.",
     epilog="Example: fedkeep flower new visits --config config.toml",
 )
 
@@ -75,6 +77,37 @@ def sign(
 
     sign_project(folder, key)
     say(f"{folder} is signed.")
+
+
+@app.command("link", epilog="Example: fedkeep flower link keys --port 8443")
+@needs_flower
+def link(
+    keys: Annotated[
+        Path,
+        typer.Argument(metavar="KEYS", help="The folder that fedkeep flower keys made, with the link's."),
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="The address of this machine to listen at; by default all of them.")
+    ] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port to listen at.")] = 8443,
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Keeps what the link knows: link.db.")
+    ] = Path("link"),
+) -> None:
+    """Start the link: Flower's, with TLS, which nodes join by their keys. Ctrl-C ends it; server apps end soon after.
+
+    As flower-superlink, but its server apps say that they live before they import anything. So a busy machine does not
+    start them anew, again and again.
+    """
+    from fedkeep.flower.link import check, command, environment
+
+    check(keys, port)
+    place = folder.resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    say(f"The link listens at {host}:{port}, with TLS; Ctrl-C ends it.")
+    sys.stdout.flush()
+    words = command(keys.resolve(), host, port, place / "link.db")
+    os.execve(words[0], words, {**os.environ, **environment(place / "bin")})
 
 
 @app.command("roll-back", epilog="Example: fedkeep flower roll-back /var/lib/fedkeep/visits --round 40")

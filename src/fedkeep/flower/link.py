@@ -42,13 +42,9 @@ class Link:
         }
         settings = to_toml({"superlink": {"default": "local", "local": connection}})
         (home / "config.toml").write_text(settings, encoding="utf-8")
-        guard.install_at_link(home / "bin")
         self.environment = {
-            "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll), "PYTHONUNBUFFERED": "1",
-            "PATH": os.pathsep.join(
-                [str(home / "bin"), str(program("flwr").parent), os.environ.get("PATH", "")]
-            ),
+            **environment(home / "bin"), "FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(poll),
+            "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         self.processes = Processes(self.folder / "logs", self.environment)
 
@@ -64,18 +60,10 @@ class Link:
             ConfigError: the port is in use, or the link's certificate is not valid now.
             RunError: the link did not start.
         """
-        check_port(self.port, "the link")
-        check_certificate(self.keys / "link.pem")
-        check_certificate(self.keys / "ca.pem")
-        command: list[str | Path] = [
-            program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
-            "--ssl-ca-certfile", self.keys / "ca.pem", "--ssl-certfile", self.keys / "link.pem",
-            "--ssl-keyfile", self.keys / "link.key", "--enable-supernode-auth",
-            "--database", self.folder / "link.db", "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
+        check(self.keys, self.port)
         log = self.folder / "logs" / "link.log"
         log.unlink(missing_ok=True)  # a link that was here before said the same words
-        self.processes.start("link", command)
+        self.processes.start("link", command(self.keys, "127.0.0.1", self.port, self.folder / "link.db"))
         self.processes.await_text("link", READY, PATIENCE)
 
     def register(self, node: str) -> None:
@@ -122,6 +110,40 @@ class Link:
             [str(program("flwr")), *words], env=self.processes.environment, capture_output=True, text=True,
             stdin=subprocess.DEVNULL, cwd=self.folder, check=False,
         )  # fmt: skip
+
+
+def command(keys: Path, host: str, port: int, database: Path) -> list[str]:
+    """Return the command that starts a link with TLS, which nodes join by their keys."""
+    return [
+        str(program("flower-superlink")), "--host", host, "--port", str(port),
+        "--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "link.pem"),
+        "--ssl-keyfile", str(keys / "link.key"), "--enable-supernode-auth",
+        "--database", str(database), "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+
+
+def environment(commands: Path) -> dict[str, str]:
+    """Return what a link's environment has beside the system's, and write what starts server apps into a folder."""
+    guard.install_at_link(commands)
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": os.pathsep.join([str(commands), str(program("flwr").parent), os.environ.get("PATH", "")]),
+    }  # fmt: skip
+
+
+def check(keys: Path, port: int) -> None:
+    """Look at what a link needs before it is started.
+
+    Raises:
+        ConfigError: the port is in use, the key is missing, or a certificate is missing or not valid now.
+    """
+    check_port(port, "the link")
+    check_certificate(keys / "link.pem")
+    check_certificate(keys / "ca.pem")
+    if not (keys / "link.key").is_file():
+        raise ConfigError(
+            f"There is no key {keys / 'link.key'}. Make keys with fedkeep flower keys, or name their folder."
+        )
 
 
 def free_port() -> int:
