@@ -105,8 +105,9 @@ cohort = 8
 engine = "sequential"
 """,
 }
-INTRODUCTION = """Small runs, one seed; intervals are over clients. `python -m benchmarks.attacks --data DIR`. What each
-attacker knows and sees stands in the functions of `fedkeep.attacks`, and on the page of `fedkeep attack --out DIR`.
+INTRODUCTION = """Small runs, one seed; intervals are over clients, or over sums where clients share one.
+`python -m benchmarks.attacks --data DIR`. What each attacker knows and sees stands in the functions of
+`fedkeep.attacks`, and on the page of `fedkeep attack --out DIR`.
 """
 
 

@@ -1,4 +1,7 @@
-"""What each attack finds on what is seen under one protection: a number, its interval over clients, and guessing."""
+"""What each attack finds on what is seen under one protection: a number, its interval, and guessing.
+
+Intervals are over clients. Clients of one sum share one guess, and are not independent: there they are over sums.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeep import attacks as a
+from fedkeep.attacks import Sighting
 from fedkeep.core.auc import auc
 from fedkeep.core.seeds import numpy_generator
 from fedkeep.experiments.attack_scenes import Scene, View
@@ -23,18 +27,39 @@ Row = tuple[str, Interval | None, float | None, str]
 """Measure, number and interval (None: it does not apply), what guessing gives, and a note."""
 
 
-def share(right: Sequence[bool] | np.ndarray) -> Interval:
-    """Return a share and its 95 % interval (Wilson, 1927), which has a width where all are right, or none."""
-    n, z = len(right), 1.959964
+def share(right: Sequence[bool] | np.ndarray, guesses: int | None = None) -> Interval:
+    """Return a share and its 95 % interval (Wilson, 1927), which has a width where all are right, or none.
+
+    Args:
+        right: (K,) of each client.
+        guesses: how many were made: clients of one sum share one. No share varies more than if all of them were right
+            together or wrong. None: one for each client.
+    """
+    n, z = guesses or len(right), 1.959964
     p = float(np.mean(right))
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return Interval(p, (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n))
 
 
-def mean(values: Sequence[float]) -> Interval:
-    """Return the mean over clients and its interval, by Student's T."""
-    each = np.asarray(values, np.float64)
-    return jackknife(float(each.mean()), (each.sum() - each) / (len(each) - 1))
+def mean(values: Sequence[float], of: Sequence[int] | None = None) -> Interval:
+    """Return the mean over clients and its interval, by Student's T; ends of NaN where nothing says how it varies.
+
+    Args:
+        values: (K,) of each client.
+        of: (K,) the number of the sum that each client's value is made of; sums are left out one at a time. None: each
+            has its own.
+    """
+    each, group = np.asarray(values, np.float64), np.asarray(range(len(values)) if of is None else of)
+    groups = np.unique(group)
+    if len(groups) < 2:
+        return Interval(float(each.mean()), math.nan, math.nan)
+    left = [(each.sum() - each[group == k].sum()) / (group != k).sum() for k in groups]
+    return jackknife(float(each.mean()), left)
+
+
+def sums_of(sightings: Sequence[Sighting]) -> dict[str, int]:
+    """Return by client the number of what was seen of it."""
+    return {client: number for number, s in enumerate(sightings) for client in s.clients}
 
 
 def within(found: Interval, least: float = 0.0) -> Interval:
@@ -93,7 +118,7 @@ def label(view: View, config: Config) -> Iterator[Row]:
         return
     found = a.label_guesses(view.first, biases[-1])
     guess = Counter(true.values()).most_common(1)[0][1] / len(true)
-    yield measure, share([found[c] == true[c] for c in found]), guess, biases[-1]
+    yield measure, share([found[c] == true[c] for c in found], len(view.first)), guess, biases[-1]
 
 
 def trait(view: View, config: Config) -> Iterator[Row]:
@@ -134,7 +159,8 @@ def words(view: View, config: Config) -> Iterator[Row]:
         note = f"exactly right for {exact} of {len(found)} clients; guessing: the words that most clients use"
         if view.bare and sightings[0].noise:
             note += f"; the method itself adds noise of {sightings[0].noise:g} to uploads"
-        yield measure, mean([a.words_f1(found[c], true[c]) for c in found]), guess, note
+        number = mean([a.words_f1(found[c], true[c]) for c in found], list(sums_of(sightings).values()))
+        yield measure, number, guess, note
 
 
 def image(view: View, config: Config) -> Iterator[Row]:
@@ -153,16 +179,16 @@ def image(view: View, config: Config) -> Iterator[Row]:
         value: Tensor = phase.loss(net, params, batch, scene.server.params)
         return value
 
-    for sighting, client in [(s, c) for s in view.single for c in s.clients][:IMAGES]:
+    shared = dict(list(sums_of(view.single).items())[:IMAGES])
+    for client, number in shared.items():
         right = int(scene.batch(client, data=scene.one)[config.method.loss.label][0])
-        found = a.invert_image(scene.net, known, sighting, common, right, loss)
+        found = a.invert_image(scene.net, known, view.single[number], common, right, loss)
         values.append(a.psnr(found, shown[client]))
         guesses.append(a.psnr(common, shown[client]))
     note = (
         f"{len(values)} images; guessing: the mean image. A sum is taken for the upload of each client in it."
     )
-    number = mean(values) if len(values) > 1 else None
-    yield measure, number, float(np.mean(guesses)), note
+    yield measure, mean(values, list(shared.values())), float(np.mean(guesses)), note
 
 
 def unit(images: Tensor) -> Tensor:
@@ -244,7 +270,7 @@ def upload(view: View, config: Config) -> Iterator[Row]:
         true = {c: o.before[name] for c, o in scene.first.items()}
         found = {c: a.vector_in_upload(s, layer, inputs) for s in sightings for c in s.clients}
         errors = [float((found[c] - true[c]).norm() / true[c].norm().clamp(min=1e-30)) for c in found]
-        number, guess = against(found, true)
+        number, guess = against(found, true, sums_of(sightings))
         yield (
             measure,
             number,
@@ -253,12 +279,23 @@ def upload(view: View, config: Config) -> Iterator[Row]:
         )
 
 
-def against(found: dict[str, Tensor], true: dict[str, Tensor]) -> tuple[Interval, float]:
-    """Return the mean cosine of vectors with the true ones, and that of other clients' vectors with these."""
+def against(
+    found: dict[str, Tensor], true: dict[str, Tensor], of: dict[str, int] | None = None
+) -> tuple[Interval, float | None]:
+    """Return the mean cosine of vectors with the true ones, and that of other clients' vectors with these.
+
+    Args:
+        found, true: by client; one whose true vector is zero is left out, unless all are.
+        of: by client the number of the sum that its vector was found in; None: each has its own.
+
+    Returns:
+        The second is None where one client is left.
+    """
     names = [c for c in found if bool(true[c].any())] or list(found)
     own = [_cosine(found[c], true[c]) for c in names]
     others = [_cosine(true[d], true[c]) for c in names for d in names if d != c]
-    return within(mean(own), -1.0), float(np.mean(others))
+    number = mean(own, None if of is None else [of[c] for c in names])
+    return within(number, -1.0), float(np.mean(others)) if others else None
 
 
 def _cosine(one: Tensor, two: Tensor) -> float:

@@ -14,7 +14,8 @@ TITLE = "What keeping parameters home is worth, and what it is not"
 SEEN = (
     "plain: everything is federated by FedAvg; the server sees each upload.",
     "split: the configuration's own method, the private part is kept home; the server sees each upload.",
-    "found: the whole 95 % interval, over clients, lies above guessing; nothing: it does not, or the attack is weak.",
+    "found: the whole 95 % interval lies above guessing; nothing: it does not, or the attack is weak.",
+    "Intervals are over clients; where several share one guess, as it is made of their sum, over sums.",
 )
 
 
@@ -27,7 +28,7 @@ class Finding:
         measure: what the number is.
         protection: ``plain`` (everything is federated, FedAvg), ``split``, ``dp ε=…`` or ``secure``.
         value: the number; None: the attack does not apply, see ``note``.
-        low, high: its 95 % interval, over clients.
+        low, high: its 95 % interval, over clients, or over sums where clients share a guess.
         guess: what guessing gives.
         note: how it was measured, or why there is no number.
     """
