@@ -79,6 +79,7 @@ class Net:
         aliases: where tied parameters stand besides, by their first name.
         written: what a forward pass may write into in evaluation too, by name; it is given a copy then.
         rehearsed: whether ``written`` has the parameters that the module's own ``forward`` constrains, too.
+        opted_out: private values that opted-out examples may have made in an earlier run, which this one goes on with.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -94,6 +95,7 @@ class Net:
         self._remembered, self._watched, self.rehearsed = Remembered(self._modules), False, False
         self._buffers = buffers_of(self._layers)
         self.written = written(module, self._layers, self._first)
+        self.opted_out: frozenset[str] = frozenset()
         self._bound: Mapping[str, Tensor] | None = None
         self._held: list[tuple[Place, Tensor]] = []
         self._assigned: dict[int, tuple[Tensor, Tensor]] = {}

@@ -50,6 +50,7 @@ class Centralised:
         rows = np.concatenate([train_rows(job.data, c) for c in clients])
         tables = job.store.read(clients)
         net = PooledNet(job.net.module, frozenset(tables), by_client(method, job.net, tables))
+        net.opted_out = job.net.opted_out
         net.lookup = job.net.lookup
         notify, steps = job.after_step, self._steps(job, net, clients)
         if self.states is None:

@@ -33,6 +33,7 @@ from fedkeep.engines.curve import Tuning, curve
 from fedkeep.engines.faults import Fault
 from fedkeep.engines.judge import judge, outputs
 from fedkeep.engines.judgement import MODELS, Model
+from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.tally import Judged, Leaves
 from fedkeep.engines.window import Way
 from fedkeep.methods import Global, Method, Sent, newest
@@ -254,6 +255,8 @@ class LocalDevice:
             raise ConfigError("There is no client to adapt.")
         first = own_default(job, split, fittings[0].sent, str(job.data.ids[0]))
         store = MemoryStore(Default(first), job.data.ids)
+        made = made_of_all(adapt.phases, split, job.net, job.data)
+        store.default.opted_out = job.store.default.opted_out | made
         self.stopped = {}
         self.hold(adaptation.name, store, self.stopped.keys())
         for number, found in enumerate(self.fits(job, adapt, fittings)):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.draws import without_draws
-from fedkeep.core.errors import MethodError, NonFiniteError
+from fedkeep.core.errors import NonFiniteError
 from fedkeep.core.gradients import gradients
 from fedkeep.core.net import Net
 from fedkeep.core.optim import OptimizerState
@@ -30,7 +30,7 @@ from fedkeep.core.params import Batch, Params
 from fedkeep.engines.batches import Stream, float_type, load_batch, steps_per_pass, usable
 from fedkeep.engines.dropout import InOrder
 from fedkeep.engines.failures import MODEL_ERRORS, model_error, no_gradient, nonfinite_error
-from fedkeep.engines.opt_out import READS_HIDDEN, Hidden, hidden, trains_federated, veiled
+from fedkeep.engines.opt_out import Hidden, hidden, reads_hidden, trains_federated, veiled
 from fedkeep.engines.stopping import Stopper, watched
 from fedkeep.engines.tables.local_rows import Examples, LocalTable, narrow, widen
 from fedkeep.methods import Client
@@ -383,7 +383,7 @@ class Pass(ABC):
         self.stoppers = []  # they lead back here: until Python looks for circles, these would hold all tensors
         totals = self.totals()
         if self.hides and any(map(math.isnan, totals)):
-            raise MethodError(READS_HIDDEN)
+            raise reads_hidden(lanes.net)
         lanes.params.update(self.before)
         for lane, steps in enumerate(self.steps):
             lanes.steps[lane] += steps

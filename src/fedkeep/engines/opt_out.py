@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.draws import forked
+from fedkeep.core.errors import MethodError
 from fedkeep.core.net import Net
 from fedkeep.core.params import Params, clone, is_state
 from fedkeep.engines.batches import Stream, float_type, load_batch, usable
 from fedkeep.engines.tables.local_rows import Examples, LocalTable
-from fedkeep.methods import Client
+from fedkeep.methods import Client, Phase
 from fedkeep.split import Split
 
 READS_HIDDEN = (
@@ -29,6 +30,18 @@ READS_HIDDEN = (
     "examples too, so these would influence what leaves the client. Train that phase with "
     "examples='opted_in', or leave those parameters out of the federated phase's loss."
 )
+READS_EARLIER = (
+    "{} private {}, which an earlier run that this one goes on with trained on opted-out examples too, so these would "
+    "influence what leaves the client. Begin with new private values, or train that run with examples='opted_in'."
+)
+
+
+def reads_hidden(net: Net) -> MethodError:
+    """Return the error of a federated phase that reads what opted-out examples made, in this run or before it."""
+    what = READS_EARLIER.format(
+        "A phase that trains federated parameters may not read", sorted(net.opted_out)
+    )
+    return MethodError(what if net.opted_out else READS_HIDDEN)
 
 
 class Lanes(Protocol):
@@ -71,18 +84,28 @@ def hidden(lanes: Lanes) -> Hidden:
     """Return what opted-out examples make: by phases on all examples, and by those that read what these made.
 
     Which phases read it is found by their losses on a mini-batch with NaN in its place, until nothing is added.
+
+    Raises:
+        MethodError: an earlier run made something of opted-out examples, and hooks see private values.
     """
-    if "opted_in" not in lanes.data.columns:
+    earlier = lanes.net.opted_out & lanes.params.keys()
+    if earlier and (lanes.client.start or lanes.client.finish):
+        raise MethodError(READS_EARLIER.format("Hooks (start, finish) see", sorted(earlier)))
+    if "opted_in" not in lanes.data.columns and not earlier:
         return Hidden()
     split, trainable = lanes.split, sorted(lanes.trainable)
     trained = [p.trained_names(split, trainable) for p in lanes.client.phases]
     phases = {k for k, p in enumerate(lanes.client.phases) if p.examples == "all"}
-    if not phases:
+    if not phases and not earlier:
         return Hidden()
-    names = {
+    names = set(earlier) | {
         n
         for n, v in lanes.params.items()
-        if n not in lanes.trainable and not is_state(n) and split.is_private(n) and v.is_floating_point()
+        if phases
+        and n not in lanes.trainable
+        and not is_state(n)
+        and split.is_private(n)
+        and v.is_floating_point()
     }
     names |= {n for k in phases for n in trained[k] if split.is_private(n)}
     left = [k for k in range(len(trained)) if k not in phases and not trains_federated(trained[k], split)]
@@ -91,6 +114,20 @@ def hidden(lanes: Lanes) -> Hidden:
         names |= {n for k in found for n in trained[k]}
         left = [k for k in left if k not in phases]
     return Hidden(frozenset(names), frozenset(phases))
+
+
+def made_of_all(phases: Sequence[Phase], split: Split, net: Net, data: Examples) -> frozenset[str]:
+    """Return the names of the private values that opted-out examples may train or move in these phases.
+
+    What a federated phase trains too is none of them: it would be refused.
+    """
+    column = data.columns.get("opted_in")
+    nobody = column is None or bool(np.asarray(column, bool).all())
+    if nobody or all(phase.examples != "all" for phase in phases):
+        return frozenset()
+    trained = [p.trained_names(split, sorted(net.trainable())) for p in phases]
+    alone = {n for names in trained if not trains_federated(names, split) for n in names}
+    return frozenset(alone | {n for n in net.buffers() if split.is_private(n)})
 
 
 def _reads(lanes: Lanes, number: int, names: AbstractSet[str]) -> bool:

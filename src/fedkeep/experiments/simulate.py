@@ -24,6 +24,7 @@ from fedkeep.engines import Auto, Device, Job, LocalDevice, Sampler, first_globa
 from fedkeep.engines.base import declared
 from fedkeep.engines.faults import Faults
 from fedkeep.engines.moves import warn_of_the_model
+from fedkeep.engines.opt_out import made_of_all
 from fedkeep.engines.round import Sampling
 from fedkeep.engines.tables.reads import resolved
 from fedkeep.experiments.budget import draw_anew, ledger_of, terms_of
@@ -222,6 +223,9 @@ class Simulation:
         store: PrivateStore = MemoryStore(self.default, self.data.ids)
         if self.given_store is not None:
             store = for_clients(self.given_store, self.default, self.data.ids)
+            self.net.opted_out = self.given_store.default.opted_out
+        made = made_of_all(self.method.client.phases, self.method.split, self.net, self.data)
+        store.default.opted_out = self.net.opted_out | made
         history: list[Record] = []
         best: dict[str, Any] = {}
         if out is not None:

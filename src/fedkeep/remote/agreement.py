@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedkeep.core.describe import describe
-from fedkeep.methods import Method
+from fedkeep.engines import Job
+from fedkeep.engines.opt_out import made_of_all
 from fedkeep.remote import fingerprint
 from fedkeep.remote.headers import PROTOCOL, Encode, Hello
 
@@ -39,11 +40,19 @@ def fault_of(hello: Hello, signed: Mapping[str, Any] | None) -> str:
     )
 
 
-def agreement(message: Encode, parts: Mapping[str, str], method: Method) -> dict[str, Any]:
-    """Return what was agreed on, as a device keeps it: a process that starts later goes on with it."""
+def agreement(
+    message: Encode, parts: Mapping[str, str], job: Job, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what was agreed on, as a device keeps it: a process that starts later goes on with it.
+
+    Names of private values that opted-out examples may have made stay, from what was agreed on ``before``.
+    """
+    method = job.method
+    made = made_of_all(method.client.phases, method.split, job.net, job.data) | {*before.get("opted_out", ())}
     return {
         "hello": message.hello.model_dump(), "fingerprint": dict(parts), "encoding": parts["encoding"],
         "encoded": message.encoding, "accept": describe(method.client.accept),
+        "opted_out": sorted(made),
     }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ class About:
         began_from: the id of the run whose last states this one began with, or empty.
         began: the clients that began so: their version 0 is a row of the file, and no default. One that was forgotten
             since stands there as the hash of its id, so that it does not begin anew by itself.
+        opted_out: names of what they began with that opted-out examples may have made before.
     """
 
     owner: str
@@ -83,6 +84,7 @@ class About:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     began_from: str = ""
     began: Sequence[str] = ()
+    opted_out: Sequence[str] = ()
 
     def has_begun(self, client: str) -> bool:
         """Return whether a client began so, also one that was forgotten since."""

@@ -43,12 +43,7 @@ def migrated(
     Raises:
         StoreError: says what changed or is missing, and what to do.
     """
-    there = {str(name): f"{kind} {shape}" for name, kind, shape in old.about.columns}
-    here = {str(name): f"{kind} {shape}" for name, kind, shape in columns_of(default.initial)}
-    same = [name for name in here if there.get(name) == here[name]]
-    changes = [f"{name!r} is {_change(there, here, name)}" for name in {**there, **here} if name not in same]
-    if encoding != old.about.agreed.get("encoding"):
-        same, changes = [], ["the encoding is another", *changes]
+    same, changes = _compared(old, default, encoding)
     if changes and on_change == "refuse":
         raise StoreError(
             f"The private states of the run {old.run!r} do not fit the new one: {'; '.join(changes)}. Continue with "
@@ -62,6 +57,23 @@ def migrated(
                 raise
             before = {}
         yield client, {**default(client), **{name: before[name] for name in same if name in before}}
+
+
+def opted_out(old: DeviceFile, default: Default, encoding: str) -> list[str]:
+    """Return which of the values that are taken over opted-out examples may have made; see ``migrated``."""
+    made = {*old.about.opted_out, *old.about.agreed.get("opted_out", ())}
+    return sorted(made.intersection(_compared(old, default, encoding)[0]))
+
+
+def _compared(old: DeviceFile, default: Default, encoding: str) -> tuple[list[str], list[str]]:
+    """Return the names of the values that are as they were, and what has changed."""
+    there = {str(name): f"{kind} {shape}" for name, kind, shape in old.about.columns}
+    here = {str(name): f"{kind} {shape}" for name, kind, shape in columns_of(default.initial)}
+    same = [name for name in here if there.get(name) == here[name]]
+    changes = [f"{name!r} is {_change(there, here, name)}" for name in {**there, **here} if name not in same]
+    if encoding != old.about.agreed.get("encoding"):
+        return [], ["the encoding is another", *changes]
+    return same, changes
 
 
 def _change(there: Mapping[str, str], here: Mapping[str, str], name: str) -> str:

@@ -39,7 +39,7 @@ from fedkeep.remote.device_folder import file_of
 from fedkeep.remote.device_store import DeviceStore, Wanted, columns_of
 from fedkeep.remote.headers import Encode, Fits, Hello, Here, header_of, told
 from fedkeep.remote.masking import Masking
-from fedkeep.remote.migration import OnChange, migrated
+from fedkeep.remote.migration import OnChange, migrated, opted_out
 from fedkeep.remote.own_clients import fitting
 from fedkeep.remote.packet import Packet
 from fedkeep.remote.parts import settled
@@ -213,11 +213,11 @@ class Node:
         if message.run in self._runs:
             self._runs[message.run].let_go()
         path = file_of(self.folder, message.run)
-        agreed = agreement(message, running.parts, running.job.method)
         if not path.exists():
-            self._create(path, message, running, agreed)
+            self._create(path, message, running, agreement(message, running.parts, running.job, {}))
         with self._opened(message.run, running) as store:
             about = store.file.about
+            agreed = agreement(message, running.parts, running.job, about.agreed)
             if about.agreed and (names := differing(about.agreed, agreed)):
                 raise RefusalError(
                     f"The run {message.run!r} is not the one that this device has agreed on; what differs: {names}. Go "
@@ -308,7 +308,8 @@ class Node:
                     on_missing=self.terms.on_missing,
                 )
             )  # fmt: skip
-            create(path, replace(about, began=list(wanted)), rows)
+            made = opted_out(file, default, running.parts["encoding"])
+            create(path, replace(about, began=list(wanted), opted_out=made), rows)
         finally:
             file.close()
 
@@ -322,6 +323,7 @@ class Node:
     def _opened(self, run: str, running: Running) -> Iterator[DeviceStore]:
         """Open a run's file, settle its examples after what is done within, and let go of it where anything fails."""
         running.store = store = self._open(run, running)
+        running.job.net.opted_out = frozenset(store.file.about.opted_out)
         try:
             yield store
             self._settle(running, store)

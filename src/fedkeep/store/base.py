@@ -68,6 +68,9 @@ class PrivateStore(Protocol):
 class Default:
     """The private values of a client that was never seen.
 
+    Attributes:
+        opted_out: the names of values of clients that were seen which opted-out examples may have made.
+
     Args:
         initial: the module's own private values, by name, and what a method keeps beside them.
         rule: a number, ``("normal", std)``, or ``"model"`` (``initial`` itself); it is for private parameters alone.
@@ -79,6 +82,7 @@ class Default:
         self, initial: Mapping[str, Tensor], rule: Any = "model", seed: int = 0, buffers: Collection[str] = ()
     ) -> None:
         self.buffers = frozenset(buffers)
+        self.opted_out: frozenset[str] = frozenset()
         self.initial = {name: value.detach().cpu() for name, value in initial.items()}
         self.seed = seed
         self.std: float | None = None
