@@ -77,9 +77,12 @@ optimizer = { learning_rate = 0.2, rates = { user = 1.0 } }
 
 def test_what_is_found_in_sums_has_intervals_over_sums() -> None:
     """12 clients are in 3 sums, and of as many uploads."""
-    found = attack(parse_config(CONFIG), Asked(attacks=("label",), epsilons=())).findings
+    found = attack(parse_config(CONFIG), Asked(attacks=("label", "words"), epsilons=())).findings
     labels = {f.protection: f for f in found if f.measure == "most frequent class right"}
     for name, guesses in (("split", 12), ("secure", 3)):
         right = [True] * round(labels[name].value * 12) + [False] * round((1 - labels[name].value) * 12)  # type: ignore[operator]
         wanted = share(right, guesses)
         assert Interval(labels[name].value, labels[name].low, labels[name].high) == wanted  # type: ignore[arg-type]
+    shares = [f for f in found if f.measure.startswith("F1") and f.low is not None]
+    assert shares
+    assert all(0 <= f.low and f.high <= 1 for f in shares)  # type: ignore[operator]

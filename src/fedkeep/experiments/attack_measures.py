@@ -160,7 +160,7 @@ def words(view: View, config: Config) -> Iterator[Row]:
         if view.bare and sightings[0].noise:
             note += f"; the method itself adds noise of {sightings[0].noise:g} to uploads"
         number = mean([a.words_f1(found[c], true[c]) for c in found], list(sums_of(sightings).values()))
-        yield measure, number, guess, note
+        yield measure, within(number), guess, note
 
 
 def image(view: View, config: Config) -> Iterator[Row]:
