@@ -34,6 +34,7 @@ LEAKS: dict[str, Row] = {
     "in bfloat16": (Own, furl(sends=leaks.in_bfloat, finish=leaks.send_bfloat), "sent/seen", USER, "in bfloat16"),
     "in 8 bits": (Own, furl(sends=leaks.quantised, finish=leaks.send_quantised), "sent/seen", USER, "a copy"),
     "its signs": (Own, furl(sends=leaks.quantised, finish=leaks.send_signs), "sent/seen", USER, ""),
+    "the sign of its sum": (Own, furl(sends=leaks.a_number, finish=leaks.send_a_bit), "sent/seen", USER, ""),
     "a multiple": (Own, furl(sends=leaks.a_vector, finish=leaks.send_scaled), "sent/seen", USER, "-3 times the values"),
     "a difference": (Own, furl(sends=leaks.a_vector, finish=leaks.send_difference), "sent/seen", USER, "a copy"),
     "the last bits of a weight": (Own, furl(finish=leaks.in_low_bits), "upload/linear.weight", USER, ""),

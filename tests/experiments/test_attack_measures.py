@@ -85,4 +85,4 @@ def test_what_is_found_in_sums_has_intervals_over_sums() -> None:
         assert Interval(labels[name].value, labels[name].low, labels[name].high) == wanted  # type: ignore[arg-type]
     shares = [f for f in found if f.measure.startswith("F1") and f.low is not None]
     assert shares
-    assert all(0 <= f.low and f.high <= 1 for f in shares)  # type: ignore[operator]
+    assert all(f.low >= 0 and f.high <= 1 for f in shares)  # type: ignore[operator]

@@ -43,13 +43,19 @@ def _others(audit: Looking, moved: Iterable[Item], client: str, others: Iterable
 
 
 def _moved(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[tuple[Item, bool]]:
-    """Return what changes with a canary, and whether it does so without federated gradients."""
-    fixed = audit.planted(step, client, names)
-    found = changed(step.have, audit.bench.once(step.work, fixed))
-    if not found:
-        return []
-    rest = set(changed(step.have_still, audit.bench.once(step.work, fixed, method=audit.still)))
-    return [(item, item in rest) for item in found]
+    """Return what changes with a canary or its mirror image, and whether it does so without federated gradients.
+
+    Of both at least one is on the other side of a threshold that is near, as of a sign or the largest of some.
+    """
+    names, moved = list(names), dict[Item, bool]()
+    for scale in (1.0, -1.0):
+        fixed = audit.planted(step, client, names, scale=scale)
+        found = changed(step.have, audit.bench.once(step.work, fixed))
+        if not found:
+            continue
+        rest = set(changed(step.have_still, audit.bench.once(step.work, fixed, method=audit.still)))
+        moved |= {item: moved.get(item, False) or item in rest for item in found}
+    return list(moved.items())
 
 
 def _look_at(audit: Looking, step: Step, source: Source) -> None:

@@ -111,9 +111,11 @@ class Looking:
             raise MethodError(f"No round of the audit could be run: {why}")
         self.missed = self._missed(heard)
 
-    def planted(self, step: Step, client: str, names: Iterable[str], seed: int = 1) -> dict[str, Params]:
+    def planted(
+        self, step: Step, client: str, names: Iterable[str], seed: int = 1, scale: float = 1.0
+    ) -> dict[str, Params]:
         """Return what clients keep, with canaries at one of them."""
-        own = planted(step.kept[client], names, self.trainable, seed)
+        own = planted(step.kept[client], names, self.trainable, seed, scale)
         return {**step.kept, client: own}
 
     def base(self, name: str) -> str:
