@@ -11,9 +11,13 @@ import pytest
 from fedkeep import FederatedData, Method, Phase, methods, sgd, simulate
 from fedkeep.core.errors import FedkeepError, MethodError
 from fedkeep.engines import Adaptation
+from fedkeep.experiments.build import run_config
+from fedkeep.experiments.load import load_run
 from fedkeep.methods import Finish, Finished
 from fedkeep.remote.headers import Encode, Named
 from fedkeep.store import MemoryStore
+from fedkeep.store.sqlite import SqliteStore
+from tests.experiments.configs import config
 from tests.remote.hand import Hand
 from tests.tiny import Logits, classes
 
@@ -71,6 +75,15 @@ def test_nor_may_hooks_see_them() -> None:
     shared = READS.on_client(phases=(Phase(trains=("linear.*",), batch_size=4),), finish=look)
     with pytest.raises(MethodError, match="Hooks"):
         store(shared, private=store())
+
+
+def test_a_folder_that_is_read_knows_them(tmp_path: Path) -> None:
+    data = {"reader": "toy", "opt_out": {"fraction": 0.5, "by": "example"}}
+    for kind, names in (("ditto", {"own.user", "own.linear.weight", "own.linear.bias"}), ("furl", set())):
+        run_config(config(data=data, method={"kind": kind}), out=tmp_path / kind)
+        before = load_run(tmp_path / kind).private
+        assert isinstance(before, SqliteStore)
+        assert before.default.opted_out == names
 
 
 def test_what_nobody_opted_out_of_may_be_read() -> None:

@@ -10,6 +10,7 @@ from fedkeep.core.net import Net
 from fedkeep.data import FederatedData
 from fedkeep.data.ids import SomeIds
 from fedkeep.engines import Sequential, first_global, first_kept
+from fedkeep.engines.opt_out import made_of_all
 from fedkeep.experiments.build import build_data, build_method, build_model
 from fedkeep.experiments.config import Config, parse_config, read_config
 from fedkeep.experiments.drive import after_round, restored
@@ -86,6 +87,7 @@ def load_run(
         method = differentially_private(method, config.privacy.build(), float(info["cohort"]))
     net = Net(method.made_for(build_model(config, data, data_folder)).to(device))
     default = Default(first_kept(method, net), method.client.keep.value, config.seed, net.buffers())
+    default.opted_out = made_of_all(method.client.phases, method.split, net, data)
     clients, held_out = take_part(data, config.run.hold_out, config.seed)
     server = first_global(method, net, data, len(who_trains(data, method, clients)))
     directory = RunDirectory.open(folder, write=False)
