@@ -6,7 +6,11 @@ import argparse
 import configparser
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -75,6 +79,21 @@ def test_flower_knows_all_options_of_the_link(tmp_path):
     assert given.isolation == "process"  # the server app runs in a container of its own
     assert not given.insecure
     assert SERVICES["server-app"]["command"][:2] == ["flower-superexec", "--runtime-api-address=link:8443"]
+
+
+def test_server_apps_say_at_once_that_they_live(tmp_path):
+    """Flower looks for the command on PATH, and finds the one that the image wrote."""
+    (run,) = (text for word, text in instructions() if word == "RUN" and "install_at_link" in text)
+    folder = "/opt/fedkeep/link"
+    python, *rest = shlex.split(run.replace(folder, str(tmp_path)))
+    assert python == "python"
+    subprocess.run([sys.executable, *rest], check=True)
+    path = SERVICES["server-app"]["environment"]["PATH"]
+    assert path.split(":")[:2] == [folder, "/usr/local/bin"]
+    found = shutil.which("flwr-serverapp", path=path.replace(folder, str(tmp_path)))
+    assert found == str(tmp_path / "flwr-serverapp")
+    assert "--at-link" in Path(found).read_text(encoding="utf-8")
+    assert "PATH" not in SERVICES["node-1"].get("environment", {})
 
 
 def test_the_image_is_pinned_and_runs_as_nobody_special():
