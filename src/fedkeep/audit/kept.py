@@ -12,7 +12,7 @@ from fedkeep.audit.canaries import Source, planted, sources
 from fedkeep.audit.findings import Finding
 from fedkeep.audit.images import DRAWS
 from fedkeep.audit.looking import Looking, Step, image_of
-from fedkeep.methods import Method
+from fedkeep.core.params import Params
 
 
 def look_at_kept(audit: Looking) -> None:
@@ -26,12 +26,13 @@ def look_at_kept(audit: Looking) -> None:
         audit.notes["Nothing is private, and no state is kept."] = None
         return
     for step in reversed(audit.steps):
-        moved = {item for item, _ in _moved(audit, step, audit.client, everything)}
+        moved = _changed(audit, step, audit.client, everything)
+        before = dict[bool, Items]()
         for source in sources(step.kept[audit.client], audit.trainable):
-            _look_at(audit, step, source)
+            _look_at(audit, step, source, before)
         _others(audit, moved, audit.client, audit.others)
         for other in audit.others[:1]:
-            _others(audit, {i for i, _ in _moved(audit, step, other, everything)}, other, [audit.client])
+            _others(audit, _changed(audit, step, other, everything), other, [audit.client])
     for source in sources(audit.steps[0].kept[audit.client], audit.trainable):
         audit.looked[str(source)] = None
 
@@ -42,30 +43,48 @@ def _others(audit: Looking, moved: Iterable[Item], client: str, others: Iterable
             audit.note(item.label, f"what another client keeps ({client})", "", of_client=False)
 
 
-def _moved(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[tuple[Item, bool]]:
-    """Return what changes with a canary or its mirror image, and whether it does so without federated gradients.
+def _canaries(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[dict[str, Params]]:
+    """Return what clients keep with a canary at one of them, and with its mirror image.
 
     Of both at least one is on the other side of a threshold that is near, as of a sign or the largest of some.
     """
-    names, moved = list(names), dict[Item, bool]()
-    for scale in (1.0, -1.0):
-        fixed = audit.planted(step, client, names, scale=scale)
-        found = changed(step.have, audit.bench.once(step.work, fixed))
-        if not found:
-            continue
-        rest = set(changed(step.have_still, audit.bench.once(step.work, fixed, method=audit.still)))
+    names = list(names)
+    return [audit.planted(step, client, names, scale=scale) for scale in (1.0, -1.0)]
+
+
+def _changed(audit: Looking, step: Step, client: str, names: Iterable[str]) -> dict[Item, None]:
+    """Return what changes with a canary or its mirror image."""
+    found = (
+        changed(step.have, audit.bench.once(step.work, c)) for c in _canaries(audit, step, client, names)
+    )
+    return dict.fromkeys(item for each in found for item in each)
+
+
+def _moved(audit: Looking, step: Step, client: str, names: Iterable[str]) -> list[tuple[Item, bool]]:
+    """Return what changes with a canary or its mirror image, and of uploads whether without federated gradients too.
+
+    Nothing else is trained by these, so that it is not asked of the rest.
+    """
+    moved = dict[Item, bool]()
+    for canary in _canaries(audit, step, client, names):
+        found, rest = changed(step.have, audit.bench.once(step.work, canary)), set[Item]()
+        if any(item.kind == "upload" and not moved.get(item) for item in found):
+            rest = set(changed(step.have_still, audit.bench.once(step.work, canary, method=audit.still)))
         moved |= {item: moved.get(item, False) or item in rest for item in found}
     return list(moved.items())
 
 
-def _look_at(audit: Looking, step: Step, source: Source) -> None:
-    """Give a verdict on each thing that changes with one that the client keeps."""
+def _look_at(audit: Looking, step: Step, source: Source, before: dict[bool, Items]) -> None:
+    """Give a verdict on each thing that changes with one that the client keeps.
+
+    ``before`` holds what leaves without a canary, of the step, once for all sources: see ``_drawn``.
+    """
     drawn: dict[bool, tuple[np.ndarray, list[Items]]] = {}
 
     def image(item: Item, *, moving: bool) -> str:
         """Say what something is of its canary; without steps of gradients there is nothing in it but the canary."""
         if moving not in drawn:
-            drawn[moving] = _drawn(audit, step, source, audit.bench.method if moving else audit.frozen)
+            drawn[moving] = _drawn(audit, step, source, before, moving=moving)
         return image_of(item, *drawn[moving])
 
     for item, direct in _moved(audit, step, audit.client, source.names):
@@ -94,18 +113,23 @@ def _readable(how: str) -> bool:
     return "value" in how and "last bits" not in how
 
 
-def _drawn(audit: Looking, step: Step, source: Source, method: Method) -> tuple[np.ndarray, list[Items]]:
-    """Return several canaries, (draws, k), and what leaves with each."""
+def _drawn(
+    audit: Looking, step: Step, source: Source, before: dict[bool, Items], *, moving: bool
+) -> tuple[np.ndarray, list[Items]]:
+    """Return several canaries, (draws, k), and what leaves with each; the first are the values that stand there."""
     first = step.kept[audit.client]
     names = [n for n in source.names if first[n].is_floating_point() and first[n].numel()]
     if not names:
         return np.zeros((0, 0)), [step.have]
     rows = [planted(first, names, audit.trainable, seed) for seed in range(2, DRAWS)]
     both = {n: rows[0][n] + rows[1][n] - first[n] for n in names}
-    rows = [dict(first), *rows, {**first, **both}]
-    work = unjudged(step.work, audit.client)
+    rows = [*rows, {**first, **both}]
+    work, method = unjudged(step.work, audit.client), audit.bench.method if moving else audit.frozen
+    if moving not in before:
+        before[moving] = audit.bench.once(work, step.kept, method=method)
     found = [audit.bench.once(work, {**step.kept, audit.client: row}, method=method) for row in rows]
-    return np.stack([torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in rows]), found
+    canaries = [torch.cat([row[n].double().reshape(-1) for n in names]).numpy() for row in (first, *rows)]
+    return np.stack(canaries), [before[moving], *found]
 
 
 def look_at_clipping(audit: Looking) -> None:
