@@ -95,8 +95,8 @@ def test_the_mixture_by_hand() -> None:
         def features(self, x: Tensor) -> Tensor:
             return x
 
-        def head(self, features: Tensor) -> Tensor:
-            return torch.zeros(len(features), 2, dtype=features.dtype)
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.zeros(len(x), 2, dtype=x.dtype)
 
     memory = {
         "client/keys": torch.tensor([[1.0], [-2.0], [9.0]]).double(),
@@ -111,6 +111,30 @@ def test_the_mixture_by_hand() -> None:
     sure = nearest(Net(Same()), {**memory, "client/weight": torch.tensor(1.0).double()}, batch)
     assert sure[0, 1] == 0
     assert bool(torch.isfinite(sure).all())
+
+
+class Twofold(nn.Module):
+    """``forward`` is twice what a head, which nothing else calls, makes of the features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.head(x)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def head(self, features: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(features), features], 1)
+
+
+def test_the_shared_model_is_the_one_that_is_trained() -> None:
+    """At x = ln 2 its class 1 has p = 4/5; its only neighbour has class 0: 0.5 · 0 + 0.5 · 4/5."""
+    memory = {
+        "client/keys": torch.zeros(1, 1),
+        "client/classes": torch.tensor([0]),
+        "client/weight": torch.tensor(0.5),
+    }
+    found = Memorize(1, 0.5, "label")(Net(Twofold()), memory, {"x": torch.tensor([[math.log(2.0)]])}).exp()
+    assert found[0].tolist() == pytest.approx([0.6, 0.4], abs=1e-6)
 
 
 def test_a_memory_takes_opted_out_examples_and_is_neither_stored_nor_sent() -> None:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, aliases
 from fedkeep.core.optim import sgd
 from fedkeep.core.params import CLIENT, Batch, Params, State, prefixed, under
 from fedkeep.methods.base import Method
@@ -46,10 +47,19 @@ class AddWeights:
         """Return a copy of ``module`` with the weights.
 
         Raises:
-            MethodError: a pattern matches nothing, or a table of which clients may hold some rows alone.
+            MethodError: a pattern matches nothing, an upper layer shares a tensor with one that is not, or a table of
+                which clients may hold some rows alone.
         """
         own = {n: v.detach() for n, v in module.named_parameters() if v.requires_grad}
         names = matching("layers", self.layers, list(own))
+        for tied in ((first, *others) for first, others in aliases(module).items() if first in own):
+            inside = [n for n in tied if any(fnmatchcase(n, p) for p in self.layers)]
+            outside = [n for n in tied if n not in inside]
+            if inside and outside:
+                raise MethodError(
+                    f"FedALA mixes the upper layers alone; {inside[0]!r}, which is one, and {outside[0]!r} are one "
+                    f"tensor (tied weights). Name both in `layers`, or untie them."
+                )
         tables = [n for n in names if n in getattr(module, "lookup", {})]
         if tables:
             raise MethodError(

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fedkeep.core.errors import MethodError
-from fedkeep.core.net import Net
+from fedkeep.core.net import Net, logits_of
 from fedkeep.core.params import CLIENT, Batch, Params, State
 from fedkeep.methods.base import Method, Recall
 from fedkeep.methods.checks import check_count
 from fedkeep.methods.client import Client
-from fedkeep.methods.features import features, head, one_hot
+from fedkeep.methods.features import features, one_hot
 from fedkeep.methods.labels import check_rows, class_of
 from fedkeep.methods.phase import Phase
 from fedkeep.methods.server import Server
@@ -66,9 +66,8 @@ class Memorize:
         return memory if total is None else {**memory, WEIGHT: weights[total.argmin()].to(keys)}
 
     def both(self, net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return p and p_near, each (B, C)."""
-        found = features(net, params, batch)
-        logits = head(net, params, found)
+        """Return p, of what the rounds train, and p_near, each (B, C)."""
+        found, logits = features(net, params, batch), logits_of(net(params, batch))
         check_rows(logits)
         shared = logits.softmax(1)
         keys, classes = params[CLIENT + KEYS], params[CLIENT + CLASSES]
@@ -98,7 +97,7 @@ def knn_per(
     local: Phase = Phase(),
     server: Server = Server(),
 ) -> Method:
-    """Return kNN-Per, for a classifier with ``features`` and ``head``. Nothing is trained after the rounds.
+    """Return kNN-Per, for a classifier with ``features``. Nothing is trained after the rounds.
 
     A memory looks at all of a client's training examples, opted out or not. So what is judged on ``train`` finds each
     example itself, and where λ is chosen, what is judged on ``valid`` has been looked at.
