@@ -21,8 +21,9 @@ from fedkeep.version import NUMERICS
 from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, scenes, table3
 from fedkeep_papers.kit import plots
-from fedkeep_papers.kit.cells import Finished, Slot
+from fedkeep_papers.kit.cells import Finished, Slot, settings_of
 from fedkeep_papers.kteps import book
+from fedkeep_papers.kteps.cells import Cell as ReviewsCell
 from fedkeep_papers.moe import cells, figure6, methods, sheet, tables
 from fedkeep_papers.natural import table as natural
 from fedkeep_papers.natural.scenes import SCENES as NATURAL
@@ -75,6 +76,18 @@ def source_of(room: str, reader: str) -> Mapping[str, str]:
         raise LookupError(reader)
     assert all(each == found[0] for each in found)
     return dict(found[0])
+
+
+def source_of_reviews(cell: ReviewsCell) -> Mapping[str, str]:
+    """Return what the cells say that start from the same word vectors; nothing where there is none of them."""
+    begun = settings_of(cell.resolved())["model"].get("word_vectors")
+    found = [
+        entry["source"]
+        for _, entry in entries("kteps")
+        if entry["settings"]["config"]["model"].get("word_vectors") == begun
+    ]
+    assert all(each == found[0] for each in found)
+    return dict(found[0]) if found else {}
 
 
 def natural_source(scene: Scene, _: Path | None) -> Mapping[str, str]:
@@ -135,7 +148,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setattr(adapters, "source_of", lambda _: tuple(entries("adapters")[0][1]["source"].items()))
         patch.setattr(table3._Sheet, "_references", lambda *_: [])
         patch.setattr(table3._Sheet, "_known", lambda *_: {})
-        patch.setattr(book.Book, "source", lambda *_: source_of("kteps", "fdu_mtl"))
+        patch.setattr(book.Book, "source", lambda _, cell: source_of_reviews(cell))
         for place in (sheet, cells, methods):
             patch.setattr(place, "source_of", lambda scene, _: source_of("moe", scene.dataset))
         patch.setattr(natural, "source_of", natural_source)

@@ -19,7 +19,8 @@ def test_each_method_from_each_kind_of_vectors(
     monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
     reproduce("kteps-vectors", request(data, tmp_path))
     found = {task.cell.name: (task.cell.resolved().model, set(task.source)) for task in asked}
-    assert len(asked) == len(found) == 9
+    assert len(asked) == len(found) == 10
+    assert "fdu-kteps-star-full-0" in found
     both = {"fdu_mtl.jsonl.gz", "word_vectors_200d.npz"}
     for method in ("indiv", "fedavg", "kteps"):
         usual, source = found[f"fdu-{method}-full-0"]
@@ -34,18 +35,43 @@ def test_each_method_from_each_kind_of_vectors(
     assert ratios["fdu-kteps-no-vectors-full-0"] == ratios["fdu-kteps-full-0"] == (1.0, 0.1, 0.01, 0.001)
 
 
+def test_glove_is_asked_for_where_its_files_are(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everywhere = tmp_path / "data"
+    everywhere.mkdir()
+    for each in data.iterdir():
+        (everywhere / each.name).symlink_to(each)
+    (everywhere / "glove").mkdir()
+    (everywhere / vectors.GLOVE_150).write_bytes(b"")
+    asked: list[Task] = []
+    monkeypatch.setattr(book, "run_tasks", lambda tasks, *_: asked.extend(tasks))
+    reproduce("kteps-vectors", request(everywhere, tmp_path))
+    found = {task.cell.name: task for task in asked if "150" in task.cell.name}
+    assert sorted(found) == [
+        f"fdu-{m}-glove-150-numbers-full-0" for m in ("fedavg", "indiv", "kteps", "kteps-star")
+    ]
+    star = found["fdu-kteps-star-glove-150-numbers-full-0"]
+    assert set(star.source) == {"fdu_mtl.jsonl.gz", "glove_150d.npz"}
+    assert star.cell.resolved().model.options["embedding_dim"] == 150
+    lines = rows(tmp_path, "kteps-vectors")
+    assert ("KTEPS, GloVe, 150 numbers, ratio 1", "accuracy_ap") in lines
+    assert ("Indiv, ours, 150 numbers", "accuracy_ag") not in lines
+
+
 @pytest.mark.slow
 def test_the_usual_rows_are_those_of_the_tables(
     finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vectors, "ROWS", ("KTEPS",))
+    monkeypatch.setattr(vectors, "OF_GLOVE", ())
     reproduce("kteps-vectors", request(data, tmp_path))
     ours = rows(tmp_path, "kteps-vectors")
     usual = rows(finished, "kteps-table3")["KTEPS", "accuracy_ap"]
     assert ours["KTEPS, as configured", "accuracy_ap"].value == usual.value
     assert ours["KTEPS, as configured", "accuracy_ap"].published == pytest.approx(0.858)
     assert ours["KTEPS, as configured, ratio 1", "accuracy_ap"].published == pytest.approx(0.790)
-    others = [ours[f"KTEPS, {way}", "accuracy_ap"] for way in list(vectors.WAYS)[1:]]
+    others = [ours[f"KTEPS, {way}", "accuracy_ap"] for way in list(vectors.WAYS)[1:3]]
     assert all(other.published is None for other in others)
     losses = {tuple(read_numbers(file).loss) for file in (tmp_path / "kteps").glob("fdu-kteps-*")}
     assert len(losses) == 3
