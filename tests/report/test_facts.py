@@ -3,12 +3,15 @@ from pathlib import Path
 
 import pytest
 
+from fedkeep import Phase, methods, simulate
+from fedkeep.privacy import TopK
 from fedkeep.report import analysed, facts
 from fedkeep.report.analyses import check_analyses
 from fedkeep.report.blocks import Figure
 from fedkeep.report.groups import configurations
 from fedkeep.report.runs import read_run
 from fedkeep.report.tables import Table
+from tests.tiny import Logits, classes
 
 Write = Callable[..., Path]
 
@@ -31,6 +34,21 @@ def test_totals_count_every_client_of_a_round(write_run: Write) -> None:
     assert table.rows == (
         ("Personalized FL", "21.5 kB", "21.5 kB", "128 B", "1.3 MB", "1.3 MB", "4 ms", "15.0 s"),
     )  # fmt: skip
+
+
+def test_bytes_of_a_client_and_round_are_those_that_travelled(tmp_path: Path) -> None:
+    """They were the federated parameters' size, whatever else was sent, and however it was encoded."""
+    phase = Phase(batch_size=4)
+    sparse = methods.furl("user", local=phase).but(upload=(TopK(0.25),))
+    runs = {"scaffold": methods.scaffold(local=phase), "sparse": sparse}
+    for name, method in runs.items():
+        simulate(Logits(), method, classes(), rounds=2, cohort=4, name=name, out=tmp_path / name)
+    (table,) = facts.traffic(configurations([read_run(tmp_path / name) for name in runs]))
+    assert isinstance(table, Table)
+    # 15 numbers of 4 bytes, and a control of 15 numbers beside them
+    assert table.rows[0][1:3] == ("120 B", "120 B")
+    # 12 numbers come; the largest 3 leave, each with a place of 4 bytes
+    assert table.rows[1][1:3] == ("48 B", "24 B")
 
 
 def test_pooled_training_has_no_traffic(write_run: Write) -> None:

@@ -82,6 +82,6 @@ def _summary(g: Configuration, scene: Scene) -> dict[str, Any]:
         "test": None if math.isnan(value) else value,
         "std": std,
         "best_possible": g.best,
-        "bytes_down": g.runs[0].info.get("bytes_down"),
-        "bytes_up": g.runs[0].info.get("bytes_up"),
+        "bytes_down": facts.bytes_each(g.runs[0], "down"),
+        "bytes_up": facts.bytes_each(g.runs[0], "up"),
     }

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep.report import wording
 from fedkeep.report.blocks import Block
@@ -23,7 +23,7 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
     for g in groups:
         run = g.runs[0]
         aggregate = [r.value for r in run.records if r.client is None and r.metric == "aggregate_seconds"]
-        up, down = run.info.get("bytes_up"), run.info.get("bytes_down")
+        down, up = (bytes_each(run, way) for way in ("down", "up"))
         rows.append(
             (
                 g.label,
@@ -40,10 +40,27 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
         "configuration", "down per client and round", "up per client and round", "private, stays with each user",
         "down, whole run", "up, whole run", "aggregation per round", "time, whole run",
     )  # fmt: skip
-    note = "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round."
+    note = (
+        "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round. Bytes "
+        "per client and round are their mean."
+    )
     if any(len(g.runs) > 1 for g in groups):
         note += " Of several seeds the first is shown."
     yield Table(columns, tuple(rows), note=note)
+
+
+def bytes_each(run: RunFiles, way: Literal["down", "up"]) -> float | None:
+    """Return what was recorded of one client and round, the mean; before the first round the federated parameters.
+
+    The record counts what travels: also a method's state, after encoding, and of tables the rows that are sent alone.
+    """
+    metric = f"{way}load_bytes"
+    clients = sum(
+        r.n for r in run.records if r.client is None and r.metric == metric and math.isfinite(r.value)
+    )
+    total = _total(run, metric, each=True)
+    known: float | None = run.info.get(f"bytes_{way}")
+    return known if total is None or not clients else total / clients
 
 
 def _half_bytes(run: RunFiles, half: str) -> int | None:
