@@ -18,7 +18,7 @@ from fedkeep.experiments.worth import worth_of
 from fedkeep.metrics.worth import Interval, Paired, worth
 from fedkeep.report.page import write_report
 from fedkeep.report.worth import Comparison, limits, plain, sentences, tenths
-from fedkeep.report.worth_blocks import fairness_table, pooled_table, told_table
+from fedkeep.report.worth_blocks import examples_table, fairness_table, pooled_table, table, told_table
 from tests.report.run_folders import write_examples
 
 
@@ -122,6 +122,17 @@ def test_a_pooled_gain_that_hangs_on_one_user_is_shown_without_an_interval() -> 
     assert [row[2:] for row in rows] == [
         ("AUC", "+31.0 points", "–"), ("Accuracy", "+2.0 points", "−1.0 points to +5.0 points"),
     ]  # fmt: skip
+
+
+def test_every_table_tells_tasks_apart() -> None:
+    """Two tasks had lines alike in all but the first."""
+    c = comparison([10] * 9 + [0], [0] * 9 + [10], trained=np.arange(10))
+    found = [
+        replace(c, task=task, pooled=(("accuracy", Interval(0.1, 0.0, 0.2)),)) for task in ("like", "share")
+    ]
+    for make in (table, fairness_table, pooled_table, examples_table, told_table):
+        said = {row[1] for row in make(found).rows}
+        assert said == {"the shared part alone, like", "the shared part alone, share"}, make.__name__
 
 
 def test_plain_values_say_the_same() -> None:

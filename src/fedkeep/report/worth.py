@@ -46,11 +46,14 @@ class Comparison:
     reference: str = ""
 
     @property
+    def against(self) -> str:
+        """The reference's name, and the task's where there are several."""
+        return self.theirs + (f", {wording.printable(self.task)}" if self.task else "")
+
+    @property
     def title(self) -> str:
         """Both names, and the task's where there are several."""
-        return f"{self.ours} against {self.theirs}" + (
-            f", {wording.printable(self.task)}" if self.task else ""
-        )
+        return f"{self.ours} against {self.against}"
 
     @property
     def headline(self) -> Interval:

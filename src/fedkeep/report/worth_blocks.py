@@ -33,7 +33,7 @@ def table(found: Sequence[Comparison], title: str = "") -> Table:
         w, people = c.found, len(c.found.clients)
         rows.append(
             (
-                c.ours, c.theirs + (f", {wording.printable(c.task)}" if c.task else ""),
+                c.ours, c.against,
                 *([c.unit] if several else []), c.interval(w.like_these if people >= FEW else None, unit=False),
                 c.interval(w.these, unit=False),
                 *(f"{math.floor(100 * n / people)} %" for n in (w.at_least_better, w.at_least_worse)),
@@ -61,12 +61,12 @@ def pooled_table(found: Sequence[Comparison]) -> Table:
             ends = f"{wording.difference(i.low, metric)} to {wording.difference(i.high, metric)}"
             known = ends if np.isfinite([i.low, i.high]).all() else wording.MISSING  # it hangs on one user
             rows.append(
-                (c.ours, c.theirs, wording.metric_name(metric), wording.difference(i.mean, metric), known)
+                (c.ours, c.against, wording.metric_name(metric), wording.difference(i.mean, metric), known)
             )
         if c.aucs is not None and not np.isnan(c.aucs).all():
             gain, able = float(np.nanmean(c.aucs[0] - c.aucs[1])), int((~np.isnan(c.aucs[0])).sum())
             name = f"AUC of a user, mean of {wording.count(able, 'user')} with five examples of either class"
-            rows.append((c.ours, c.theirs, name, wording.difference(gain, "auc"), "not tested"))
+            rows.append((c.ours, c.against, name, wording.difference(gain, "auc"), "not tested"))
     note = (
         "Every example counts once. Positive is better. Intervals leave out one user at a time (jackknife)."
     )
@@ -78,7 +78,7 @@ def examples_table(found: Sequence[Comparison]) -> Table:
     """Return the gain of each quarter of users by number of training examples."""
     rows = [
         (
-            c.ours, c.theirs, _range(g), f"{g.clients:,}", c.interval(g.gain),
+            c.ours, c.against, _range(g), f"{g.clients:,}", c.interval(g.gain),
             "users like these" if g.alike else "these users",
         )
         for c in found
@@ -95,7 +95,7 @@ def told_table(found: Sequence[Comparison]) -> Table:
     shown = told if len(told) <= MOST_NAMED else told[:half] + told[-half:]
     rows = [
         (
-            wording.printable(c.found.clients[k]), c.theirs, SAID[c.found.verdicts[k]],
+            wording.printable(c.found.clients[k]), c.against, SAID[c.found.verdicts[k]],
             c.interval(Interval(float(c.found.gain[k]), *c.found.spans[k].tolist())), f"{c.found.examples[k]:,}",
         )
         for c, k in shown
@@ -115,7 +115,7 @@ def fairness_table(found: Sequence[Comparison]) -> Table:
             wording.number(sign * v, name) for v in f.lowest
         ]
         off = c.found.worst_off
-        rows.append((c.ours, c.theirs, *cells, c.interval(off.gain if off else None)))
+        rows.append((c.ours, c.against, *cells, c.interval(off.gain if off else None)))
     columns = (
         "model", "against", "deviation between users, reference", "model's", "worst tenth begins at, reference",
         "model's", "gain of the tenth worst off on validation",
@@ -164,8 +164,8 @@ def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
     drawings, data = [], []
     for c in found:
         users = [_gainer(c, k) for k in range(len(c.found.clients))]
-        name = f"Gain of each user against {c.theirs}"
-        heading = f"against {c.theirs}" + (f", {wording.printable(c.task)}" if c.task else "")
+        name = f"Gain of each user against {c.against}"
+        heading = f"against {c.against}"
         drawings.append(gains_chart(name, heading, users, c.found.headline, c.write, f"Gain ({unit})"))
         data.append(plain(c))
     caption = "Each mark is a user, its line the user's own 95 % interval over test examples, cut at the axes' ends."
@@ -186,7 +186,7 @@ def _figures(found: Sequence[Comparison], title: str) -> Iterator[Block]:
         drawn = line_chart(
             "Gain by number of training examples", [Series("", x, y, "0", False, low, high)], axes, ("panel",)
         )
-        drawings += [replace(d, heading=f"against {c.theirs}") for d in drawn]
+        drawings += [replace(d, heading=f"against {c.against}") for d in drawn]
     if drawings:
         caption = "Quarters of the users by number of training examples, with 95 % intervals."
         yield Figure(
