@@ -279,6 +279,22 @@ def test_trials_that_diverge_count_and_are_never_chosen(
     assert {p.name for p in (tmp_path / "s").glob("*.toml")} == {"best-furl.toml"}
 
 
+def test_the_rounds_of_trials_that_diverge_are_spent_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(c: Config, **options: Any) -> Any:
+        made = Trained()(c, **options)
+        if c.seed == 1:
+            raise NonFiniteError("The loss of user-1 became NaN.")
+        return made
+
+    monkeypatch.setattr(trials, "run_config", breaks)
+    made = plan(tmp_path / "s", trials=3, seeds=2, prune="none")
+    sweeps.run(made, progress=False)
+    (found,) = sweeps.results(made)
+    assert (found.diverged, found.rounds) == (3, 3 * 2 * ROUNDS)
+
+
 def test_a_folder_of_another_sweep_is_refused_by_name(tmp_path: Path, trained: Trained) -> None:
     out = tmp_path / "s"
     out.mkdir()

@@ -109,12 +109,15 @@ class TrialTask:
             own = config.model_copy(update={"seed": seed, "personalization": None})
             out = trial_folder(sweep, self.method, trial.number) / f"seed-{seed}"
             watch = Watch(trial, sweep.metric, valid, steps)
-            made = run_config(
-                own, data=_data(own, sweep.folder), folder=sweep.folder, out=out, resume=(out / "run.json").exists(),
-                progress=progress, workers=None if alone or own.run.engine == "pooled" else 1, trackers=[watch],
-            )  # fmt: skip
-            rounds, steps = rounds + made.round, watch.steps
-            trial.set_user_attr("rounds", rounds)
+            try:
+                made = run_config(
+                    own, data=_data(own, sweep.folder), folder=sweep.folder, out=out,
+                    resume=(out / "run.json").exists(), progress=progress,
+                    workers=None if alone or own.run.engine == "pooled" else 1, trackers=[watch],
+                )  # fmt: skip
+            finally:  # what a run that breaks down has spent counts too
+                rounds, steps = rounds + watch.rounds, watch.steps
+                trial.set_user_attr("rounds", rounds)
             if watch.ended:
                 return
             best = summarize(made.history, sweep.metric, lower_is_better(sweep.metric))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Watch:
     """Tells a trial of the best value on ``valid`` so far, and ends a run whose trial falls behind.
 
+    It counts the run's finished rounds, ``rounds``, also of one that breaks down.
+
     What is told after each evaluation is the mean of the best values with the seeds so far.
 
     Args:
@@ -34,7 +36,7 @@ class Watch:
         self.trial, self.metric, self.before, self.first = trial, metric, tuple(before), steps
         self.sign = -1.0 if lower_is_better(metric) else 1.0
         self.values: dict[int, float] = {}  # by round
-        self.ended = False
+        self.ended, self.rounds = False, 0
         self.known = set(trial.storage.get_trial(trial._trial_id).intermediate_values)
 
     @property
@@ -52,6 +54,7 @@ class Watch:
         Raises:
             EndRun: the trial falls behind.
         """
+        self.rounds = max([self.rounds, *(r.round for r in records)])
         new = {
             r.round: r.value
             for r in records
