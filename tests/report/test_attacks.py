@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedkeep.report.attacks import Finding, content, plain, sentences, table
@@ -34,6 +36,17 @@ def test_sentences(values: tuple[float | None, ...], worth: list[str], not_worth
         one(n, v, note="" if v is not None else "it stays home.") for n, v in zip(names, values, strict=True)
     ]
     assert sentences(found) == (worth, not_worth)
+
+
+def test_what_cannot_be_told_from_guessing_is_said_and_not_passed_over() -> None:
+    """Of one client there is no interval; the page said that no attack got through."""
+    found = [replace(one(name, 0.98), low=None, high=None, guess=None) for name in ("plain", "split")]
+    said = (
+        "Who, AUC: 0.980 with the split, 0.980 in the plain run; it can't be told from guessing, as there is no "
+        "interval or nothing to guess from."
+    )
+    assert sentences(found) == ([], [said])
+    assert said in to_markdown_page(content("mine", "lead", found, ()))
 
 
 def test_verdicts_ask_the_whole_interval() -> None:

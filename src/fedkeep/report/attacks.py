@@ -76,14 +76,22 @@ def sentences(found: Sequence[Finding]) -> tuple[list[str], list[str]]:
     for (attack, measure), some in _grouped(found).items():
         by = {f.protection: f for f in some}
         plain, split = by.get("plain"), by.get("split")
-        if split is None or split.verdict == "–":
-            if plain is not None and plain.verdict == "found" and split is not None:
+        if split is None:
+            continue
+        if split.value is None:
+            if plain is not None and plain.verdict == "found":
                 worth.append(
                     f"{attack}, {measure}: {_short(plain)} in the plain run; with the split {split.note}"
                 )
             continue
         against = "" if plain is None or plain.value is None else f", {_short(plain)} in the plain run"
-        said = f"{attack}, {measure}: {_short(split)} with the split{against}; guessing gives {_number(split.guess)}."
+        said = f"{attack}, {measure}: {_short(split)} with the split{against}; "
+        if split.verdict == "–":
+            rest.append(
+                f"{said}it can't be told from guessing, as there is no interval or nothing to guess from."
+            )
+            continue
+        said += f"guessing gives {_number(split.guess)}."
         stopped = [
             f.protection for f in some if f.protection not in ("plain", "split") and f.verdict == "nothing"
         ]
@@ -158,7 +166,7 @@ def _texts(lines: Sequence[str], otherwise: str) -> tuple[Block, ...]:
 
 
 def _short(f: Finding) -> str:
-    return f"{_number(f.value)} ({_interval(f)})"
+    return _number(f.value) + (f" ({_interval(f)})" if _interval(f) else "")
 
 
 def _interval(f: Finding) -> str:
