@@ -72,7 +72,7 @@ def vector_from_predictions(
         params: what the attacker knows.
         private: default private values, by name: where the search begins.
         batch: the inputs.
-        seen: (B, classes) log-probabilities.
+        seen: (..., classes) log-probabilities.
         predict: the method's.
         steps: at most.
     """
@@ -88,7 +88,7 @@ def vector_from_predictions(
     )
 
     def closure() -> float:
-        found = predict(net, {**params, **private, **free}, batch).log_softmax(1)
+        found = predict(net, {**params, **private, **free}, batch).log_softmax(-1)
         distance = nn.functional.kl_div(found, seen, log_target=True, reduction="batchmean")
         for value, slope in zip(
             free.values(), torch.autograd.grad(distance, list(free.values())), strict=True

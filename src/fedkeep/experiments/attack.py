@@ -220,7 +220,11 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
         for model, split in product(models, ("train", "test")):
             judged = run.judge((model,), split, ids)[0].of(model)
             at = place[rows[judged.row]]
-            scores[model][k, at[at >= 0]] = a.confidence(judged.loss[at >= 0])
+            summed, tokens = (
+                np.bincount(at[at >= 0], weights, len(train)) for weights in (judged.loss[at >= 0], None)
+            )
+            there = tokens > 0  # of an example of tokens the mean over these
+            scores[model][k, there] = a.confidence(summed[there] / tokens[there])
     for model, who in models.items():
         if np.isnan(scores[model]).any():
             raise ConfigError(f"Membership: {who} gives an attacked example no loss that is a number.")

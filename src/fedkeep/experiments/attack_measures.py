@@ -101,6 +101,14 @@ def who(view: View, config: Config) -> Iterator[Row]:
     yield "in it or not (AUC)", within(jackknife(auc(score, truth), without)), 0.5, note
 
 
+def without_classes(scene: Scene) -> str:
+    """Return why no client holds a class more than others, or an empty text."""
+    task = scene.data.meta.get("task")
+    if task in ("tokens", "next_token"):
+        return "labels are of tokens, so no client holds a class most."
+    return "labels are places in a ranking, no classes." if task == "ranking" else ""
+
+
 def held(scene: Scene, config: Config) -> dict[str, int]:
     """Return the class that each client has most training examples of."""
     labels = {c: scene.batch(c)[config.method.loss.label].numpy() for c in scene.clients}
@@ -109,7 +117,11 @@ def held(scene: Scene, config: Config) -> dict[str, int]:
 
 def label(view: View, config: Config) -> Iterator[Row]:
     """Guess the class that a client holds most, from the last layer's bias."""
-    measure, true = "most frequent class right", held(view.scene, config)
+    measure = "most frequent class right"
+    if why := without_classes(view.scene):
+        yield measure, None, None, why
+        return
+    true = held(view.scene, config)
     classes = int(view.scene.data.meta["classes"])
     changes = view.first[0].changes
     biases = [n for n, v in changes.items() if n.endswith("bias") and v.shape == (classes,) and bool(v.any())]
@@ -123,7 +135,11 @@ def label(view: View, config: Config) -> Iterator[Row]:
 
 def trait(view: View, config: Config) -> Iterator[Row]:
     """Guess the same by a classifier over uploads."""
-    measure, true = "most frequent class right", list(held(view.scene, config).values())
+    measure = "most frequent class right"
+    if why := without_classes(view.scene):
+        yield measure, None, None, why
+        return
+    true = list(held(view.scene, config).values())
     if not view.bare:
         yield measure, None, None, "a sum has no single sender whose trait it could show."
     elif len(set(true)) < 2:
@@ -227,11 +243,11 @@ def predictions(view: View, config: Config) -> Iterator[Row]:
     for client in scene.clients[:10]:
         true = {**known, **vectors[client]}
         with torch.no_grad():
-            seen = method.predict(scene.net, true, asked).log_softmax(1)
+            seen = method.predict(scene.net, true, asked).log_softmax(-1)
         found = a.vector_from_predictions(scene.net, known, default, asked, seen, method.predict)
         with torch.no_grad():
             wanted, got, usual = (
-                method.predict(scene.net, {**known, **p}, rest).argmax(1)
+                method.predict(scene.net, {**known, **p}, rest).argmax(-1)
                 for p in (vectors[client], found, default)
             )
         agree.append(float((wanted == got).double().mean()))
