@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -371,3 +372,26 @@ def test_onnx_of_packed_sequences_is_refused_with_a_way_out_that_works(ours: boo
         MethodError, match="^Packed cannot be written as ONNX: it calls pack_padded_sequence, which"
     ):
         write()
+
+
+def test_every_file_is_flushed_once_before_the_folder_has_its_name(
+    trained: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, flushed, done = trained(), list[int](), list[dict[str, int]]()
+    flush, rename = os.fsync, os.rename
+
+    def fsync(handle: int) -> None:
+        flushed.append(os.fstat(handle).st_ino)
+        flush(handle)
+
+    def named(part: Path, out: Path) -> None:
+        found = {str(path.relative_to(part)): path.stat().st_ino for path in [part, *part.rglob("*")]}
+        done.append({name: flushed.count(number) for name, number in found.items()})
+        rename(part, out)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", named)
+    library.export_models(run, "m", ["user-1", "user-2"])
+    files = ["model.json", "shared.safetensors", *(f"clients/{state_name(f'user-{k}')}" for k in (1, 2))]
+    assert done == [dict.fromkeys([".", "clients", *files], 1)]
+    assert flushed[-1] == Path.cwd().stat().st_ino  # the name itself

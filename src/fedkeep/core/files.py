@@ -147,6 +147,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(folder: Path) -> None:
+    """Flush a folder, and all files and folders in it, to the disk: each once, before it gets its name."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with open(
+                Path(place, name), "r+b"
+            ) as file:  # Windows flushes no file that is open for reading alone
+                os.fsync(file.fileno())
+        sync_folder(Path(place))
+
+
 def state_name(client: str) -> str:
     """Return the name of a client's file: a hash, so that no id can name a place elsewhere or clash with another."""
     return f"{hashlib.sha256(client.encode('utf-8')).hexdigest()[:32]}.safetensors"

@@ -24,7 +24,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedkeep.core.errors import ConfigError, MethodError, RunError
-from fedkeep.core.files import beside, state_name, write_whole
+from fedkeep.core.files import beside, state_name, sync_folder, sync_tree
 from fedkeep.core.params import SERVER, Params, is_state, prefixed
 from fedkeep.core.run_files import read_info
 from fedkeep.core.sealed import FORMAT, sealed_bytes
@@ -78,7 +78,9 @@ def export_models(
             for client, name in zip(chosen.positions.tolist(), chosen, strict=True):
                 path = (part / "clients" / state_name(name)).with_suffix(".onnx")
                 write_onnx(exported.model(name), run.data, client, path)
+        sync_tree(part)
         os.rename(part, out)
+        sync_folder(out.absolute().parent)
     except OSError as error:
         raise RunError(f"Cannot write {out}: {error.strerror or error}.") from error
     finally:
@@ -154,7 +156,7 @@ def _write(run: Run, part: Path, chosen: SomeIds, adapt: bool, config: str) -> N
         "round": run.round, "config": config, "encoding": _encoding(run, config),
         "shared": _tensors(part / SHARED, shared), "clients": entries,
     }  # fmt: skip
-    write_whole(part / INFO, sealed_bytes(info))
+    (part / INFO).write_bytes(sealed_bytes(info))
 
 
 def _encoding(run: Run, config: str) -> str:
@@ -170,7 +172,7 @@ def _encoding(run: Run, config: str) -> str:
 
 
 def _tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors; return the file's hash."""
+    """Write tensors into a folder that has no name yet; return the file's hash."""
     content = save({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()})
-    write_whole(path, content)
+    path.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
