@@ -29,7 +29,7 @@ from fedkeep.data.preparation import (
     Times,
 )
 from fedkeep.data.preparation.columns import Code, ColumnSummary
-from fedkeep.data.preparation.features import exact_sums
+from fedkeep.data.preparation.features import FeatureCode, exact_sums
 from fedkeep.data.preparation.labels import LabelError
 
 TEXTS = ["a b a", "b", "c a", "a z"]
@@ -301,6 +301,16 @@ def test_features_are_standardised_where_the_rules_say_so() -> None:
     assert message(made, Features(names=("b", "a"), values=x)) == (
         "t.csv, line 2: features ('b', 'a'), not ('a', 'b')."
     )
+
+
+def test_a_feature_that_its_scale_makes_too_large_is_named_with_its_row() -> None:
+    code = FeatureCode(names=("a", "b"), means=(0.0, 1.0), scales=(1.0, 1e-3))
+    with pytest.raises(
+        DataError, match=r"line 1: the feature 'b' is 1e\+38, and on its scale \(mean 1, deviation"
+    ):
+        code.encoded(
+            Features(names=("a", "b"), values=np.array([[1e38, 0.0], [0.0, 1e38]])), lambda row: f"line {row}"
+        )
 
 
 def test_seconds_since_1970_are_told_apart_where_they_are_standardised() -> None:

@@ -162,7 +162,15 @@ class FeatureCode(Code):
             raise DataError(f"{where(0)}: {difference({'features': self.names}, {'features': raw.names})}.")
         if not self.means:
             return self._single(raw.values)
-        return ((raw.values.astype(np.float64) - self.means) / self.scales).astype(np.float32)
+        with np.errstate(over="ignore"):
+            single = ((raw.values.astype(np.float64) - self.means) / self.scales).astype(np.float32)
+        for row, feature in np.argwhere(np.isinf(single) & np.isfinite(raw.values))[:1].tolist():
+            raise DataError(
+                f"{where(row)}: the feature {self.names[feature]!r} is {raw.values[row, feature]:g}, and on its scale "
+                f"(mean {self.means[feature]:.3g}, deviation {self.scales[feature]:.3g}) too large for float32. Drop "
+                f"such rows."
+            )
+        return single
 
     def _single(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return features as they are, in float32; large ones are warned of, above all those that become alike."""

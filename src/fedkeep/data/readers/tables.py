@@ -378,7 +378,11 @@ def _single(table: Table, values: NDArray[np.float64], names: list[str]) -> NDAr
     _finite(table, values, names)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
-    _finite(table, single, names)
+    for row, column in np.argwhere(np.isinf(single))[:1].tolist():
+        raise DataError(
+            f"{table.where(row)}: column {names[column]!r} holds {values[row, column]:g}, too large for float32. Drop "
+            f"such rows, or scale the column down."
+        )
     return single
 
 
