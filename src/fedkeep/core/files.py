@@ -151,9 +151,7 @@ def sync_tree(folder: Path) -> None:
     """Flush a folder, and all files and folders in it, to the disk: each once, before it gets its name."""
     for place, _, names in os.walk(folder):
         for name in names:
-            with open(
-                Path(place, name), "r+b"
-            ) as file:  # Windows flushes no file that is open for reading alone
+            with open(Path(place, name), "r+b") as file:  # Windows flushes none that is open to read
                 os.fsync(file.fileno())
         sync_folder(Path(place))
 

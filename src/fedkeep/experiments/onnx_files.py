@@ -24,7 +24,7 @@ from fedkeep.engines.vectorised.engine import Packs
 from fedkeep.methods.labels import output_of
 
 TOLERANCE = 1e-5
-"""The largest difference from torch's outputs, of their largest."""
+"""The largest difference from torch's outputs, of their largest, or of 1 where none is larger."""
 
 
 class _Columns(nn.Module):
