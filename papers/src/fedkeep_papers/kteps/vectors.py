@@ -29,7 +29,7 @@ The paper starts from GloVe 6B; ours are skip-gram vectors of posts and of revie
 deviation of 0.22; twice as long they are nearer to GloVe's. Without vectors a word's numbers are drawn from U(−0.1,
 0.1). Ratio 1 fine-tunes at the full learning rate, as in Table 5.
 
-GloVe 6B's 200 numbers, which the paper takes, are in no package. 150 are: its vectors of 50 numbers and those of 100,
+GloVe 6B's 200 numbers, which the paper takes, were found in no package. 150 were: its vectors of 50 numbers and of 100,
 side by side. The latter lack "a", "i", "n't", "'s" and numerals, which have zeros there. Beside them stand ours on
 their 150 principal components, and as long as GloVe's: only what the vectors were made of differs. `python -m
 fedkeep_papers.kteps.glove` writes both files; without them these rows are left out. With 150 numbers KTEPS⋆ keeps
