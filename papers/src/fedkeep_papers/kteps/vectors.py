@@ -53,7 +53,8 @@ def _lines(book: Book, method: str, way: str) -> list[Line]:
     scene, entry, label = book.fdu.name, METHODS[method], f"{method}, {way}"
     usual = book.cells(book.fdu, method)
     cells = {s: _cell(book, cell, method, way, s) for s, cell in usual.items()} if WAYS[way] else usual
-    if way in FILES and not (book.data / FILES[way]).is_file() and not book.numbers(cells):
+    possible = way not in FILES or ((book.data / FILES[way]).is_file() and not book.request.finished)
+    if not possible and not book.numbers(cells):
         return []
     known = [of.get(scene, {}).get(method) for of in (published.AG, published.AP)]
     known.append(published.TUNING_RATES.get(scene, {}).get((method, 1.0)))
