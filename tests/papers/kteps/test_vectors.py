@@ -8,7 +8,7 @@ import pytest
 
 from fedkeep.experiments.reproductions import reproduce
 from fedkeep_papers.kteps import book, vectors
-from fedkeep_papers.kteps.cells import Task
+from fedkeep_papers.kteps.cells import Numbers, Task
 from tests.papers.kteps.runs import read_numbers, request, rows
 
 
@@ -57,6 +57,34 @@ def test_glove_is_asked_for_where_its_files_are(
     lines = rows(tmp_path, "kteps-vectors")
     assert lines["KTEPS, GloVe, 150 numbers, ratio 1", "accuracy_ap"].published == pytest.approx(0.790)
     assert ("Indiv, ours, 150 numbers", "accuracy_ag") not in lines
+
+
+def test_how_far_kteps_is_ahead_is_paired_by_seed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ap_ag = {
+        "fdu-kteps-full-0": (0.81, 0.80), "fdu-kteps-full-1": (0.84, 0.83), "fdu-kteps-full-2": (0.99, 0.99),
+        "fdu-fedavg-full-0": (0.80, 0.80), "fdu-fedavg-full-1": (0.81, 0.81),
+        "fdu-kteps-vectors-twice-as-long-full-1": (0.7, 0.6),
+        "fdu-fedavg-vectors-twice-as-long-full-1": (0.8, 0.9),
+        "fdu-kteps-no-vectors-full-0": (0.8, 0.8), "fdu-fedavg-no-vectors-full-1": (0.8, 0.8),
+    }  # fmt: skip
+
+    def done(tasks: list[Task], *_: object) -> None:
+        for task in tasks:
+            if task.cell.name in ap_ag:
+                ap, ag = ap_ag[task.cell.name]
+                curves = {str(r): {"own": {"a": [ap, ap], "b": [ap, ap]}} for r in task.cell.ratios}
+                shared = {"a": ag - 0.1, "b": ag + 0.1}
+                task.slot.write(Numbers(task.cell.name, {}, {}, test=shared, shared=shared, curves=curves))
+
+    monkeypatch.setattr(book, "run_tasks", done)
+    text = reproduce("kteps-vectors", request(data, tmp_path, seeds=[0, 1, 2])).read_text(encoding="utf-8")
+    found = text.partition("KTEPS minus FedAvg, paired by seed")[2].partition("## FDU")[0]
+    # (1 + 3) / 2 points of Ap and (0 + 2) / 2 of Ag, √2 from each other; seed 2 and none of "no vectors" have a pair
+    assert "| as configured | +2.00 ± 1.41 | +1.00 ± 1.41 | 2 |" in found
+    assert "| vectors twice as long | -10.00 | -30.00 | 1 |" in found
+    assert found.count("\n|") == 4
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeep.experiments.reproductions import Request
+from fedkeep.report.tables import Table, to_markdown
 from fedkeep_papers.kteps import published
 from fedkeep_papers.kteps.book import METHODS, Book, Line, global_accuracy, personalized
 from fedkeep_papers.kteps.cells import Cell, Overrides
 from fedkeep_papers.kteps.glove import GLOVE_150, OURS_150
+from fedkeep_papers.kteps.variants import gap
 
 GLOVE = "GloVe, 150 numbers"
 """The nearest to the paper's, whose numbers stand beside it."""
@@ -45,14 +47,13 @@ def vectors(request: Request) -> Path:
     asked = [(m, w) for m in ROWS for w in WAYS]
     asked += [(m, w) for m in OF_GLOVE for w in ("as configured", GLOVE)]
     lines = [line for method, way in asked for line in _lines(book, method, way)]
-    return book.make(lines, "KTEPS: other word vectors", ABOUT)
+    return book.make(lines, "KTEPS: other word vectors", ABOUT, lambda: _ahead(book))
 
 
 def _lines(book: Book, method: str, way: str) -> list[Line]:
     """Return the lines of a method from some vectors: Ag, Ap, and Ap where clients tune at the full rate."""
     scene, entry, label = book.fdu.name, METHODS[method], f"{method}, {way}"
-    usual = book.cells(book.fdu, method)
-    cells = {s: _cell(book, cell, method, way, s) for s, cell in usual.items()} if WAYS[way] else usual
+    cells = _cells(book, method, way)
     possible = way not in FILES or ((book.data / FILES[way]).is_file() and not book.request.finished)
     if not possible and not book.numbers(cells):
         return []
@@ -65,6 +66,27 @@ def _lines(book: Book, method: str, way: str) -> list[Line]:
         for (name, metric), value, number in zip(shown, values, known, strict=True)
         if (metric == "accuracy_ap" or entry.ag != "none") and ("ratio" not in name or 1.0 in entry.ratios)
     ]
+
+
+def _cells(book: Book, method: str, way: str) -> Mapping[int, Cell]:
+    """Return a method's cells from some vectors, by seed."""
+    usual = book.cells(book.fdu, method)
+    return {s: _cell(book, cell, method, way, s) for s, cell in usual.items()} if WAYS[way] else usual
+
+
+def _ahead(book: Book) -> str:
+    """Write how far KTEPS is ahead of FedAvg from each kind of vectors, paired by seed."""
+    of, rows = {m: (personalized(METHODS[m]), global_accuracy(METHODS[m])) for m in ("KTEPS", "FedAvg")}, []
+    for way in WAYS:
+        ours, theirs = (book.numbers(_cells(book, method, way)) for method in of)
+        seeds = [seed for seed in ours if seed in theirs]
+        if seeds:
+            pairs = zip(of["KTEPS"], of["FedAvg"], strict=True)
+            gaps = [gap([own(ours[s]) - base(theirs[s]) for s in seeds]) for own, base in pairs]
+            rows.append((way, *gaps, str(len(seeds))))
+    columns = ("vectors", "Ap, points", "Ag, points", "seeds")
+    title = "KTEPS minus FedAvg, paired by seed"
+    return "\n" + to_markdown(Table(columns, tuple(rows), title), level=2) if rows else ""
 
 
 def _cell(book: Book, usual: Cell, method: str, way: str, seed: int) -> Cell:
