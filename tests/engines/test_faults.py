@@ -197,6 +197,23 @@ def test_simulate_says_how_many_must_take_part() -> None:
     assert simulate(Fragile(), method, alone, min_clients=0, **options).round == 2
 
 
+@every_engine
+def test_refused_clients_have_downloaded_too(engine: Callable[[], Engine]) -> None:
+    made = engine()
+    report = Rounds(job(Fragile(), METHOD, BROKEN), made, Faults(broken="skip"))([0, 1, 2])
+    made.close()
+    assert (report.clients, report.downloads) == (2, 3)
+    report = rounds(Faults(malformed="skip"), user_1=lost, user_2=heavy)[0]([0, 1, 2, 3])
+    assert (report.clients, report.downloads) == (2, 3)  # nobody knows what reached the lost one
+    run = simulate(Fragile(), METHOD, BROKEN, rounds=2, cohort=3, on_nonfinite="skip")
+    for metric, clients in (("download_bytes", 3), ("upload_bytes", 2)):
+        assert [(r.value, r.n) for r in run.history if r.metric == metric] == [(8, clients)] * 2
+    alone = simulate(
+        Fragile(), METHOD, pairs({"bad": [(13, 1)]}), rounds=1, on_nonfinite="skip", min_clients=0
+    )
+    assert [(r.value, r.n) for r in alone.history if r.metric == "download_bytes"] == [(8, 1)]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

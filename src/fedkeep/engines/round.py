@@ -39,10 +39,11 @@ class RoundReport:
         clients: how many took part.
         examples: their training examples, weights' sum.
         loss: mean training loss, weighted as the uploads.
-        download_bytes, upload_bytes: per client, the mean over the cohort.
+        download_bytes, upload_bytes: per client, the mean over those whose upload was taken.
         aggregate_seconds, seconds: time of decoding, reducing and updating, and of the whole round.
         refused: messages about clients that sat out, whatever their fault.
         lost: how many of these did not answer.
+        downloads: how many clients downloaded: all but those lost, of whom nobody knows what has reached them.
         late: how many of those that did not answer are there, and had not answered when the round was closed.
         held_bytes: of uploads that the reduction kept until all were there; 0 where it keeps sums alone.
     """
@@ -58,6 +59,7 @@ class RoundReport:
     lost: int = 0
     late: int = 0
     held_bytes: int = 0
+    downloads: int = 0
 
 
 class Sampler:
@@ -240,6 +242,7 @@ def report_of(
     received: Received, download_bytes: int, began: float, aggregate_seconds: float, held_bytes: int
 ) -> RoundReport:
     """Return the measurements of a round; ``download_bytes`` are told where nobody took part."""
+    lost = sum(isinstance(fault, LostError) for fault in received.faults)
     return RoundReport(
         clients=received.clients,
         examples=sum(received.weights.values()),
@@ -249,9 +252,10 @@ def report_of(
         aggregate_seconds=aggregate_seconds,
         seconds=time.perf_counter() - began,
         refused=tuple(str(fault) for fault in received.faults),
-        lost=sum(isinstance(fault, LostError) for fault in received.faults),
+        lost=lost,
         late=sum(isinstance(fault, LateError) for fault in received.faults),
         held_bytes=held_bytes,
+        downloads=received.clients + len(received.faults) - lost,
     )
 
 

@@ -200,7 +200,7 @@ class Drive:
 
         records = [record("train", "loss", report.loss, int(report.examples))]
         if not self.plan.pooled:
-            records.append(record("traffic", "download_bytes", report.download_bytes, report.clients))
+            records.append(record("traffic", "download_bytes", report.download_bytes, report.downloads))
             records.append(record("traffic", "upload_bytes", report.upload_bytes, report.clients))
         if report.held_bytes:
             records.append(record("traffic", "held_bytes", report.held_bytes, report.clients))

@@ -41,8 +41,8 @@ def traffic(groups: Sequence[Configuration]) -> Iterator[Block]:
         "down, whole run", "up, whole run", "aggregation per round", "time, whole run",
     )  # fmt: skip
     note = (
-        "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round. Bytes "
-        "per client and round are their mean."
+        "1 kB = 1000 bytes. Totals add up what was recorded: bytes of one client times the clients of a round; "
+        "refused ones have downloaded too. Bytes per client and round are their mean."
     )
     if any(len(g.runs) > 1 for g in groups):
         note += " Of several seeds the first is shown."
