@@ -112,9 +112,9 @@ def test_users_without_a_model_have_the_shared_one_if_it_is_asked_for(
     run = trained()
     Path("new.csv").write_text(NEW.replace("bo,2.5", "dora,2.5").replace("bo,0.5", "bob,0.5"))
     assert refused("predict", "m", "--data", "new.csv") == (
-        "Error: new.csv, line 2: m holds no model of 'bob', nor of 1 other user of the table. Did you mean 'bo'? Say "
-        "--shared to predict such rows by the shared part alone, or export their models: fedkeep export RUN --client "
-        "ID --adapt --out DIR."
+        "Error: new.csv, line 2: m holds no model of 'bob', nor of 1 other user of the table. Did you mean 'bo'? "
+        "Export their models: fedkeep export RUN --client ID --adapt --out DIR; or say --shared to predict such rows "
+        "by the shared part alone."
     )
     found = rows(fedkeep("predict", "m", "--data", "new.csv", "--shared").stdout)
     assert [row["client"] for row in found] == ["", "ann", ""]
@@ -223,4 +223,9 @@ def test_a_shared_part_that_cannot_predict_alone(
     trained("method={kind='fedper',private='linear.*'}")
     assert "The shared part of 'fedper' cannot predict alone" in refused(
         "predict", "m", "--data", "new.csv", "--shared"
+    )
+    Path("others.csv").write_text("user,height,width\nzoe,0.5,2\n")
+    assert refused("predict", "m", "--data", "others.csv") == (
+        "Error: others.csv, line 2: m holds no model of 'zoe'. Export their models: fedkeep export RUN --client ID "
+        "--adapt --out DIR."
     )

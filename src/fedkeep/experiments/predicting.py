@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedkeep.core.errors import MethodError, RunError, did_you_mean
+from fedkeep.core.errors import ConfigError, MethodError, RunError, did_you_mean
 from fedkeep.core.net import every_tensor, logits_of
 from fedkeep.core.takes import Takes
 from fedkeep.data.federated import FederatedData
@@ -99,7 +99,7 @@ def predict_table(
     data = encoding.examples({n: _values(table, encoding, n, own) for n, own in wanted.items()}, table.where)
     owners = _owners(table, column, len(data.columns[next(iter(wanted))]), client)
     if not shared:
-        _check_known(table, owners, clients, folder)
+        _check_known(table, owners, exported)
     known, rows_of = set(clients), dict[str | None, list[int]]()
     for row, owner in enumerate(owners):
         rows_of.setdefault(owner if owner in known else None, []).append(row)
@@ -152,18 +152,24 @@ def _owners(table: Table, column: str, rows: int, client: str | None) -> list[st
     return list(users_of(table, column)) if column in table.columns else [None] * rows
 
 
-def _check_known(table: Table, owners: Sequence[str | None], clients: Sequence[str], folder: Path) -> None:
+def _check_known(table: Table, owners: Sequence[str | None], exported: Exported) -> None:
     """Raise RunError where a row's user has no model."""
-    known = set(clients)
+    known = exported.clients
     unknown = {owner: row for row, owner in reversed([*enumerate(owners)]) if owner not in known}
     if unknown:
         owner, row = min(unknown.items(), key=lambda pair: pair[1])
         plural = "s" if len(unknown) > 2 else ""
         more = f", nor of {len(unknown) - 1} other user{plural} of the table" if len(unknown) > 1 else ""
+        advice = "Export their models: fedkeep export RUN --client ID --adapt --out DIR"
+        try:
+            exported.shared()
+        except (ConfigError, MethodError):
+            pass
+        else:
+            advice += "; or say --shared to predict such rows by the shared part alone"
         raise RunError(
-            f"{table.where(row)}: {folder} holds no model of {owner!r}{more}.{did_you_mean(str(owner), clients)} "
-            f"Say --shared to predict such rows by the shared part alone, or export their models: fedkeep export RUN "
-            f"--client ID --adapt --out DIR."
+            f"{table.where(row)}: {exported.folder} holds no model of {owner!r}{more}."
+            f"{did_you_mean(str(owner), known)} {advice}."
         )
 
 
