@@ -17,6 +17,7 @@ from fedkeep.core.errors import ConfigError, check_choice
 from fedkeep.core.examples import Model
 from fedkeep.core.net import on_cpu
 from fedkeep.core.seeds import numpy_generator
+from fedkeep.engines import tasks_of
 from fedkeep.experiments.attack_measures import MEASURES, Row, within
 from fedkeep.experiments.attack_scenes import View, divided, plain_method, views
 from fedkeep.experiments.build import build_data, build_method, build_model
@@ -157,7 +158,7 @@ def attack(
                 ]
             else:
                 rows = (
-                    shadowed(view, asked, trained, drawn)
+                    shadowed(view, asked, trained, drawn, config.method.loss.label)
                     if name == "membership"
                     else MEASURES[name](view, config)
                 )
@@ -174,13 +175,19 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.ndarray) -> Iterator[Row]:
+def shadowed(
+    view: View, asked: Asked, trained: Callable[..., Run], people: np.ndarray, label: str
+) -> Iterator[Row]:
     """Train models under a protection, each on a random half of every client's examples, and attack each of them.
 
+    Of several tasks the one of the column ``label`` is looked at, or the first where none is.
     Examples that opted out train no released model, so they are none of its members and none of its others.
     """
     scene, people = view.scene, np.sort(people)
     data, method = scene.data, scene.run.method
+    tasks = tasks_of(data)
+    task = next((k for k, task in enumerate(tasks) if task.label == label), 0)
+    alone = f", by the task {tasks[task].name!r} alone" if len(tasks) > 1 else ""
     train = data.split_rows("train", people)
     place = np.full(data.examples, -1)
     place[train] = np.arange(len(train))
@@ -218,7 +225,7 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
         run = trained(method, half, **noisy)
         inside[k, place[rows[half.split_rows("train", people)]]] = True
         for model, split in product(models, ("train", "test")):
-            judged = run.judge((model,), split, ids)[0].of(model)
+            judged = run.judge((model,), split, ids)[task].of(model)
             at = place[rows[judged.row]]
             summed, tokens = (
                 np.bincount(at[at >= 0], weights, len(train)) for weights in (judged.loss[at >= 0], None)
@@ -234,4 +241,5 @@ def shadowed(view: View, asked: Asked, trained: Callable[..., Run], people: np.n
         for measure, number in a.membership(scores[model][:, own], inside[:, own], client[own]).items():
             guess = 0.5 if measure.endswith("AUC") else a.guessed_tpr(others)
             note = f"{asked.shadows} models, each attacked in turn{left_out}; {round(others.mean()):,} outside each"
+            note += alone
             yield f"{measure}, {who}", within(number), guess, note
