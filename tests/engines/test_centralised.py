@@ -183,6 +183,18 @@ def test_pooled_refuses_an_accept_of_ones_own() -> None:
         simulate(Logits(), method, DATA, rounds=1, engine="pooled")
 
 
+def test_pooled_refuses_phases_that_stop_early() -> None:
+    """It said that no example is in the split ``valid``, where there are some."""
+    own = Phase(trains="private", early_stopping=methods.EarlyStopping())
+    method = methods.furl("user").on_client(phases=(own, Phase(trains="federated")))
+    with pytest.raises(MethodError) as error:
+        simulate(Logits(), method, DATA, rounds=1, engine="pooled")
+    assert str(error.value) == (
+        "'furl' has a phase that stops early by a client's own validation loss; centralised training trains all "
+        "clients at once. Set early_stopping=None, or train it with engine='sequential'."
+    )
+
+
 @pytest.mark.parametrize("method", [methods.kteps(), methods.pfl_da()])
 def test_pooled_refuses_methods_that_compute_on_features_alone(method: methods.Method) -> None:
     with pytest.raises(
@@ -206,7 +218,8 @@ def test_opted_out_examples_do_not_train_a_pooled_model() -> None:
     assert all(torch.equal(runs[0].server[n], runs[1].server[n]) for n in runs[0].server)
 
 
-def test_training_that_breaks_down_is_named() -> None:
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_training_that_breaks_down_is_named(on_nonfinite: Any) -> None:
     data, method = (
         pairs({"a": [(1, 1), (2, 3)]}),
         methods.fedavg(local=Phase(loss=squared_error(), optimizer=sgd(1e200))),
@@ -220,4 +233,5 @@ def test_training_that_breaks_down_is_named() -> None:
             data,
             rounds=1,
             engine="pooled",
+            on_nonfinite=on_nonfinite,
         )

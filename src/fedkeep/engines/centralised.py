@@ -98,6 +98,11 @@ def check_method(method: Method) -> None:
             f"{method.name!r} is stateless: its private values start from scratch in every round; centralised training "
             f"has no rounds."
         )
+    if any(phase.early_stopping for phase in client.phases):
+        raise MethodError(
+            f"{method.name!r} has a phase that stops early by a client's own validation loss; centralised training "
+            f"trains all clients at once. Set early_stopping=None, or train it with engine='sequential'."
+        )
     reduces = type(server.reduce) is not WeightedMean or not isinstance(server.update, Optimize)
     keeps = client.state is not nothing or client.sends is not nothing or server.state is not no_state
     if client.start or client.finish or server.send or reduces or keeps:

@@ -106,7 +106,7 @@ def simulate(
             (e.g. fine-tuning) and evaluate that on ``test`` too, as the split ``test/adapted``. Nothing is uploaded.
         hold_out: fraction of clients kept out of federation, for cold-start measurements.
         on_nonfinite: ``"stop"`` with an error if a client's training becomes NaN or its upload is malformed, or
-            ``"skip"`` that client's round.
+            ``"skip"`` that client's round. Pooled training has no client to skip, so it always stops.
         min_clients: how many clients of a cohort must take part; with fewer the run stops with an error.
         private: a store to go on with, e.g. of another task's run (only without ``out``). Clients are the same where
             their ids are; one that the store lacks begins with the default.
