@@ -215,6 +215,13 @@ def test_what_does_not_fit_is_said(trained: Callable[..., Run], refused: Callabl
         "predict", "m", "--data", "new.csv", "--client", "bo", "--shared"
     )
     assert "holds no exported models" in refused("predict", "r", "--data", "new.csv")
+    for place, fault in (
+        ("m", "m is a folder"),
+        ("none/a.csv", "there is no folder none"),
+    ):  # said before any work
+        assert refused("predict", "m", "--data", "not-there.csv", "--out", place) == (
+            f"Error: --out wants a file in a folder that is there; {fault}."
+        )
 
 
 def test_a_shared_part_that_cannot_predict_alone(

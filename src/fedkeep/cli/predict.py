@@ -50,6 +50,9 @@ def predict(
     """
     if client is not None and (shared or user is not None):
         raise ConfigError("--client names the model of every row. Leave out --user and --shared.")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):  # before minutes of work are lost
+        fault = f"{out} is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise ConfigError(f"--out wants a file in a folder that is there; {fault}.")
     found = predict_table(models, data, client=client, user=user, shared=shared)
     text = "".join(map(_line, found)) if as_json else _csv(found)
     if out is None:
