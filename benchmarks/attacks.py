@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.faults import commit
-from benchmarks.measure import RESULTS, write
+from benchmarks.measure import RESULTS, processor, write
 from fedkeep.attacks import place_of, vector_in_upload
 from fedkeep.experiments.attack import TITLES, Asked, Attacked, attack
 from fedkeep.experiments.attack_measures import against
@@ -108,6 +108,10 @@ engine = "sequential"
 INTRODUCTION = """Small runs, one seed; intervals are over clients, or over sums where clients share one.
 `python -m benchmarks.attacks --data DIR`. What each attacker knows and sees stands in the functions of
 `fedkeep.attacks`, and on the page of `fedkeep attack --out DIR`.
+
+Another processor rounds otherwise. What is found to within rounding, and images, which many steps of an optimiser give
+back, then differ: with AVX2 in the place of AVX-512 the mixture's plain PSNR is 15.3 dB for 14.9, and FURL's median
+relative error after one step 3.8e-07 for 4.4e-07. Beside each run stands which processor attacked it.
 """
 
 
@@ -170,13 +174,21 @@ def drop(found: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k != "verdict"}
 
 
+def attacked_on(processors: dict[str, str]) -> list[str]:
+    """Return a line for each processor, given the processor of each attack."""
+    titles: dict[str, list[str]] = {}
+    for title, name in processors.items():
+        titles.setdefault(name, []).append(title)
+    return [f"attacked on {name}: {'; '.join(each)}" for name, each in titles.items()]
+
+
 def page(cells: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["# What keeping parameters home is worth against attackers, and what it is not\n", INTRODUCTION]
     for name, cell in cells.items():
         found = [Finding(**drop(f)) for f in cell["findings"]]
         lines.append(f"## {name}\n")
-        lines += [f"- {line}" for line in cell["settings"]]
+        lines += [f"- {line}" for line in (*cell["settings"], *attacked_on(cell["processors"]))]
         for title, said in zip(("Worth", "Not worth"), sentences(found), strict=True):
             lines += [f"\n**{title}**\n", *(f"- {line}" for line in said or ["nothing"])]
         if "local_steps" in cell:
@@ -208,11 +220,12 @@ def main() -> None:
         asked = Asked(attacks=tuple(given.attacks.split(",")), shadows=given.shadows)
         result: Attacked = attack(config, asked, folder=given.data, say=lambda t: print(t, flush=True))
         titles = [TITLES[key] for key in asked.attacks]
-        old = cells.get(name, {"findings": [], "commits": {}})
+        old = cells.get(name, {"findings": [], "commits": {}, "processors": {}})
         kept = [f for f in old["findings"] if f["attack"] not in titles]
         order = list(TITLES.values())
         cells[name] = {
-            "commits": {**old["commits"], **dict.fromkeys(titles, commit())}, "seed": config.seed,
+            "commits": {**old["commits"], **dict.fromkeys(titles, commit())},
+            "processors": {**old["processors"], **dict.fromkeys(titles, processor())}, "seed": config.seed,
             "config": CONFIGS[name], "settings": result.settings,
             "findings": sorted([*kept, *plain(result.findings)], key=lambda f: order.index(f["attack"])),
             **({"local_steps": old["local_steps"]} if "local_steps" in old else {}),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
-from benchmarks import dp_audit, fault_budget, secure
+from benchmarks import attacks, dp_audit, fault_budget, secure
+from benchmarks.measure import RESULTS
 
 
 def test_the_auditors_bound_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +34,19 @@ def test_an_auditor_finds_noise_that_is_far_too_small(monkeypatch: pytest.Monkey
     assert found["bound"] > dp_audit.CLAIM
     assert found["deviation_over_used"] == pytest.approx(1.0, abs=0.1)
     assert dp_audit.trial(0, claimed=0.8, used=3.0)["bound"] < dp_audit.CLAIM
+
+
+def test_the_page_of_attacks_names_the_processor_of_each() -> None:
+    cells = json.loads((RESULTS / "attacks.json").read_text(encoding="utf-8"))["attacked"]
+    for name, cell in cells.items():
+        assert set(cell["processors"]) == set(cell["commits"]) == {f["attack"] for f in cell["findings"]}, (
+            name
+        )
+    assert attacks.page(cells) == (RESULTS / "attacks.md").read_text(encoding="utf-8")
+    assert attacks.attacked_on({"who": "A", "label": "B", "image": "A"}) == [
+        "attacked on A: who; image",
+        "attacked on B: label",
+    ]
 
 
 @pytest.mark.slow
