@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkeep.report.page import write_report
-from tests.report.run_folders import HOSTILE, all_analyses
+from tests.report.run_folders import HOSTILE, all_analyses, map_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(
@@ -88,7 +88,9 @@ document.body.dataset.reached = [...there.querySelectorAll('a[href], summary')].
 def test_the_page_fits_a_phone_and_the_keyboard_reaches_its_links(
     write_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    page = write_report([write_run(analyses=all_analyses())], tmp_path / "out")
+    long = map_of(9, 0, ["a"]) | {"title": "x" * 200}
+    folder = write_run(name="y" * 200, analyses={**all_analyses(), "embedding_map": long})
+    page = write_report([folder], tmp_path / "out")
     probe = page.with_name("narrow.html")
     probe.write_text(NARROW)
     text, log = dom(probe, tmp_path / "profile", "--allow-file-access-from-files")

@@ -85,6 +85,21 @@ def test_x_ticks_do_not_overlap_on_a_phone() -> None:
     assert all(b - a > 6 * n for (a, n), (b, _) in pairwise(places))
 
 
+def axis_texts(y: tuple[float, ...], metric: str) -> list[str]:
+    """Return the texts at the y axis of a curve, from below."""
+    drawing = line_chart("t", [Series("a", (1.0, 2.0), y, "0")], Axes("rounds", "y", metric))[0]
+    texts = [e for e in tree(drawing.svg).iter() if e.tag.endswith("text") and e.get("text-anchor") == "end"]
+    return [str(e.text) for e in texts]
+
+
+def test_texts_of_an_axis_have_all_digits_of_its_ticks() -> None:
+    assert axis_texts((1.0981, 1.0989), "loss") == ["1.098", "1.0982", "1.0984", "1.0986", "1.0988"]
+    assert axis_texts((100.0, 100.5), "loss") == ["99.8", "100", "100.2", "100.4"]
+    assert axis_texts((0.9001, 0.9004), "accuracy") == ["90.00 %", "90.01 %", "90.02 %", "90.03 %", "90.04 %"]
+    assert axis_texts((0.0, 2e32), "loss") == ["0", "5e+31", "1e+32", "1.5e+32", "2e+32"]
+    assert axis_texts((0.0, 2e-14), "loss") == ["0", "5e−15", "1e−14", "1.5e−14", "2e−14"]
+
+
 def test_curves_at_other_places_share_a_hover_only_when_near() -> None:
     series = [Series("a", (0.0, 60.0), (1.0, 2.0), "0"), Series("b", (0.5, 30.0), (3.0, 4.0), "1")]
     svg = line_chart("t", series, Axes("rounds", "Loss", "loss", hover_x="round"))[0].svg

@@ -264,6 +264,13 @@ def test_the_same_input_gives_the_same_bytes(four: list[Path], tmp_path: Path) -
     assert write_report(four, tmp_path / "b").read_bytes() == first
 
 
+def test_one_run_of_a_long_name_is_called_by_it(write_run: Write, tmp_path: Path) -> None:
+    name = "x" * 90
+    runs = [write_run("a", name=name), write_run("b", name="y" * 90)]
+    assert f"<h1>{name}</h1>" in write_report(runs[:1], tmp_path / "one").read_text()
+    assert "<h1>2 runs compared</h1>" in write_report(runs, tmp_path / "both").read_text()
+
+
 def test_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^A report needs at least one run folder\.$"):
         write_report([], tmp_path)

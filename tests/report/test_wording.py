@@ -19,6 +19,9 @@ from fedkeep.report import wording
         (999.6, "", "1,000"),
         (0.00012, "", "0.00012"),
         (7.0, "", "7"),
+        (1e32, "loss", "1e+32"),
+        (-2.5e15, "loss", "−2.5e+15"),
+        (123456789.0, "", "123,456,789"),
     ],
 )
 def test_numbers(value: float | None, metric: str, text: str) -> None:

@@ -44,7 +44,8 @@ def write_report(
     runs = [read_run(Path(folder)) for folder in run_folders]
     rows = read_results(results) if results is not None else []
     heading = title or " and ".join(dict.fromkeys(run.name for run in runs))
-    content = build(runs, heading if len(heading) <= 80 else f"{len(runs)} runs compared", rows)
+    short = len(runs) == 1 or len(heading) <= 80
+    content = build(runs, heading if short else f"{len(runs)} runs compared", rows)
     return write_content(content, out if out.suffix == ".html" else out / "report.html")
 
 

@@ -121,10 +121,11 @@ class Scale:
         """Return round values between low and high, about as many as asked."""
         if self.log:
             return log_ticks(self.low, self.high, about)
+        slack = 1e-9 * (self.high - self.low)
         return [
             t
             for t in nice_ticks(self.low, self.high, about)
-            if self.low <= t + 1e-9 and t <= self.high + 1e-9
+            if self.low <= t + slack and t <= self.high + slack
         ]
 
 
@@ -136,7 +137,7 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float, about: int = 5) -> list[float]:

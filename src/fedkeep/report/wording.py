@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 MISSING = "–"
@@ -85,14 +87,24 @@ def number(value: float | None, metric: str = "", digits: int = 1) -> str:
 
 
 def plain(value: float) -> str:
-    """Write any finite number with about three significant digits, and integers in full."""
-    if value == int(value) and abs(value) < 1e15:
+    """Write any finite number with about three significant digits, and integers in full, up to 15 digits."""
+    if abs(value) >= 1e15:
+        return _sign(f"{value:.3g}")
+    if value == int(value):
         return _sign(f"{int(value):,}")
     if abs(value) >= 999.5:  # three digits of it are 1e+03
         return _sign(f"{value:,.0f}")
     if abs(value) < 1e-3:
         return _sign(f"{value:.2g}")
     return _sign(f"{value:.3g}")
+
+
+def on_axis(ticks: Sequence[float], metric: str = "") -> Callable[[float], str]:
+    """Return how the round values at an axis are written: exactly, percent with no more decimals than that takes."""
+    if not is_fraction(metric):
+        return lambda value: _sign(f"{value:,.10g}")
+    exact = (d for d in range(10) if all(abs(100 * t - round(100 * t, d)) < 1e-9 for t in ticks))
+    return partial(number, metric=metric, digits=next(exact, 10))
 
 
 def spread(mean: float | None, std: float | None, metric: str = "", digits: int = 1) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 
 from fedkeep.report import wording
@@ -67,11 +66,8 @@ class Axes:
         return self.y_format(value) if self.y_format else wording.number(value, self.metric)
 
     def y_tick(self, ticks: Sequence[float]) -> Callable[[float], str]:
-        """Return how ticks are written: percent without decimals where that is exact."""
-        if self.y_format or not wording.is_fraction(self.metric):
-            return self.y_text
-        exact = all(abs(100 * t - round(100 * t)) < 1e-9 for t in ticks)
-        return partial(wording.number, metric=self.metric, digits=0 if exact else 1)
+        """Return how ticks are written."""
+        return self.y_format or wording.on_axis(ticks, self.metric)
 
 
 def line_chart(

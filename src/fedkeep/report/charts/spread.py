@@ -82,8 +82,10 @@ def _draw(canvas: Canvas, strips: Sequence[Strip], edges: Sequence[float], tall:
         tip = f"{strip.label}\nmean {wording.number(mean, metric)}"
         canvas.mark(x(mean), base + 6, 4.5, "triangle", "tip meanmark", tip=tip)
     bottom = HEAD + len(strips) * (tall + GAP)
-    for t in x.ticks(10 if canvas.width > 500 else 5):
-        canvas.under(x(t), bottom + 25, wording.number(t, metric, digits=0))
+    ticks = x.ticks(10 if canvas.width > 500 else 5)
+    write = wording.on_axis(ticks, metric)
+    for t in ticks:
+        canvas.under(x(t), bottom + 25, write(t))
     name = f"{wording.metric_name(metric)} of a user"
     canvas.text((LEFT + right) / 2, canvas.height - 3, name, "name", "middle")
     return canvas.svg()
