@@ -43,13 +43,11 @@ def reference(run: Run, client: int, protocol: Protocol) -> list[float]:
     """Return the accuracies of a module that is trained with torch.optim; only the batches are fedkeep's."""
     module = Logits().double()
     module.load_state_dict(run.parameters(DATA.ids[client]))
-    stepper = torch.optim.SGD(
-        [
-            {"params": [module.user], "lr": 0.6 * protocol.ratio},
-            {"params": module.linear.parameters(), "lr": 0.3 * protocol.ratio},
-        ],
-        momentum=0.9,
-    )
+    groups = [
+        {"params": [module.user], "lr": 0.6 * protocol.ratio},
+        {"params": module.linear.parameters(), "lr": 0.3 * protocol.ratio},
+    ]
+    stepper = torch.optim.Adam(groups) if protocol.optimizer else torch.optim.SGD(groups, momentum=0.9)
     rows = DATA.rows(client, "train")
     draws = Stream(2, f"personalization/{DATA.ids[client]}", run.round)
     phase = Phase(batch_size=4, steps=protocol.steps)
@@ -77,6 +75,11 @@ def test_the_curve_equals_plain_pytorch(run: Run) -> None:
         assert list(curves.accuracy["own"][name]) == pytest.approx(reference(run, client, STEEP))
     values = np.array(list(curves.accuracy["own"].values()))
     assert len(np.unique(values[:, 0] - values[:, -1])) > 1  # fine-tuning does something
+    by_adam = replace(STEEP, optimizer="adam")
+    found = personalization_curve(run, by_adam).accuracy["own"]
+    assert found != curves.accuracy["own"]
+    for client, name in enumerate(DATA.ids):
+        assert list(found[name]) == pytest.approx(reference(run, client, by_adam))
     scores = curves.scores()
     assert scores.mean == pytest.approx(values.mean())
     assert scores.curve == pytest.approx(values.mean(axis=0))
@@ -231,6 +234,8 @@ def test_what_is_refused() -> None:
             f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least 1; got "
             f"{got}."
         )
+    with pytest.raises(ConfigError, match=r"^The optimiser of personalisation must be .*'sgd'.*; got 'adan'"):
+        Protocol(optimizer="adan")  # type: ignore[arg-type]
     untested = simulate(Logits(), methods.furl("user"), classes(kind="f4", test=0), rounds=0)
     with pytest.raises(ConfigError) as error:
         personalization_curve(untested)

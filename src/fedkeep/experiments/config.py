@@ -170,11 +170,15 @@ class RunConfig(Strict):
 
 
 class PersonalizationConfig(Strict):
-    """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many."""
+    """Fine-tuning on each client after the last round: ``ratio`` of the rates, ``steps``, tested ``every`` so many.
+
+    ``optimizer`` is another kind than the method's.
+    """
 
     ratio: Rate = 0.01
     steps: int = Field(200, ge=1)
     every: int = Field(20, ge=1)
+    optimizer: Kind | None = None
 
 
 class Config(Strict):

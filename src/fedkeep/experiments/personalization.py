@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, RunError
+from fedkeep.core.errors import ConfigError, RunError, check_choice
 from fedkeep.core.files import write_of_run
-from fedkeep.core.optim import Optimizer
+from fedkeep.core.optim import Kind, Optimizer
 from fedkeep.core.records import Record, read_sealed_records, sealed_records
 from fedkeep.core.run_files import read_info
 from fedkeep.data import FederatedData
@@ -42,13 +43,17 @@ class Protocol:
         ratio: the learning rates, as a multiple of those in federation.
         steps: mini-batches to train on.
         every: mini-batches between two tests.
+        optimizer: another kind of optimiser than the method's, e.g. ``"adam"``, at the same rates; None: the method's.
     """
 
     ratio: float = 0.01
     steps: int = 200
     every: int = 20
+    optimizer: Kind | None = None
 
     def __post_init__(self) -> None:
+        if self.optimizer is not None:
+            check_choice("The optimiser of personalisation must be", self.optimizer, get_args(Kind))
         if not (self.ratio >= 0 and self.steps >= 1 and self.every >= 1 and self.steps % self.every == 0):
             raise ConfigError(
                 f"Personalisation wants a ratio of at least 0, and steps that are a multiple of every, both at least "
@@ -203,7 +208,7 @@ def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> t
         replace(
             phase,
             trains=tuple(phase.trained_names(method.split, trainable)) if several else "all",
-            optimizer=slower(phase.optimizer, protocol.ratio),
+            optimizer=slower(phase.optimizer, protocol.ratio, protocol.optimizer),
             steps=protocol.steps,
             batch_size=batch_size,
             examples="all",
@@ -213,10 +218,11 @@ def tuning_phases(method: Method, trainable: list[str], protocol: Protocol) -> t
     )
 
 
-def slower(optimizer: Optimizer, ratio: float) -> Optimizer:
-    """Return an optimiser whose rates are ``ratio`` times as high, and constant."""
+def slower(optimizer: Optimizer, ratio: float, kind: Kind | None = None) -> Optimizer:
+    """Return an optimiser, of another kind if one is given, whose rates are ``ratio`` times as high, and constant."""
     return replace(
         optimizer,
+        kind=kind or optimizer.kind,
         learning_rate=ratio * optimizer.learning_rate,
         rates=tuple((pattern, ratio * rate) for pattern, rate in optimizer.rates),
         schedule="constant",

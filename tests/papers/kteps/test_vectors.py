@@ -49,13 +49,31 @@ def test_glove_is_asked_for_where_its_files_are(
     reproduce("kteps-vectors", request(everywhere, tmp_path))
     found = {task.cell.name: task for task in asked if "150" in task.cell.name}
     assert sorted(found) == [
-        f"fdu-{m}-glove-150-numbers-full-0" for m in ("fedavg", "indiv", "kteps", "kteps-star")
+        *(f"fdu-{m}-glove-150-numbers-full-0" for m in ("fedavg", "indiv", "kteps")),
+        "fdu-kteps-glove-150-numbers-tuned-by-adam-full-0",
+        "fdu-kteps-star-glove-150-numbers-full-0",
     ]
+    usual, other = (
+        found[f"fdu-kteps-glove-150-numbers{n}-full-0"].cell.resolved() for n in ("", "-tuned-by-adam")
+    )
+    assert usual.personalization is not None
+    assert other.personalization is not None
+    assert usual.personalization.optimizer is None
+    assert other.personalization.optimizer == "adam"
+    assert usual == other.model_copy(update={"personalization": usual.personalization})
     star = found["fdu-kteps-star-glove-150-numbers-full-0"]
     assert set(star.source) == {"fdu_mtl.jsonl.gz", "glove_150d.npz"}
     assert star.cell.resolved().model.options["embedding_dim"] == 150
     lines = rows(tmp_path, "kteps-vectors")
-    assert lines["KTEPS, GloVe, 150 numbers, ratio 1", "accuracy_ap"].published == pytest.approx(0.790)
+    for way in ("", ", tuned by Adam"):
+        for ratio, published in (
+            (", ratio 1", 0.790),
+            (", ratio 0.1", 0.851),
+            ("", 0.858),
+            (", ratio 0.001", 0.855),
+        ):
+            line = lines[f"KTEPS, GloVe, 150 numbers{way}{ratio}", "accuracy_ap"]
+            assert line.published == pytest.approx(published)
     assert ("Indiv, ours, 150 numbers", "accuracy_ag") not in lines
 
 

@@ -259,7 +259,7 @@ def _curves(run: Run, cell: Cell, progress: bool | None) -> dict[str, Any]:
         assert usual is not None
         found = personalization_curve(
             run,
-            Protocol(ratio, usual.steps, usual.every),
+            Protocol(ratio, usual.steps, usual.every, usual.optimizer),
             predicts=predicts if ratio == usual.ratio else {},
             split=cell.split,
             progress=progress,
