@@ -89,6 +89,21 @@ def test_repeats() -> None:
     assert f"our shared models have {min(ours):.1f} to {max(ours):.1f} %" in TEXT
 
 
+GLOVE, BY_ADAM = "GloVe, 150 numbers", "tuned by Adam"
+
+
+def rates_from_glove() -> dict[tuple[Any, str], Any]:
+    """Return the rows of KTEPS from GloVe's vectors as the page names them."""
+    found: dict[tuple[Any, str], Any] = {}
+    for row in results("kteps-vectors"):
+        label = f"KTEPS, {GLOVE}"
+        if row["metric"] == "accuracy_ap" and row["method"].startswith(label):
+            what, _, ratio = row["method"].removeprefix(label).partition(", ratio ")
+            method, kind = ("the same", BY_ADAM) if what else ("KTEPS", GLOVE)
+            found[kind, f"{method}, ratio {ratio or '0.01'}"] = row
+    return found
+
+
 def test_the_rate_of_fine_tuning() -> None:
     rows = {
         (scale, r["method"]): r
@@ -96,17 +111,30 @@ def test_the_rate_of_fine_tuning() -> None:
         for r in results(name)
         if r["metric"] == "accuracy_ap"
     }
+    rows |= rates_from_glove()
     body = table(PAGE, lambda t: t[0][1:] == ["ratio 1", "0.1", "0.01", "0.001"])
+    assert len(body) == 8
     values = {}
     for name, *shown in body:
-        method, what = name.split(", ")
+        method, _, what = name.partition(", ")
         for ratio, text in zip(("1", "0.1", "0.01", "0.001"), shown, strict=True):
-            row = rows[15 if what == "15 rounds" else 50, f"{method}, ratio {ratio}"]
+            kind = what if what in (GLOVE, BY_ADAM) else 15 if what == "15 rounds" else 50
+            row = rows[kind, f"{method}, ratio {ratio}"]
             value = 100 * row["published"] if what == "published" else percent(row)
             check(f"{name}, {ratio}", text, [value] if what == "published" else value)  # type: ignore[list-item]
             values[name, ratio] = float(text.split()[0]) if what == "published" else 100 * row["value"]
-    for name, lost in (("published", 6.8), ("50 rounds", 0.3), ("15 rounds", 0.6)):
+    for name, lost in (("published", 6.8), ("50 rounds", 0.3), ("15 rounds", 0.6), (GLOVE, 0.7)):
         assert f"{values[f'KTEPS, {name}', '0.01'] - values[f'KTEPS, {name}', '1']:.1f}" == f"{lost}"
+    adam = [values[f"the same, {BY_ADAM}", ratio] for ratio in ("1", "0.1", "0.01", "0.001")]
+    assert (
+        f"lose {adam[2] - adam[0]:.1f} points at the full rate, {adam[2] - adam[1]:.1f} at a tenth of it"
+        in TEXT
+    )
+    assert abs(adam[3] - adam[2]) < 0.05
+    assert 0.4 < (adam[2] - adam[0]) / 6.8 < 0.6  # half
+    sgd, by_adam = (cell(f"kteps-glove-150-numbers{n}", 0) for n in ("", "-tuned-by-adam"))
+    assert sgd["loss"] == by_adam["loss"]
+    assert sgd["shared"] == by_adam["shared"]
     near = [abs(values["KTEPS, 15 rounds", r] - values["KTEPS, published", r]) for r in ("0.01", "0.001")]
     assert max(near) <= 0.2
     losses = [cell("kteps", s)["loss"][-1] for s in SEEDS]
