@@ -60,7 +60,7 @@ def test_the_table_of_gloves_vectors() -> None:
     found = rows()
     body = table(PAGE, lambda t: t[0][1:] == ["published", "our vectors", "GloVe, 150 numbers"])
     metrics = {"Ag": "accuracy_ag", "Ap": "accuracy_ap", "Ap at the full rate": "accuracy_ap"}
-    assert len(body) == 10
+    assert len(body) == 12
     for title, *cells in body:
         method, what = title.split(", ")
         ratio = ", ratio 1" if "full" in what else ""
@@ -115,6 +115,16 @@ def test_what_gloves_vectors_do_not_explain() -> None:
     ]
     text = "PFL-DA's Ap is {:.1f} points below its Ag, from ours {:.1f} and in the paper {:.1f}"
     assert text.format(*below) in TEXT
+    above = [
+        100
+        * (
+            rows()[f"FedFusion, {GLOVE}", "accuracy_ap"][key]
+            - rows()[f"FedFusion, {GLOVE}", "accuracy_ag"][key]
+        )
+        for key in ("value", "published")
+    ]
+    text = "FedFusion's Ap is {:.1f} points above its Ag, in the paper {:.1f} below"
+    assert text.format(above[0], -above[1]) in TEXT
     lost = [
         measured("pfl-da-")[m] - measured("pfl-da-glove-150-numbers-")[m]
         for m in ("accuracy_ap", "accuracy_ag")
