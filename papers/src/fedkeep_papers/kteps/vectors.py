@@ -18,17 +18,14 @@ GLOVE = "GloVe, 150 numbers"
 """The nearest to the paper's, whose numbers stand beside it."""
 BY_ADAM = "GloVe, 150 numbers, tuned by Adam"
 """KTEPS alone, to see what the rate of fine-tuning does then."""
+FROM_GLOVE: Overrides = (("model.word_vectors", f'"{GLOVE_150}"'), ("model.embedding_dim", "150"))
 WAYS: Mapping[str, Overrides] = {
     "as configured": (),
     "vectors twice as long": (("model.word_vectors_scale", "2.0"),),
     "no vectors": (("model.word_vectors", '""'),),
     "ours, 150 numbers": (("model.word_vectors", f'"{OURS_150}"'), ("model.embedding_dim", "150")),
-    GLOVE: (("model.word_vectors", f'"{GLOVE_150}"'), ("model.embedding_dim", "150")),
-    BY_ADAM: (
-        ("model.word_vectors", f'"{GLOVE_150}"'),
-        ("model.embedding_dim", "150"),
-        ("personalization.optimizer", '"adam"'),
-    ),
+    GLOVE: FROM_GLOVE,
+    BY_ADAM: (*FROM_GLOVE, ("personalization.optimizer", '"adam"')),
 }
 FILES = {"ours, 150 numbers": OURS_150, GLOVE: GLOVE_150, BY_ADAM: GLOVE_150}
 """Of a way, which is left out where its file is not in the folder of data."""
@@ -61,7 +58,7 @@ def vectors(request: Request) -> Path:
 
 
 def _lines(book: Book, method: str, way: str) -> list[Line]:
-    """Return the lines of a method from some vectors: Ag, Ap, and Ap where clients tune at the full rate."""
+    """Return the lines of a method from some vectors: Ag, Ap, and Ap where clients tune at other rates."""
     scene, entry, label = book.fdu.name, METHODS[method], f"{method}, {way}"
     cells = _cells(book, method, way)
     possible = way not in FILES or ((book.data / FILES[way]).is_file() and not book.request.finished)
