@@ -180,7 +180,12 @@ class Book:
         self._known: dict[tuple[str, str | None], tuple[dict[str, str], int]] = {}
 
     def cells(
-        self, scene: Scene, method: str, changes: Mapping[str, Any] | None = None, words: tuple[str, ...] = ()
+        self,
+        scene: Scene,
+        method: str,
+        changes: Mapping[str, Any] | None = None,
+        words: tuple[str, ...] = (),
+        inferences: tuple[str, ...] = (),
     ) -> dict[int, Cell]:
         """Return a method's cell for each seed; none where its configuration does not exist.
 
@@ -188,7 +193,7 @@ class Book:
             scene: the data.
             method: one of ``METHODS``.
             changes: options of the method that are not the configuration's.
-            words: whose neighbours to compare, where options are changed.
+            words, inferences: whose neighbours to compare and what predicts besides, where options are changed.
         """
         entry = METHODS[method]
         if entry.config not in builtin_names() or scene not in self.scenes:
@@ -203,7 +208,7 @@ class Book:
                 entry.config,
                 self.overrides(scene, entry.config, own, seed),
                 (RATIO,) if changes else entry.ratios,
-                () if changes else entry.inferences,
+                inferences if changes else entry.inferences,
                 words if changes else entry.words,
             )
             for seed in self.seeds

@@ -25,6 +25,9 @@ from fedkeep_papers.kteps.details import by_client, costs, fairness, of_repeats
 
 STARS = ("KTEPS", "KTEPS⋆", OWN_WORDS)
 AP_ROWS = (*published.AP_METHODS, OWN_WORDS)
+BRANCHES = ("s", "p")
+ALONE = (("B", 0.01), ("C", 0.01))
+"""Cells of Table 8, by what is private and λ2, whose branches predict alone, too."""
 
 
 def table2(request: Request) -> Path:
@@ -203,14 +206,23 @@ def table8(request: Request) -> Path:
     for architecture in published.ARCHITECTURES:
         for two in published.TRANSFERS:
             changes = {"architecture": architecture, "diversity": 0.0, "projections": False, "transfer": two}
-            cells = book.cells(book.fdu, "KTEPS", changes)
+            alone = BRANCHES if (architecture, two) in ALONE else ()
+            cells = book.cells(book.fdu, "KTEPS", changes, inferences=alone)
             label = f"{architecture}, λ2 = {two:g}"
             lines += _both(
                 book, book.fdu, label, cells, METHODS["KTEPS"], published.PRIVATE_PARTS, (two, architecture)
             )
+            lines += [
+                Line(
+                    book.fdu.name, f"{label}, {how} alone", "accuracy_ap", cells,
+                    personalized(METHODS["KTEPS"], predict=how),
+                )
+                for how in alone
+            ]  # fmt: skip
     return book.make(
         lines,
         "KTEPS, Table 8: what is private",
         "Private are the classifier (A), the encoder and the classifier (B), or the whole model (C), without "
-        "projections and diversity (λ1 = 0).",
+        "projections and diversity (λ1 = 0). The mean of both branches' logits predicts. Of two cells, the shared "
+        "branch (s) and the private one (p) alone do, too, on the same fine-tuned models.",
     )
