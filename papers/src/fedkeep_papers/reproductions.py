@@ -4,7 +4,7 @@ from fedkeep.experiments.reproductions import Reproduction
 from fedkeep_papers.adapters import table as adapters
 from fedkeep_papers.furl import channels, sweep, table3
 from fedkeep_papers.furl import table1 as furl_data
-from fedkeep_papers.kteps import figures, readings, tables, variants, vectors
+from fedkeep_papers.kteps import baselines, figures, readings, tables, variants, vectors
 from fedkeep_papers.kteps import table1 as kteps_data
 from fedkeep_papers.moe import figure6, methods
 from fedkeep_papers.moe import tables as mixture
@@ -104,6 +104,12 @@ kteps_variants = Reproduction(
 kteps_vectors = Reproduction(
     about="what the word vectors change: Indiv, FedAvg and KTEPS from longer ones, and from none",
     run=vectors.vectors,
+    in_pieces=True,
+    changes=KTEPS,
+)
+kteps_baselines = Reproduction(
+    about="PFL-DA and FedFusion, read in other ways than in KTEPS's tables",
+    run=baselines.baselines,
     in_pieces=True,
     changes=KTEPS,
 )

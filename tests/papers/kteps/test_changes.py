@@ -115,6 +115,7 @@ def test_variants_have_a_requests_settings(shops: Path, tmp_path: Path, held_out
         ("kteps-table8", "method.projections", "true", "method.projections", "false"),
         ("kteps-figure5", "method.end", "7", "method.end", "150"),
         ("kteps-readings", "model.mean_over", "9", "model.mean_over", "200"),
+        ("kteps-baselines", "method.operator", '"single"', "method.operator", '"conv"'),
         ("kteps-variants", "model.dropout", "0.1", "model.dropout", "0.3"),
         ("kteps-variants", "run.rounds", "7", "run.rounds", "30"),
     ],
