@@ -265,7 +265,7 @@ def test_results_of_judging_that_nobody_asked_for_are_refused(tmp_path: Path) ->
 
     def serve(packet: Packet) -> Packet:
         answer = inner(packet)
-        judged = [{**one, "split": "train"} for one in answer.header.get("judged", ())]
+        judged = [{**one, "split": "valid"} for one in answer.header.get("judged", ())]
         return changed(answer, judged=judged) if judged else answer
 
     devices.transport.leave("node-0")
@@ -273,7 +273,7 @@ def test_results_of_judging_that_nobody_asked_for_are_refused(tmp_path: Path) ->
     served(devices, tmp_path, rounds=2, evaluate_every=1, policy=RoundPolicy(deadline=1000.0, minimum=0))
     devices.close()
     assert any(
-        "a result of judging 'train' that nobody asked for" in text for text in events(tmp_path, "refused")
+        "a result of judging 'valid' that nobody asked for" in text for text in events(tmp_path, "refused")
     )
 
 

@@ -103,6 +103,21 @@ def test_parameters_that_do_not_fit_are_refused_also_where_nobody_trains(
     hand.close()
 
 
+def test_training_examples_are_not_judged_whatever_the_server_asks(tmp_path: Path) -> None:
+    """Of those that opted out the sums would tell the number, and the loss by any model that the server makes up."""
+    hand = Hand(Logits, FURL, classes(kind="f4", opted_in=True))
+    node = hand.node(tmp_path, [0])
+    hand.meet(node)
+    order = hand.order(hand.first_order("user-0"), train=False, judge=(only(),))
+    message = work_packet(hand.work([order], 0, 5))
+    message.header["orders"][0]["judge"][0]["split"] = "train"  # type: ignore[index]
+    refused = header_of(hand.say(node, message), Refused)
+    assert refused.reason.startswith(
+        "A message 'work' was refused: orders.0.judge.0.split: Input should be 'valid' or"
+    )
+    node.close()
+
+
 def test_a_message_to_many_clients_looks_each_of_them_up_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

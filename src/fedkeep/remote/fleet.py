@@ -231,7 +231,7 @@ class Fleet:
 
 
 def _judgings(asked: Mapping[str, Sequence[Model]]) -> tuple[Judging, ...]:
-    splits: Mapping[str, Partition] = {"train": "train", "valid": "valid", "test": "test"}
+    splits: Mapping[str, Partition] = {"valid": "valid", "test": "test"}
     if wrong := asked.keys() - splits.keys():
         raise ConfigError(f"Wanted one of {list(splits)} to judge; got {sorted(wrong)}.")
     return tuple(Judging(split=splits[split], models=tuple(models)) for split, models in asked.items())

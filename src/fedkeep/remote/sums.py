@@ -34,7 +34,7 @@ class JudgedHeader(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    split: Literal["train", "valid", "test"]
+    split: Literal["valid", "test"]
     kind: Literal["multiclass", "binary", "regression", "ranking", "tokens", "next_token"]
     label: str
     name: str | None

@@ -24,7 +24,9 @@ from fedkeep.remote.packet import Packet
 from fedkeep.remote.sums import JudgedHeader, judged_tensors, read_judged
 from fedkeep.split import Split
 
-Partition = Literal["train", "valid", "test"]
+Partition = Literal["valid", "test"]
+"""What a server may have judged. Not training examples: some may have opted out, and losses of models that a server
+makes up would tell their number, and of each client its gradient."""
 Step = Literal["keys", "shares", "masked", "revealed"]
 LEAVES: Sequence[Leaves] = get_args(Leaves)  # from the least to the most
 FAULTS: dict[str, type[NonFiniteError | UploadError | LostError]] = {
