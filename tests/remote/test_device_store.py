@@ -174,14 +174,17 @@ class TestHistory:
             store.begin("a", Wanted(1, 10))
         assert str(error.value) == (
             "The order wants version 1 of what client 'a' keeps in the run 'abc123'; this device has 2 (round 2, "
-            "accepted), 3 (round 3, staged). Restore its state from a copy, or let the client start from default values."
+            "accepted), 3 (round 3, staged). The server knows less than the device: give it the newer folder of its run "
+            "again, or let the client start from default values: on_missing = 'anew'."
         )
 
 
 class TestMissing:
     def test_a_version_of_a_client_without_any_is_refused(self, tmp_path: Path) -> None:
         made(tmp_path)
-        with pytest.raises(MissingError, match="wants version 4 of what client 'b' .* this device has none"):
+        with pytest.raises(
+            MissingError, match=r"wants version 4 of what client 'b' .* has none\. Restore its state"
+        ):
             opened(tmp_path).begin("b", Wanted(4, 3))
 
     def test_a_client_may_begin_anew_and_goes_on_from_there(self, tmp_path: Path) -> None:

@@ -152,9 +152,12 @@ class DeviceStore:
 
         there = ", ".join(map(told, rows)) if rows else "none"
         same = " of another attempt" if any(row.version == wanted.version for row in rows) else ""
+        mend = "Restore its state from a copy"
+        if rows and wanted.version < min(row.version for row in rows):
+            mend = "The server knows less than the device: give it the newer folder of its run again"
         return (
             f"The order wants version {wanted.version}{same} of what client {client!r} keeps in the run {self.run!r}; "
-            f"this device has {there}. Restore its state from a copy, or let the client start from default values."
+            f"this device has {there}. {mend}, or let the client start from default values: on_missing = 'anew'."
         )
 
     def stage(
